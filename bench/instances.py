@@ -98,7 +98,7 @@ def measure_instances(rig: FleetRig, options: InstancesOptions, *, say: Callable
             if count > len(members):
                 fleet.start(count - len(members))
             for aim, asked in ASKED[: 2 if count > 1 else 1]:
-                say(f"{count} instances, asked: {asked}")
+                say(f"{count} instances, called: {asked}")
                 lines.append(_line(rig, members, options, aim, asked))
             if count == 2:  # noqa: PLR2004 - one that forwards, and the owner
                 say("2 instances, transactions of one of them")

@@ -223,8 +223,8 @@ class Bench:
                     self._say(f"{started.cell}: ready after {started.ready_s:.1f} s, {started.rss_mib:.0f} MiB")
                 if before is None and cell.pending == largest > FEW:
                     self.take_over(settings)
-                    with unknown_endpoint() as (url, asked):
-                        self.all_due(cell, settings, url, asked)
+                    with unknown_endpoint() as (url, count_requests):
+                        self.all_due(cell, settings, url, count_requests)
         return self.found
 
     def start(
@@ -346,8 +346,10 @@ class Bench:
         )
         return self.found.takeover
 
-    def all_due(self, cell: Cell, settings: Mapping[str, str], endpoint: str, asked: Callable[[], int]) -> AllDue:
-        """Start with everything due; `asked` returns the number of requests to the endpoint."""
+    def all_due(
+        self, cell: Cell, settings: Mapping[str, str], endpoint: str, count_requests: Callable[[], int]
+    ) -> AllDue:
+        """Start with everything due; `count_requests` returns the number of requests to the endpoint."""
         due = {"first_check_after_s": 1, "check_interval_s": 300, "max_interval_s": 300, "max_age_s": 345_600}
         with Instance(self.directory, settings) as before:
             before.ready(_RECOVER_S)
@@ -355,7 +357,7 @@ class Bench:
             before.stop()
         with Instance(self.directory, settings) as instance:
             ready_s = instance.ready(_RECOVER_S)
-            started, count = time.monotonic(), asked()
+            started, count = time.monotonic(), count_requests()
             health, prepares = self._watched(instance)
             seconds = time.monotonic() - started
             rss, peak = memory_mib(instance.pid)
@@ -363,7 +365,7 @@ class Bench:
                 pending=cell.pending,
                 ready_s=ready_s,
                 watched_s=seconds,
-                checks_per_s=(asked() - count) / seconds,
+                checks_per_s=(count_requests() - count) / seconds,
                 rss_mib=rss,
                 peak_mib=peak,
                 health_after=health,

@@ -42,7 +42,7 @@ def _beside(arguments: argparse.Namespace) -> int:
 
 
 def _table(found: Sequence[BesideLine]) -> Table:
-    table = Table(title="the path, and what stands beside it; CPU in microseconds a transaction")
+    table = Table(title="the load, by what exists beside it; CPU in microseconds per transaction")
     for name in ("scenario", "beside it"):
         table.add_column(name)
     for name in ("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "", "broker", "findings", "failed"):

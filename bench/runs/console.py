@@ -39,7 +39,7 @@ def _console(arguments: argparse.Namespace) -> int:
     )
     found, idle = console(options, shown.print)
     shown.print(_table(f"{options.callers} callers, {options.slices} slices of {options.seconds:g} s each", found))
-    table = Table(title="while nobody calls")
+    table = Table(title="without callers")
     for name in ("consoles", "CPU ms a second"):
         table.add_column(name, justify="right")
     for result in idle:

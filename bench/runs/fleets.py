@@ -101,7 +101,7 @@ def instances_table(found: Instances) -> Table:
     if found.forwarded is not None:
         table.caption = (
             f"a forwarded call: {found.forwarded.asker_cpu_us:.0f} us where it is forwarded, "
-            f"{found.forwarded.owner_cpu_us:.0f} us at the owner; asked directly the owner takes "
+            f"{found.forwarded.owner_cpu_us:.0f} us at the owner; called directly the owner takes "
             f"{found.forwarded.direct_cpu_us:.0f} us; forwarding costs {found.forwarded.costs_cpu_us:.0f} us"
         )
     return table

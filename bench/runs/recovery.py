@@ -100,18 +100,18 @@ def recovery_table(found: RecoveryResult) -> Table:
 def recovery_lines(found: RecoveryResult) -> Iterable[str]:
     """Print the figures that are not in the table."""
     if (taken := found.takeover) is not None:
-        asked = taken.prepare
+        prepares = taken.prepare
         yield (
             f"takeover, {taken.pending:,} pending: a second instance had its half {taken.joined_s:.1f} s after its "
             f"start (a shard was away for {taken.join_away_s:.1f} s), and all of it {taken.taken_s:.1f} s after the "
             f"kill of the first (session {taken.session_s:g} s); RSS {taken.rss_mib:.0f} MiB, "
             f"peak {taken.peak_mib:.0f}; prepares "
-            f"meanwhile: p50 {asked.p50_ms:.0f} ms, worst {asked.worst_ms:.0f}, failed {asked.failed}"
+            f"meanwhile: p50 {prepares.p50_ms:.0f} ms, worst {prepares.worst_ms:.0f}, failed {prepares.failed}"
         )
     if (due := found.all_due) is not None:
-        asked = due.prepare_after
+        prepares = due.prepare_after
         yield (
             f"{due.pending:,} due at once: ready after {due.ready_s:.1f} s, {due.checks_per_s:.0f} checks/s; "
             f"RSS {due.rss_mib:.0f} MiB, peak {due.peak_mib:.0f}; health worst {due.health_after.worst_ms:.0f} ms; "
-            f"prepares: p50 {asked.p50_ms:.0f} ms, worst {asked.worst_ms:.0f}, failed {asked.failed}"
+            f"prepares: p50 {prepares.p50_ms:.0f} ms, worst {prepares.worst_ms:.0f}, failed {prepares.failed}"
         )

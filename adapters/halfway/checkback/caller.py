@@ -271,7 +271,7 @@ class HttpCheckCaller:
         if not is_json(response.content_type):
             raise NotAVerdictError("the content type is not JSON")
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise NotAVerdictError("the body is compressed, which was not asked for")
+            raise NotAVerdictError("the body is compressed, which was not requested")
         too_large = NotAVerdictError(f"the body is larger than {MAX_REPLY_BYTES} bytes")
         if (response.content_length or 0) > MAX_REPLY_BYTES:
             raise too_large

@@ -45,7 +45,7 @@ class Faults:
 
     @contextmanager
     def answers_held(self) -> Iterator[None]:
-        """Let the lane commit inside this block, but delay its answers until the end of the block."""
+        """Delay the lane's answers until the end of this block; it commits inside the block."""
         self._answer_holds += 1
         try:
             yield

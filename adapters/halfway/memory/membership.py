@@ -48,7 +48,7 @@ class MemoryMembership:
         asyncio.get_running_loop().call_soon(self._begin)
 
     async def stop(self, *, deadline: float) -> None:
-        """Let the listener finish each shard by the deadline, then release it; drop a shard that is not finished."""
+        """Wait until the listener has finished each shard, then release it; drop a shard that is late."""
         listener, incarnation, self._listener = self._listener, self._incarnation, None
         if listener is None or incarnation is None:
             return

@@ -17,7 +17,7 @@ Answer = Callable[[CheckRequest], CheckReply | Awaitable[CheckReply]]
 
 
 class ManualClock:
-    """The port `service.ports.Clock`: it stands still until a test moves it."""
+    """The port `service.ports.Clock`: a test moves it."""
 
     def __init__(self, now_ms: int = 1_760_000_000_000) -> None:
         """Start at a time in ms since the epoch."""
@@ -68,7 +68,7 @@ class ScriptedCaller:
         return self.refused.get(url)
 
     def always(self, reply: CheckReply) -> None:
-        """Give one reply to every request from now on."""
+        """Reply to every request with one reply from now on."""
         self.answer = lambda _: reply
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:

@@ -1,4 +1,4 @@
-"""A caller with short times, and a question for it."""
+"""A caller with short time-outs, and a check for it."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -35,7 +35,7 @@ LOCAL = Destinations(also_networks=LOOPBACK_NETWORKS)
 
 
 def local_caller(**options: Any) -> HttpCheckCaller:
-    """Make a caller that may ask endpoints on this machine."""
+    """Create a caller that may call endpoints on this machine."""
     return HttpCheckCaller(
         **{"destinations": LOCAL, "timeout_s": GENEROUS_S, "connect_timeout_s": GENEROUS_S, **options}
     )
@@ -48,14 +48,14 @@ Ask = Callable[..., Coroutine[None, None, CheckReply]]
 
 @pytest.fixture
 async def caller() -> AsyncIterator[HttpCheckCaller]:
-    """Give a caller whose time for a call is long enough for a slow machine."""
+    """Return a caller whose time for a call is long enough for a slow machine."""
     async with local_caller() as made:
         yield made
 
 
 @pytest.fixture
 def ask(caller: HttpCheckCaller) -> Ask:
-    """Give a function that asks some URLs."""
+    """Return a function that calls some URLs."""
 
     async def call(*urls: str, request: CheckRequest = QUESTION) -> CheckReply:
         return await caller.call(GROUP, urls, request)
@@ -65,5 +65,5 @@ def ask(caller: HttpCheckCaller) -> Ask:
 
 @pytest.fixture
 def refusing_port() -> int:
-    """Give a port on which nobody listens."""
+    """Return a port without a listener."""
     return pick_port()

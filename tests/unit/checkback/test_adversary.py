@@ -1,4 +1,4 @@
-"""A verdict is bound to its question, whatever an endpoint does to its connections."""
+"""A verdict is bound to its check, whatever an endpoint does to its connections."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,16 @@ from tests.unit.checkback.conftest import GROUP, local_caller
 from tests.unit.checkback.test_stray_answers import OTHER_GROUP
 
 ROUNDS = int(os.environ.get("HALFWAY_TEST_ADVERSARIES", "25"))
-"""Endpoints that are tried for either rule, with some dozens of questions each."""
+"""The endpoints to try for either rule, with some dozens of checks each."""
 AT_ONCE = 25
 
 
 @pytest.mark.parametrize("demanded", [False, True], ids=["nonce echoed or not", "nonce demanded"])
 async def test_no_endpoint_resolves_what_its_handler_did_not_say(demanded: bool) -> None:
-    """Two groups ask one address at once; each verdict is what the handler says of that very transaction.
+    """Two groups call one address at once; each verdict is that of the handler for the same transaction.
 
-    Where the nonce is demanded, this holds for any bytes at any time; where it is not, for all but what is said without
-    a nonce on a new connection, before its one question was read. HALFWAY_TEST_ADVERSARIES says how many are tried.
+    If the nonce is required, this holds for any bytes at any time. Otherwise it holds for everything except an answer
+    without a nonce on a new connection before its check was read. HALFWAY_TEST_ADVERSARIES is the number of endpoints.
     """
     verdicts = questions = 0
     seed = random.SystemRandom().randbytes(8).hex()
@@ -44,7 +44,7 @@ async def test_no_endpoint_resolves_what_its_handler_did_not_say(demanded: bool)
 
 
 async def answers(adversary: Adversary, *, demanded: bool) -> list[tuple[str, CheckReply]]:
-    """Ask about every transaction, some at once and some one after the other, for two groups."""
+    """Check every transaction, some at once and some in sequence, for two groups."""
     server = await asyncio.start_server(adversary.connected, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/check"
     replies: list[tuple[str, CheckReply]] = []

@@ -1,4 +1,4 @@
-"""How the caller gets to an endpoint, to the next one, and away again."""
+"""How the caller reaches an endpoint, tries the next one, and closes."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_ca
 
 
 async def test_a_refused_connection_is_not_sent(ask: Ask, refusing_port: int) -> None:
-    """Nobody was asked, so the check does not count."""
+    """No endpoint was reached, so the check does not count."""
     reply = await ask(f"http://127.0.0.1:{refusing_port}/check")
     assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.UNKNOWN, False, False, False)
     assert "refused" in reply.detail
@@ -35,19 +35,19 @@ async def test_a_host_that_cannot_be_found_is_not_sent(ask: Ask) -> None:
 
 
 async def test_a_host_name_is_looked_up(ask: Ask) -> None:
-    """A name that has an address is called there."""
+    """A name with an address is called there."""
     async with endpoint(sends(COMMIT)) as service:
         assert (await ask(f"http://localhost:{service.port}/check")).outcome is Outcome.COMMIT
 
 
 async def test_an_endpoint_that_accepts_nothing_is_not_sent() -> None:
-    """Where the connection itself hangs, the time for connecting ends it and nothing counts as sent."""
+    """If the connection hangs, the time for connecting ends it and nothing counts as sent."""
     full = socket.socket()
     waiting: list[socket.socket] = []
     try:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        # Connections that nobody accepts fill the backlog, and the next one gets no answer to its SYN.
+        # Connections that are not accepted fill the backlog, and the next one gets no answer to its SYN.
         for _ in range(4):
             client = socket.socket()
             client.setblocking(False)
@@ -62,7 +62,7 @@ async def test_an_endpoint_that_accepts_nothing_is_not_sent() -> None:
 
 
 async def test_tls_with_one_who_does_not_speak_it_fails(ask: Ask) -> None:
-    """An https endpoint that answers in plain text is never sent the question."""
+    """An https endpoint that answers in plain text never gets the check."""
 
     async def speak_plainly(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(COMMIT)
@@ -94,7 +94,7 @@ async def test_tls_with_one_who_does_not_speak_it_fails(ask: Ask) -> None:
     ],
 )
 async def test_a_url_that_is_not_plain_http_is_not_called(ask: Ask, url: str) -> None:
-    """Nothing is sent, nothing is raised, and no password is told."""
+    """Nothing is sent, nothing is raised, and no password is revealed."""
     reply = await ask(url)
     assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.UNKNOWN, False, False, False)
     assert reply.detail
@@ -102,7 +102,7 @@ async def test_a_url_that_is_not_plain_http_is_not_called(ask: Ask, url: str) ->
 
 
 async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
-    """Ten questions one after the other to a service that echoes the nonce come over one connection."""
+    """Ten checks in sequence to a service that echoes the nonce use one connection."""
     async with endpoint(echoes("commit"), keep=True) as service:
         for _ in range(10):
             assert (await ask(service.url)).answered
@@ -111,7 +111,7 @@ async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
 
 
 async def test_a_service_that_does_not_echo_the_nonce_is_asked_on_a_new_connection_each_time(ask: Ask) -> None:
-    """Its answers count, each on a connection that carries no other question."""
+    """Its answers count, each on a connection that carries no other check."""
     async with endpoint(sends(COMMIT), keep=True) as service:
         for _ in range(3):
             assert (await ask(service.url)).outcome is Outcome.COMMIT
@@ -119,7 +119,7 @@ async def test_a_service_that_does_not_echo_the_nonce_is_asked_on_a_new_connecti
 
 
 async def test_a_kept_connection_that_breaks_on_the_question_is_replaced_once(ask: Ask) -> None:
-    """A service that closed its side while the question was under way is asked again on a new connection."""
+    """If a service closed its side during the check, the check is sent again on a new connection."""
     answer = echoes("commit")
     answers = 0
 
@@ -138,7 +138,7 @@ async def test_a_kept_connection_that_breaks_on_the_question_is_replaced_once(as
 
 
 async def test_a_new_connection_that_breaks_is_not_tried_again(ask: Ask) -> None:
-    """A service that breaks every connection is asked once a call."""
+    """A service that breaks every connection gets one request per call."""
 
     async def break_it(writer: asyncio.StreamWriter, _: Asked) -> None:
         writer.transport.abort()
@@ -150,7 +150,7 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(ask: Ask) -> None
 
 
 async def test_what_follows_an_answer_does_not_reach_the_next_question(ask: Ask) -> None:
-    """A second answer smuggled behind the first is never taken for the answer to a later question."""
+    """A second answer behind the first is never read as the answer to a later check."""
     unknown = response(b'{"outcome": "unknown"}')
     async with endpoint(sends(unknown + COMMIT), keep=True) as service:
         replies = [await ask(service.url) for _ in range(5)]
@@ -158,7 +158,7 @@ async def test_what_follows_an_answer_does_not_reach_the_next_question(ask: Ask)
 
 
 async def test_an_answer_cut_off_does_not_leak_into_the_next(ask: Ask) -> None:
-    """The rest of a body that was not read goes away with its connection."""
+    """The unread rest of a body is dropped with its connection."""
     async with endpoint(repeats(b"HTTP/1.1 404 Not Found\r\n\r\n", COMMIT)) as service:
         replies = [await ask(service.url) for _ in range(3)]
     assert not any(reply.answered for reply in replies)
@@ -166,7 +166,7 @@ async def test_an_answer_cut_off_does_not_leak_into_the_next(ask: Ask) -> None:
 
 
 async def test_a_large_question_to_one_who_does_not_read_ends_in_time() -> None:
-    """The time for a call holds while the request itself is being sent, too."""
+    """The time for a call also covers sending the request."""
 
     async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -192,7 +192,7 @@ async def test_a_large_question_to_one_who_does_not_read_ends_in_time() -> None:
 
 
 async def test_a_closed_caller_answers_unknown() -> None:
-    """A question that comes while halfway stops is answered, and opens nothing."""
+    """A check that arrives while halfway is stopping is answered, and opens nothing."""
     async with endpoint(sends(COMMIT)) as service:
         caller = local_caller()
         await caller.close()
@@ -202,7 +202,7 @@ async def test_a_closed_caller_answers_unknown() -> None:
 
 
 async def test_closing_ends_what_waits() -> None:
-    """A question under way is answered unknown when the caller closes."""
+    """A check under way is answered unknown when the caller closes."""
     async with endpoint(hangs()) as frozen:
         caller = local_caller(timeout_s=60)
         waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
@@ -217,7 +217,7 @@ async def test_closing_ends_what_waits() -> None:
 async def test_proxies_and_passwords_of_the_environment_are_not_used(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, refusing_port: int
 ) -> None:
-    """Whatever the environment says, the endpoint is called directly and without credentials."""
+    """Regardless of the environment, the endpoint is called directly and without credentials."""
     netrc = tmp_path_factory.mktemp("home") / "netrc"
     netrc.write_text("machine 127.0.0.1 login user password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -237,7 +237,7 @@ async def test_a_proxy_that_the_operator_names_is_used() -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "169.254.169.254", "[::ffff:7f00:1]"])
 async def test_behind_a_proxy_what_the_url_itself_says_is_judged_here(host: str) -> None:
-    """The proxy looks names up, so it judges their addresses; it is never asked for an address that is refused."""
+    """The proxy looks up names, so it checks their addresses; it is never called for a refused address."""
     async with (
         endpoint(sends(COMMIT)) as proxy,
         local_caller(proxy=proxy.url, destinations=Destinations()) as caller,
@@ -249,7 +249,7 @@ async def test_behind_a_proxy_what_the_url_itself_says_is_judged_here(host: str)
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "127.1"])
 async def test_an_address_that_the_operator_does_not_allow_gets_no_connection(host: str) -> None:
-    """The two numbers are no URLs for the HTTP client: it would refuse them by itself."""
+    """The HTTP client would refuse the two numbers itself, because they are not URLs."""
     async with endpoint(sends(COMMIT)) as service, local_caller(destinations=Destinations()) as caller:
         reply = await caller.call(GROUP, [f"http://{host}:{service.port}/check"], QUESTION)
     assert (reply.sent, reply.answered) == (False, False)
@@ -258,7 +258,7 @@ async def test_an_address_that_the_operator_does_not_allow_gets_no_connection(ho
 
 
 async def test_a_name_that_has_another_address_at_its_connection_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is judged is the address that is connected to, not what the name had at an earlier look-up."""
+    """The address of the connection is checked, not that of an earlier look-up."""
     async with (
         endpoint(sends(COMMIT)) as service,
         local_caller(destinations=Destinations()) as caller,
@@ -283,7 +283,7 @@ async def test_a_redirect_is_not_followed_wherever_it_leads() -> None:
 
 
 async def test_a_url_that_the_operator_does_not_allow_is_not_called() -> None:
-    """The rule's reason is shown, and the next endpoint is asked."""
+    """The reason of the rule is reported, and the next endpoint is called."""
     only = Destinations(hosts=["127.0.0.1"], also_networks=LOOPBACK_NETWORKS)
     async with endpoint(sends(COMMIT)) as service, local_caller(destinations=only) as caller:
         elsewhere = f"http://localhost:{service.port}/check"
@@ -298,7 +298,7 @@ async def test_a_url_that_the_operator_does_not_allow_is_not_called() -> None:
 
 
 async def test_a_check_is_signed_with_every_secret_of_its_group_and_keeps_its_id() -> None:
-    """A service that knows the old or the new secret takes it; the next try of the same check has the same id."""
+    """A service with the old or the new secret accepts it; a retry of the same check has the same id."""
     secrets = CheckSecrets([b"n" * 32, b"o" * 32])
     async with endpoint(sends(COMMIT)) as service, local_caller(secrets_of=secrets.of) as caller:
         assert (await caller.call(GROUP, [service.url], QUESTION)).answered
@@ -314,7 +314,7 @@ async def test_a_check_is_signed_with_every_secret_of_its_group_and_keeps_its_id
 
 
 async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp_path: Path) -> None:
-    """Whoever stands in its place is not even told the question."""
+    """A service at a wrong address does not even get the check."""
     authority = Authority(tmp_path, "authority")
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(*authority.sign("own", "CN=localhost", "DNS:localhost,IP:127.0.0.1"))
@@ -347,7 +347,7 @@ async def test_without_a_master_secret_a_check_has_no_signature(ask: Ask) -> Non
 
 
 async def test_an_id_that_is_no_header_is_not_sent(ask: Ask) -> None:
-    """A line break cannot smuggle a header in."""
+    """A line break cannot add a header."""
     async with endpoint(sends(COMMIT)) as service:
         request = CheckRequest(check_id="a\r\nX: y", id="a", group="orders", prepared_at=0, attempt=1, messages=())
         reply = await ask(service.url, request=request)
@@ -370,7 +370,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding:
     ids=["continue", "hints", "empty lines", "a chunk's extension", "a chunk's length"],
 )
 async def test_an_endpoint_that_floods_the_connection_is_cut_off(ask: Ask, before: bytes, flood: bytes) -> None:
-    """Whatever framing it does so with, halfway reads little of it, and answers others meanwhile."""
+    """For any framing, halfway reads little of it, and calls other endpoints in the meantime."""
     flooded = repeats(before, flood * (65536 // len(flood)), pause_s=0)
     async with endpoint(flooded) as service:
         reply = await ask(service.url)

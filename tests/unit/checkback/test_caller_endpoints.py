@@ -1,4 +1,4 @@
-"""Which of a group's endpoints is asked, in which order, and how long."""
+"""Which of a group's endpoints are called, in which order, and for how long."""
 
 import asyncio
 import json
@@ -12,13 +12,13 @@ from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_ca
 
 
 async def test_no_endpoint_at_all_is_unknown(ask: Ask) -> None:
-    """A group without endpoints is nobody's to ask."""
+    """A group without endpoints gets no call."""
     reply = await ask()
     assert (reply.outcome, reply.sent, reply.reachable) == (Outcome.UNKNOWN, False, False)
 
 
 async def test_the_next_endpoint_is_asked_when_one_fails(ask: Ask, refusing_port: int) -> None:
-    """Refused, 500 and HTML are no verdicts, so the fourth endpoint gives it; the fifth is not asked any more."""
+    """Refused, 500 and HTML are not verdicts, so the fourth endpoint decides; the fifth is not called."""
     async with (
         endpoint(sends(response(b"", status="500 Oh"))) as broken,
         endpoint(sends(response(b"<html>", content_type="text/html"))) as html,
@@ -32,7 +32,7 @@ async def test_the_next_endpoint_is_asked_when_one_fails(ask: Ask, refusing_port
 
 
 async def test_each_host_gets_one_attempt_of_a_check(ask: Ask) -> None:
-    """Ten URLs of one host do not make ten requests of one check; another host is asked all the same."""
+    """Ten URLs of one host do not cause ten requests of one check; another host is called too."""
     async with endpoint(sends(response(b"", status="500 Oh"))) as broken, endpoint(sends(COMMIT)) as good:
         reply = await ask(*(f"{broken.url}/{number}" for number in range(9)), good.url)
     assert reply.outcome is Outcome.COMMIT
@@ -40,7 +40,7 @@ async def test_each_host_gets_one_attempt_of_a_check(ask: Ask) -> None:
 
 
 async def test_twenty_hung_groups_on_a_host_do_not_hold_up_another() -> None:
-    """Each group has connections of its own to an address: 16 checks of each of twenty that hang delay no other's."""
+    """Each group has its own connections to an address: 16 hanging checks of each of twenty delay no other's."""
     waiting: list[asyncio.Task[object]] = []
 
     async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -73,7 +73,7 @@ async def test_unknown_said_so_ends_the_asking(ask: Ask) -> None:
 
 
 async def test_an_endpoint_that_hangs_leaves_time_for_the_next() -> None:
-    """One deadline holds for all, and none may use it up alone."""
+    """One deadline covers all endpoints, and none may use it up alone."""
     async with endpoint(hangs()) as frozen, endpoint(sends(COMMIT)) as good, local_caller(timeout_s=200) as caller:
         asking = caller.call(GROUP, [frozen.url, good.url], QUESTION)
         reply = await LoopTime().out(asking, 102, once=lambda: frozen.asked, what="one hangs")
@@ -81,7 +81,7 @@ async def test_an_endpoint_that_hangs_leaves_time_for_the_next() -> None:
 
 
 async def test_one_reachable_endpoint_makes_the_group_reachable(ask: Ask, refusing_port: int) -> None:
-    """The first was sent and answered nonsense, the second refused: sent, and not for the circuit breaker."""
+    """The first was sent and gave an invalid answer, the second was refused: sent, and not for the circuit breaker."""
     async with endpoint(sends(response(b"", status="500 Oh"))) as broken:
         reply = await ask(broken.url, f"http://127.0.0.1:{refusing_port}/check")
     assert (reply.sent, reply.answered, reply.reachable) == (True, False, True)
@@ -90,7 +90,7 @@ async def test_one_reachable_endpoint_makes_the_group_reachable(ask: Ask, refusi
 
 
 async def test_twenty_hung_endpoints_do_not_hold_up_another(ask: Ask) -> None:
-    """While questions to twenty frozen services wait, one to a healthy service is answered."""
+    """While checks to twenty paused services wait, one to a healthy service is answered."""
     async with endpoint(sends(COMMIT)) as healthy, endpoint(hangs()) as frozen:
         waiting = [asyncio.create_task(ask(frozen.url)) for _ in range(20)]
         while len(frozen.asked) < 20:  # noqa: ASYNC110 - the server has no event for it
@@ -104,7 +104,7 @@ async def test_twenty_hung_endpoints_do_not_hold_up_another(ask: Ask) -> None:
 
 
 async def test_a_place_that_does_not_come_free_says_nothing_of_the_endpoint() -> None:
-    """With one connection for all and that one hung, the other endpoint was not tried: not sent, not unreachable."""
+    """If the only connection hangs, the other endpoint was not tried: not sent, not unreachable."""
     async with (
         endpoint(hangs()) as frozen,
         endpoint(sends(COMMIT)) as healthy,

@@ -1,4 +1,4 @@
-"""What an endpoint that can be reached says, and what the caller makes of it."""
+"""Answers of reachable endpoints, and the caller's result."""
 
 import asyncio
 import gzip
@@ -27,7 +27,7 @@ def assert_no_verdict(reply: CheckReply) -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 async def test_a_verdict_is_taken(ask: Ask, outcome: Outcome) -> None:
-    """Each outcome counts as an answer, `unknown` too when it is said."""
+    """Each outcome counts as an answer, including an explicit `unknown`."""
     body = json.dumps({"outcome": outcome.value, "remark": "as booked"}).encode()
     async with endpoint(sends(response(body, content_type="application/json; charset=utf-8"))) as service:
         reply = await ask(service.url)
@@ -47,7 +47,7 @@ async def test_a_verdict_is_taken(ask: Ask, outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("body", [b"<script>alert(1)</script>", b"\xff\x00" * 400, b""])
 async def test_the_beginning_of_what_is_no_verdict_is_kept(ask: Ask, body: bytes) -> None:
-    """As text of at most 512 bytes, whatever it holds."""
+    """As text of at most 512 bytes, for any content."""
     async with endpoint(sends(response(body, status="502 Bad Gateway", content_type="text/html"))) as service:
         reply = await ask(service.url)
     assert_no_verdict(reply)
@@ -58,7 +58,7 @@ async def test_the_beginning_of_what_is_no_verdict_is_kept(ask: Ask, body: bytes
 
 
 async def test_the_request_is_what_the_protocol_says(ask: Ask) -> None:
-    """One POST with the question in JSON, the check's id and the time in the headers of Standard Webhooks."""
+    """One POST with the check in JSON, and its id and time in the headers of Standard Webhooks."""
     before = int(time.time())
     async with endpoint(sends(response(COMMIT))) as service:
         await ask(service.url + "?tenant=a%20b&to=c")
@@ -82,7 +82,7 @@ STATUSES = [
 
 @pytest.mark.parametrize("status", STATUSES)
 async def test_only_status_200_answers(ask: Ask, status: str) -> None:
-    """A right body with any other status says nothing."""
+    """A valid body with any other status does not count."""
     body = b"" if status[:3] in {"204", "304"} else COMMIT
     async with endpoint(sends(response(body, status=status))) as service:
         reply = await ask(service.url)
@@ -93,7 +93,7 @@ async def test_only_status_200_answers(ask: Ask, status: str) -> None:
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
 async def test_a_redirect_is_not_followed(ask: Ask, status: str) -> None:
-    """The place it points to is never called, though a verdict could be had there."""
+    """The redirect's target is never called, although it would return a verdict."""
     async with endpoint(sends(response(COMMIT))) as elsewhere:
         redirect = response(b"", status=status, extra=(f"Location: {elsewhere.url}",))
         async with endpoint(sends(redirect)) as service:
@@ -130,7 +130,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 async def test_an_answer_that_is_no_verdict_is_unknown(ask: Ask, answer: bytes) -> None:
-    """The request was sent and somebody was there, but nothing was said; the caller does not fail."""
+    """The request was sent and the connection was open, but there was no answer; the caller does not fail."""
     async with endpoint(sends(answer)) as service:
         reply = await ask(service.url)
     assert_no_verdict(reply)
@@ -139,7 +139,7 @@ async def test_an_answer_that_is_no_verdict_is_unknown(ask: Ask, answer: bytes) 
 
 
 async def test_a_verdict_without_length_counts_when_it_is_whole(ask: Ask) -> None:
-    """A body that ends with its connection, or comes in chunks, is as good as one with a length."""
+    """A body that ends with its connection, or is chunked, is as good as one with a length."""
     async with endpoint(sends(HEAD + b"\r\n" + COMMIT)) as service:
         assert (await ask(service.url)).outcome is Outcome.COMMIT
     chunks = b"Transfer-Encoding: chunked\r\n\r\n3\r\n" + COMMIT[:3] + b"\r\n12\r\n" + COMMIT[3:] + b"\r\n0\r\n\r\n"
@@ -149,7 +149,7 @@ async def test_a_verdict_without_length_counts_when_it_is_whole(ask: Ask) -> Non
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "x-own"])
 async def test_a_compressed_body_is_not_unpacked(ask: Ask, coding: str) -> None:
-    """A kilobyte can be a gigabyte when it is unpacked: what was not asked for is not read."""
+    """A kilobyte can unpack to a gigabyte: an unrequested encoding is not read."""
     bomb = zlib.compress(b" " * 50_000_000) if coding == "deflate" else gzip.compress(COMMIT)
     async with endpoint(sends(response(bomb, extra=(f"Content-Encoding: {coding}",)))) as service:
         reply = await ask(service.url)
@@ -158,7 +158,7 @@ async def test_a_compressed_body_is_not_unpacked(ask: Ask, coding: str) -> None:
 
 
 async def test_a_large_body_with_a_length_is_not_read(ask: Ask) -> None:
-    """Twenty megabytes that say so are refused by their length."""
+    """A declared length of twenty megabytes is refused."""
     head = HEAD + b"Content-Length: 20000000\r\n\r\n"
     taken: list[int] = []
     async with endpoint(repeats(head, b" " * 65536, written=taken.append)) as service:
@@ -170,7 +170,7 @@ async def test_a_large_body_with_a_length_is_not_read(ask: Ask) -> None:
 
 @pytest.mark.parametrize("head", [b"\r\n", b"Transfer-Encoding: chunked\r\n\r\n"], ids=["until closed", "chunked"])
 async def test_reading_a_body_that_never_ends_stops_at_the_bound(ask: Ask, head: bytes) -> None:
-    """White space for ever is valid at the head of JSON; the connection is closed after 64 KiB of it."""
+    """Endless white space is valid at the start of JSON; the connection is closed after 64 KiB of it."""
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n" if b"chunked" in head else b" " * 4096
     async with endpoint(repeats(HEAD + head, chunk)) as service:
         reply = await ask(service.url)
@@ -180,7 +180,7 @@ async def test_reading_a_body_that_never_ends_stops_at_the_bound(ask: Ask, head:
 
 
 async def test_a_body_at_the_bound_is_read(ask: Ask) -> None:
-    """The bound itself is allowed, one byte more is not."""
+    """The limit itself is allowed, one byte more is not."""
     async with endpoint(sends(response(COMMIT.ljust(65_536)))) as service:
         assert (await ask(service.url)).outcome is Outcome.COMMIT
     async with endpoint(sends(response(COMMIT.ljust(65_537)))) as service:
@@ -201,13 +201,13 @@ SLOW: dict[str, Serve] = {
 
 @pytest.mark.parametrize("serve", SLOW.values(), ids=SLOW.keys())
 async def test_an_answer_that_is_not_whole_in_time_is_unknown(serve: Serve) -> None:
-    """The request was sent, but the endpoint hung: the time is bounded whatever comes in drops."""
+    """The request was sent, but the endpoint hung: the time is bounded even if single bytes arrive."""
     async with endpoint(serve) as service, local_caller(timeout_s=100) as caller:
         asking = asyncio.create_task(caller.call(GROUP, [service.url], QUESTION))
         await until_true(lambda: service.asked, what="it is asked")
         time = LoopTime()
         for _ in range(3):
-            await asyncio.sleep(0.3)  # for a drop of each kind
+            await asyncio.sleep(0.3)  # for one byte of each kind
             assert not asking.done()
             time.advance(34)
         reply = await asking
@@ -217,7 +217,7 @@ async def test_an_answer_that_is_not_whole_in_time_is_unknown(serve: Serve) -> N
 
 
 async def test_cookies_are_not_kept(ask: Ask) -> None:
-    """A cookie of one answer does not come back with the next question."""
+    """A cookie of one answer is not sent with the next check."""
     async with endpoint(sends(response(COMMIT, extra=("Set-Cookie: a=b; Path=/",)))) as service:
         await ask(service.url)
         await ask(service.url)

@@ -1,4 +1,4 @@
-"""The check endpoint of `halfway dev --check-echo`, asked as the coordinator asks and as nobody should."""
+"""The check endpoint of `halfway dev --check-echo`, called by the coordinator and by wrong requests."""
 
 import socket
 
@@ -12,14 +12,14 @@ from tests.unit.checkback.conftest import Ask
 
 @pytest.mark.parametrize("outcome", Outcome)
 async def test_every_check_gets_the_outcome(ask: Ask, outcome: Outcome) -> None:
-    """Through the coordinator's own caller, which takes nothing but verdicts, over one connection."""
+    """Through the coordinator's own caller, which accepts only verdicts, over one connection."""
     with CheckEcho(outcome.value, 0) as echo:
         for _ in range(3):
             assert (await ask(echo.url)).outcome == outcome
 
 
 async def test_the_nonce_of_a_question_is_given_back() -> None:
-    """It binds the answer to its question."""
+    """It binds the answer to its check."""
     with CheckEcho("commit", 0) as echo:
         async with (
             aiohttp.ClientSession() as session,
@@ -30,7 +30,7 @@ async def test_the_nonce_of_a_question_is_given_back() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b"nothing"])
 async def test_what_is_no_question_is_refused(body: bytes) -> None:
-    """And the next question is answered."""
+    """And the next check is answered."""
     with CheckEcho("commit", 0) as echo:
         async with aiohttp.ClientSession() as session:
             async with session.post(echo.url, data=body) as answer:

@@ -1,4 +1,4 @@
-"""What the operator's settings let halfway call."""
+"""The destinations that the operator's settings allow."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from socket import inet_aton
@@ -77,18 +77,18 @@ NO_SERVICES = {
 
 
 def connecting(rule: Destinations, address: str) -> str | None:
-    """Return what the rule says to a connection for a name that has this address."""
+    """Return the rule's result for a connection to a name with this address."""
     return rule.refusal(URL("http://orders/check"), ip_address(address))
 
 
 def spelt(rule: Destinations, address: str) -> str | None:
-    """Return what the rule says to a URL that has this address."""
+    """Return the rule's result for a URL with this address."""
     return rule.refusal(f"http://[{address}]/latest" if ":" in address else f"http://{address}/latest")
 
 
 @pytest.mark.parametrize("address", [pytest.param(one, id=f"{one} ({of})") for one, of in NO_SERVICES.items()])
 def test_loopback_metadata_servers_and_their_like_are_refused_unless_a_network_names_them(address: str) -> None:
-    """Also when IPv6 carries them, and when the URL has the address itself; the refusal names the setting."""
+    """Also if IPv6 carries them, and if the URL contains the address; the refusal names the setting."""
     assert "HALFWAY_CHECK_ALSO_NETWORKS" in str(connecting(Destinations(), address))
     assert "HALFWAY_CHECK_ALSO_NETWORKS" in str(spelt(Destinations(), address))
     everything = [ip_network("0.0.0.0/0"), ip_network("::/0")]
@@ -117,7 +117,7 @@ def test_loopback_metadata_servers_and_their_like_are_refused_unless_a_network_n
     ],
 )
 def test_no_other_spelling_of_such_an_address_is_registered(host: str) -> None:
-    """What the C library or the URL's own rules take for the address is refused like the address."""
+    """A spelling that the C library or the URL rules read as the address is refused like the address."""
     try:
         url = URL(f"http://{host}/latest")
     except ValueError:
@@ -127,7 +127,7 @@ def test_no_other_spelling_of_such_an_address_is_registered(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["orders", "a1", "fade", "beef.shop", "0x", "1.2.3.4.5", "10.0.0.1", "[2001:db8::1]"])
 def test_a_name_that_looks_like_a_number_is_a_name(host: str) -> None:
-    """What spells no address is looked up when it is called."""
+    """A host that is not an address is looked up when it is called."""
     assert Destinations().refusal(URL(f"http://{host}/check")) is None
 
 
@@ -136,12 +136,12 @@ def test_a_name_that_looks_like_a_number_is_a_name(host: str) -> None:
     ["64:ff9b::10.0.0.1", "64:ff9b:1::10.0.0.1", "2002:a00:1::1", "::ffff:10.0.0.1", "2600:1f18::1", "fd00::1"],
 )
 def test_services_may_be_reached_through_a_translation(address: str) -> None:
-    """Only what leads to no service is refused, not the ways to IPv4 as such."""
+    """Only destinations without a service are refused, not the ways to IPv4 in general."""
     assert connecting(Destinations(), address) is None
 
 
 def test_a_network_names_a_metadata_server_by_its_own_address_too() -> None:
-    """All of IPv6 does not hold an IPv4 address that is written in it."""
+    """All of IPv6 does not include an IPv4 address that is embedded in it."""
     rule = Destinations(networks=[ip_network("::/0")])
     assert connecting(rule, "64:ff9b::a9fe:a9fe") is not None
     assert connecting(rule, "64:ff9b::a00:1") is None
@@ -162,7 +162,7 @@ def test_with_networks_nothing_outside_them_is_called_but_what_is_named_beside_t
     ["10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "fd12::1", "fec0::1", "::ffff:10.0.0.1", "64:ff9b::a00:1"],
 )
 def test_private_networks_are_called_unless_the_operator_closes_them(address: str) -> None:
-    """One network can be opened again; the refusal names the setting."""
+    """One network can be allowed again; the refusal names the setting."""
     closed = Destinations(private_networks=False)
     assert connecting(Destinations(), address) is None
     assert "HALFWAY_CHECK_PRIVATE_NETWORKS" in str(connecting(closed, address))
@@ -182,7 +182,7 @@ def test_the_default_calls_any_service_over_http() -> None:
 
 
 def in_ipv6(number: int) -> list[int]:
-    """Return IPv6 addresses that lead to an IPv4 address, each by another way."""
+    """Return IPv6 addresses that lead to an IPv4 address, each in another way."""
     local_nat64 = 0x64_FF9B_0001 << 80
     return [
         0xFFFF << 32 | number,
@@ -236,7 +236,7 @@ def test_a_special_address_is_refused_however_it_is_spelt_and_whatever_carries_i
     try:
         url = URL(f"http://{host}/latest")
     except ValueError:
-        return  # no URL: refused before
+        return  # not a URL: refused before
     rule = Destinations()
     if number.bit_length() > 24 or host.startswith("["):
         assert rule.refusal(url) is not None, host
@@ -247,7 +247,7 @@ def test_a_special_address_is_refused_however_it_is_spelt_and_whatever_carries_i
 
 @given(number=st.integers(0, 2**32 - 1), choice=st.integers(min_value=0))
 def test_every_spelling_of_an_address_has_the_same_answer(number: int, choice: int) -> None:
-    """What halfway takes a host for is what the system would connect to."""
+    """Halfway reads a host as the address that the system would connect to."""
     every = spellings(number)[:9]
     host = every[choice % len(every)]
     if parse_literal(host) is not None:
@@ -267,7 +267,7 @@ def test_names_of_this_machine_are_refused_without_a_look_up(host: str) -> None:
     ["%31%36%39.254.169.254", "loc%61lhost", "evil.org%23.shop.svc", "evil.org%2f.shop.svc", "evil.org;.shop.svc"],
 )
 def test_a_host_that_a_proxy_may_read_in_another_way_is_refused(host: str) -> None:
-    """What decodes or cuts it would call an address or a host that the rules did not see."""
+    """Decoding or cutting it would give an address or host that the rules did not check."""
     assert "neither a name nor an address" in str(Destinations(hosts=["*"]).refusal(f"http://{host}/check"))
 
 

@@ -1,4 +1,4 @@
-"""Name servers that do not answer harm nobody but the group whose names they hold."""
+"""Name servers that do not answer affect only the group whose names they serve."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ OLD_THREADS = 64
 
 
 class NameServers:
-    """Look-ups of names below `.slow` hang until `release`; all others have this machine's address at once."""
+    """Look-ups of names below `.slow` hang until `release`; all others return this machine's address at once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.release = threading.Event()
@@ -44,7 +44,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> NameServers:
 
 
 class Checks:
-    """One caller, asked for several groups."""
+    """One caller for several groups."""
 
     def __init__(self, service: Endpoint, timeout_s: float) -> None:
         self.service = service
@@ -72,7 +72,7 @@ async def checking(names: NameServers, *, timeout_s: float = GENEROUS_S) -> Asyn
 
 
 async def test_a_group_whose_names_are_slow_delays_no_other_groups_checks(names: NameServers) -> None:
-    """However many names it has: it fails its own checks, which are told why, and keeps its places when they end."""
+    """With any number of names it fails only its own checks, with the reason, and keeps its places until they end."""
     async with checking(names) as checks:
         checks.begin("evil", [f"{number}.slow" for number in range(2 * OLD_THREADS)])
         await until_true(lambda: len(names.hung) == LOOKUPS_PER_GROUP, what="its look-ups hang")
@@ -104,7 +104,7 @@ async def test_a_group_that_is_out_of_look_ups_takes_no_others_with_it_by_asking
 async def test_a_check_that_found_no_free_thread_says_nothing_about_its_endpoint(
     names: NameServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its circuit breaker does not count what the names of others did."""
+    """Its circuit breaker does not count the effects of other groups' names."""
     monkeypatch.setattr("halfway.checkback.caller.DnsResolver", lambda: DnsResolver(threads=2))
     async with checking(names, timeout_s=100) as checks:
         checks.begin("evil", ["1.slow", "2.slow"])

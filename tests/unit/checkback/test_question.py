@@ -9,7 +9,7 @@ from halfway.service.check_ports import CheckRequest
 
 
 def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them() -> None:
-    """Text stands as text, other bytes as base64, and what is absent as null; a fetched check looks the same."""
+    """Text is sent as text, other bytes as base64, missing fields as null; a fetched check is the same."""
     request = CheckRequest(
         check_id="order-1:3",
         id="order-1",
@@ -61,6 +61,6 @@ def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them
 
 
 def test_times_are_in_utc_with_milliseconds() -> None:
-    """Every time has the same shape, also on a full second."""
+    """Every time has the same format, also on a full second."""
     assert rfc3339(0) == "1970-01-01T00:00:00.000Z"
     assert rfc3339(1_767_225_600_999) == "2026-01-01T00:00:00.999Z"

@@ -1,4 +1,4 @@
-"""Nothing but the answer to a question resolves what was asked about."""
+"""Only the answer to a check resolves its transaction."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ CASES = {
     f"{name}, {when}": (stray, pause_s)
     for name, stray in STRAYS.items()
     for when, pause_s in (("at once", 0.0), ("later", 0.02))
-    # HTTP lets an empty line pass before a message, so that at once it is read and gone.
+    # HTTP allows an empty line before a message, so sent at once it is read and dropped.
     if (name, when) != ("an empty line", "at once")
 }
 
@@ -80,18 +80,18 @@ CASES = {
 async def test_a_connection_with_anything_left_to_read_is_not_used_again(
     ask: Ask, stray: Second, pause_s: float
 ) -> None:
-    """Whatever follows an answer, the next question goes over another connection and gets its own answer or none."""
+    """Whatever follows an answer, the next check uses another connection and gets its own answer or none."""
     strays = strays_after(lambda asked: answered(asked, "rollback"), stray, pause_s=pause_s)
     async with strays as (url, connections, sent):
         assert (await ask(url)).outcome is not Outcome.COMMIT
         await sent.wait()
-        await asyncio.sleep(0.05)  # it has been sent, and is read at the next turn of the loop
+        await asyncio.sleep(0.05)  # it was sent, and is read in the next turn of the loop
         assert (await ask(url)).outcome is not Outcome.COMMIT
     assert len(connections) == len(set(connections)) == 2
 
 
 async def test_an_answer_that_strays_to_the_next_question_does_not_count(ask: Ask) -> None:
-    """Sent while the next question is on its way it is no verdict: the question is asked again on a new connection."""
+    """Sent during the next check it is not a verdict: the check is sent again on a new connection."""
     first: list[Asked] = []
 
     async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -109,7 +109,7 @@ async def test_an_answer_that_strays_to_the_next_question_does_not_count(ask: As
 
 
 async def test_the_answer_to_another_question_does_not_count_on_any_connection(ask: Ask) -> None:
-    """One that echoes the nonce of the question before is no verdict, also on a new connection."""
+    """An answer with the nonce of the check before is not a verdict, also on a new connection."""
     nonces: list[str] = []
 
     async def serve(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -124,7 +124,7 @@ async def test_the_answer_to_another_question_does_not_count_on_any_connection(a
 
 
 async def test_groups_behind_one_address_share_no_connection(caller: HttpCheckCaller) -> None:
-    """What strays on a connection of one group cannot reach another's question."""
+    """A stray answer on a connection of one group cannot reach another's check."""
     async with endpoint(echoes("rollback"), keep=True) as service:
         for group in (GROUP, OTHER_GROUP, GROUP, OTHER_GROUP):
             assert (
@@ -134,7 +134,7 @@ async def test_groups_behind_one_address_share_no_connection(caller: HttpCheckCa
 
 
 async def test_an_answer_before_the_question_was_read_does_not_count() -> None:
-    """A service that says commit while the question is still being sent has not seen what it is asked about."""
+    """A service that returns commit while the check is still being sent has not seen the transaction."""
     large = CheckRequest(
         check_id="a:1", id="a", group="orders", prepared_at=0, attempt=1,
         messages=(Message(topic="coupon", value=b"v" * 16_000_000),),
@@ -159,7 +159,7 @@ async def test_an_answer_before_the_question_was_read_does_not_count() -> None:
 
 
 async def test_an_answer_out_of_a_cache_counts_only_if_it_echoes_the_nonce(ask: Ask) -> None:
-    """A cache that keeps answers to POST would give one transaction's verdict to another."""
+    """A cache that stores answers to POST would return one transaction's verdict for another."""
     async with endpoint(sends(response(b'{"outcome": "commit"}', extra=("Age: 7",)))) as service:
         reply: CheckReply = await ask(service.url)
     assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, False)
@@ -167,7 +167,7 @@ async def test_an_answer_out_of_a_cache_counts_only_if_it_echoes_the_nonce(ask: 
 
 
 async def test_an_answer_whose_framing_breaks_ends_at_once(ask: Ask) -> None:
-    """Chunks that turn into something else are no verdict, and nobody waits for the rest until the time is over."""
+    """Chunks that turn into something else are not a verdict, and the caller does not wait for the rest."""
     broken = (
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n15\r\n" + b'{"outcome": "commit"}' + b"\r\n0\r\n\x00\x00: \x00\r\n"
     )

@@ -11,18 +11,18 @@ NONCE = "Zk3vN0pQ1rS5tUwXyZ-_ab"
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_each_outcome_in_its_own_spelling_is_a_verdict(outcome: Outcome) -> None:
-    """The three words of the protocol are read, with white space around as JSON allows it."""
+    """The three outcomes are read, with white space around them as JSON allows."""
     assert read_verdict(f' {{"outcome": "{outcome.value}"}}\n'.encode(), NONCE) == (outcome, None, False)
 
 
 def test_other_fields_are_let_through() -> None:
-    """A service may say more than was asked."""
+    """A service may send additional fields."""
     body = b'{"order": {"id": 7, "outcome": "rollback"}, "outcome": "commit", "tags": []}'
     assert read_verdict(body, NONCE) == (Outcome.COMMIT, None, False)
 
 
 def test_an_echoed_nonce_binds_the_verdict_to_its_question() -> None:
-    """Only the very string counts, and only beside the outcome."""
+    """Only the exact string counts, and only next to the outcome."""
     bound = b'{"outcome": "rollback", "nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab", "remark": "never came"}'
     assert read_verdict(bound, NONCE) == (Outcome.ROLLBACK, "never came", True)
     elsewhere = b'{"outcome": "rollback", "question": {"nonce": "Zk3vN0pQ1rS5tUwXyZ-_ab"}}'
@@ -30,7 +30,7 @@ def test_an_echoed_nonce_binds_the_verdict_to_its_question() -> None:
 
 
 def test_a_remark_is_kept_and_cut_to_its_limit() -> None:
-    """A remark of any length does not harm the verdict, and is cut between characters."""
+    """A remark of any length does not affect the verdict, and is cut between characters."""
     body = '{{"outcome": "rollback", "remark": "{}"}}'.format("\u00e9" * 5000).encode()
     outcome, remark, _ = read_verdict(body, NONCE)
     assert (outcome, remark) == (Outcome.ROLLBACK, "\u00e9" * (MAX_REMARK_BYTES // 2))
@@ -38,12 +38,12 @@ def test_a_remark_is_kept_and_cut_to_its_limit() -> None:
 
 @pytest.mark.parametrize("remark", ["7", "null", '{"a": 1}', "[]"])
 def test_a_remark_that_is_no_string_is_left_out(remark: str) -> None:
-    """The verdict stands without it."""
+    """The verdict counts without it."""
     assert read_verdict(f'{{"outcome": "commit", "remark": {remark}}}'.encode(), NONCE)[:2] == (Outcome.COMMIT, None)
 
 
 def test_a_remark_with_half_a_character_is_text_afterwards() -> None:
-    """A lone surrogate, which JSON can spell, cannot be written down as UTF-8: it is replaced."""
+    """A lone surrogate, which JSON can contain, is replaced, because UTF-8 cannot encode it."""
     _, remark, _ = read_verdict(b'{"outcome": "commit", "remark": "\\ud800!"}', NONCE)
     assert remark == "?!"
 
@@ -101,7 +101,7 @@ def test_a_remark_with_half_a_character_is_text_afterwards() -> None:
     ids=lambda body: repr(body[:70]),
 )
 def test_anything_else_is_no_verdict(body: bytes) -> None:
-    """Whatever is not exactly one object with one outcome, spelled right, says nothing."""
+    """Everything except one object with one valid outcome is refused."""
     with pytest.raises(NotAVerdictError) as caught:
         read_verdict(body, NONCE)
     assert "commit" not in str(caught.value).replace("is not commit, rollback or unknown", "")
@@ -122,5 +122,5 @@ def test_anything_else_is_no_verdict(body: bytes) -> None:
     ],
 )
 def test_only_a_json_media_type_holds_a_verdict(content_type: str, accepted: bool) -> None:
-    """The answer must say itself that it is JSON."""
+    """The answer must declare itself as JSON."""
     assert is_json(content_type) is accepted

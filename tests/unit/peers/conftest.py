@@ -27,7 +27,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 def serve(stack: AsyncExitStack) -> Serve:
-    """Let a handler listen on a free port, as the owner `one`."""
+    """Make a handler listen on a free port, as the owner `one`."""
 
     async def started(handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> OwnerHint:
         server = HttpServer(handler)

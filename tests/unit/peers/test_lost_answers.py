@@ -1,4 +1,4 @@
-"""What an asker knows of what was done: errors reach it, refusals did nothing, and lost answers leave it open."""
+"""A caller knows what was done: errors reach it, refusals did nothing, and lost answers are ambiguous."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def test_whoever_cannot_be_reached_did_nothing(peers: HttpPeers) -> None:
 
 
 async def test_an_answer_that_is_lost_leaves_open_what_was_done(serve: Serve, peers: HttpPeers) -> None:
-    """A connection that breaks after the request, or an owner that hangs, is not taken for a refusal."""
+    """A connection that breaks after the request, or an owner that hangs, is not read as a refusal."""
 
     async def broken(request: web.BaseRequest) -> web.StreamResponse:
         await request.read()
@@ -92,7 +92,7 @@ async def test_a_request_that_is_refused_as_a_whole_was_not_done(
 async def test_an_error_that_is_not_an_instances_leaves_open_what_was_done(
     serve: Serve, peers: HttpPeers, status: int, body: bytes
 ) -> None:
-    """A proxy between instances answers so when it has passed the request on and lost the owner."""
+    """A proxy between instances answers like this if it has forwarded the request and lost the owner."""
 
     async def fail(_: web.BaseRequest) -> web.StreamResponse:
         return web.Response(status=status, body=body)

@@ -1,4 +1,4 @@
-"""Instances that ask each other over real connections: how calls are gathered, bounded, and told of the end."""
+"""Instances that call each other over real connections: batching, limits, and the end of calls."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -49,7 +49,7 @@ async def test_requests_under_way_are_bounded_and_what_waits_goes_with_the_next(
     owner.gates = dict.fromkeys(names, gate)
     at = await serve(owner)
     asked = [asyncio.create_task(ask(peers, at, name)) for name in names]
-    while len(owner.asked) < 6:  # noqa: ASYNC110 - nothing tells when they have come
+    while len(owner.asked) < 6:  # noqa: ASYNC110 - no event reports their arrival
         await asyncio.sleep(0.005)
     assert owner.requests == 2
     gate.set()
@@ -63,7 +63,7 @@ async def test_those_that_wait_for_checks_take_no_place_of_the_others(serve: Ser
     owner.gates[""] = asyncio.Event()
     at = await serve(owner)
     waiting = asyncio.create_task(peers.ask(at, DueCall(group="shop", wait_s=60), deadline=within(), principal=ANYBODY))
-    while not owner.asked:  # noqa: ASYNC110 - nothing tells when it has come
+    while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
         await asyncio.sleep(0.005)
     assert (await ask(peers, at, "now")).id == "now"
     waiting.cancel()
@@ -88,7 +88,7 @@ async def test_more_than_may_wait_is_refused_and_was_not_done(serve: Serve, stac
 async def test_an_owner_that_hangs_is_asked_no_more_until_it_answers(
     serve: Serve, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those who would ask it are told at once, and take no places that others need."""
+    """Its callers get the error at once, and take no places that others need."""
     monkeypatch.setattr("halfway.peers.client._SILENT_S", 20.0)
     peers = await stack.enter_async_context(HttpPeers(SECRET, limits=PeerLimits(max_requests=2, max_calls=1)))
     owner = Owner()
@@ -115,7 +115,7 @@ async def test_an_owner_that_hangs_leaves_places_for_calls_to_the_others(serve: 
     hanging.gates = dict.fromkeys(names, gate)
     at, elsewhere = await serve(hanging), await serve(other)
     asked = [asyncio.create_task(ask(peers, at, name)) for name in names]
-    while len(hanging.asked) < len(names):  # noqa: ASYNC110 - nothing tells when they have come
+    while len(hanging.asked) < len(names):  # noqa: ASYNC110 - no event reports their arrival
         await asyncio.sleep(0.005)
     with pytest.raises(OverloadedError):
         await ask(peers, at, "one more")
@@ -131,7 +131,7 @@ async def test_closing_tells_those_who_wait(serve: Serve) -> None:
     at = await serve(owner)
     async with HttpPeers(SECRET) as peers:
         waiting = asyncio.create_task(ask(peers, at, "t"))
-        while not owner.asked:  # noqa: ASYNC110 - nothing tells when it has come
+        while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
             await asyncio.sleep(0.005)
     with pytest.raises(PeerLostError):
         await waiting
@@ -142,7 +142,7 @@ async def test_closing_tells_those_who_wait(serve: Serve) -> None:
 
 @pytest.mark.parametrize("turns", [1, 2], ids=["before its request is made", "before its request begins"])
 async def test_closing_tells_those_whose_request_has_not_begun(serve: Serve, turns: int) -> None:
-    """Nothing was sent: they hear at once, not at their deadline, that it was not done."""
+    """Nothing was sent: callers get this error at once, not at their deadline."""
     owner = Owner()
     at = await serve(owner)
     peers = HttpPeers(SECRET)
@@ -161,7 +161,7 @@ async def test_closing_tells_those_who_wait_for_a_place(serve: Serve) -> None:
     at = await serve(owner)
     async with HttpPeers(SECRET, limits=PeerLimits(max_requests=1)) as peers:
         first = asyncio.create_task(ask(peers, at, "first", seconds=3600))
-        while not owner.asked:  # noqa: ASYNC110 - nothing tells when it has come
+        while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
             await asyncio.sleep(0.005)
         second = asyncio.create_task(ask(peers, at, "second", seconds=3600))
         await asyncio.sleep(0)

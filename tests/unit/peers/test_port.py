@@ -1,4 +1,4 @@
-"""The port at which an instance answers others: whom it answers, and what it bears."""
+"""The port for calls of other instances: which callers it answers, and its limits."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncE
 
 
 async def test_another_incarnation_at_the_address_does_nothing(serve: Serve, peers: HttpPeers) -> None:
-    """It may be another cluster's instance by now, or this one's after it lost its shards."""
+    """It may be an instance of another cluster by now, or this one after it lost its shards."""
     owner = Owner()
     at = await serve(owner)
     for incarnation in ("two", None):
@@ -70,7 +70,7 @@ async def test_a_port_that_drains_takes_no_more_and_answers_what_it_has(serve: S
     owner.gates["t"] = asyncio.Event()
     at = await serve(owner)
     waiting = asyncio.create_task(ask(peers, at, "t"))
-    while not owner.asked:  # noqa: ASYNC110 - nothing tells when it has come
+    while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
         await asyncio.sleep(0.005)
     draining = asyncio.create_task(owner.port.drain(within()))
     await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve:
 
 
 async def test_an_asker_that_dies_in_the_middle_of_its_request_is_no_fault(serve: Serve) -> None:
-    """It is not logged as an error of the one that was asked, and its calls were not done."""
+    """It is not logged as an error of the called instance, and its calls were not done."""
     owner, began, ended = Owner(), asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
@@ -122,7 +122,7 @@ async def test_an_asker_that_dies_in_the_middle_of_its_request_is_no_fault(serve
             await began.wait()
             writer.close()
             await ended.wait()
-        await asyncio.sleep(0.05)  # what is logged is logged in the same turn
+        await asyncio.sleep(0.05)  # its log line is written in the same turn
     assert owner.asked == []
     assert [entry for entry in logged if entry["log_level"] == "error"] == []
 

@@ -102,7 +102,7 @@ class Acquisition:
     def acquire(self) -> Acquired:
         """Acquire the shard, or AcquireError.
 
-        1. A producer with the transactional id `<prefix>owner.<s>` is initialised: whoever is acquiring it is fenced.
+        1. A producer with the transactional id `<prefix>owner.<s>` is initialised: any other acquirer is fenced.
         2. owners[s] is read under read_committed as far as it goes.
         3. If the last record is of another incarnation and not released, that one's lane ids are fenced, once for
            all of its shards. 2 and 3 are repeated until the end offset that read_uncommitted gives has been read.

@@ -13,7 +13,7 @@ SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 
 
 def make(**over: object) -> KafkaConfig:
-    """Give a configuration that is right but for what is given."""
+    """Return a valid configuration with the given fields changed."""
     return KafkaConfig(**{"properties": SERVERS, "max_prepare_bytes": 1_000_000, **over})  # type: ignore[arg-type]
 
 
@@ -24,7 +24,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_the_operators_properties_reach_every_client() -> None:
-    """What the operator sets is passed on, over our preferences."""
+    """The operator's properties override our preferences."""
     config = make(properties={**SERVERS, "client.id": "mine", "sasl.password": "hunter2"})
     for client in (config.producer(), config.consumer(), config.admin()):
         assert client["bootstrap.servers"] == "127.0.0.1:1"
@@ -62,7 +62,7 @@ def test_a_property_that_safety_rests_on_is_refused_by_name(name: str) -> None:
 
 
 def test_producers_are_idempotent_and_place_keys_as_java_clients_do() -> None:
-    """What librdkafka would do otherwise loses or misplaces messages."""
+    """Librdkafka's defaults for these would lose or misplace messages."""
     producer = make().producer()
     assert producer["acks"] == "all"
     assert producer["enable.idempotence"] is True
@@ -71,7 +71,7 @@ def test_producers_are_idempotent_and_place_keys_as_java_clients_do() -> None:
 
 
 def test_consumers_never_skip_and_never_commit_by_themselves() -> None:
-    """Cursors are safe from librdkafka's defaults."""
+    """Cursors do not depend on librdkafka's defaults."""
     consumer = make().consumer()
     assert consumer["enable.auto.commit"] is False
     assert consumer["auto.offset.reset"] == "earliest"
@@ -81,7 +81,7 @@ def test_consumers_never_skip_and_never_commit_by_themselves() -> None:
 
 
 def test_librdkafka_takes_every_configuration() -> None:
-    """Each name and value is one that librdkafka knows."""
+    """Librdkafka knows every name and value."""
     config = make()
     Producer(config.producer())
     Producer(config.producer(**{"transactional.id": "t"}))
@@ -108,7 +108,7 @@ def test_a_value_that_cannot_work_is_named(over: dict[str, object], named: str) 
 
 
 def test_what_is_accepted_can_be_stored_and_parked() -> None:
-    """Half takes the largest prepare with what the lane adds to it, parked takes more than half."""
+    """Half takes the largest prepare with the lane's additions, and parked takes more than half."""
     config = make(max_prepare_bytes=3_000_000)
     assert config.max_prepare_bytes < config.half_record_bytes < config.half_max_message_bytes
     assert config.half_max_message_bytes < config.parked_max_message_bytes
@@ -117,7 +117,7 @@ def test_what_is_accepted_can_be_stored_and_parked() -> None:
 
 
 def test_an_op_marker_has_room_for_all_messages_of_a_prepare() -> None:
-    """By default in what a topic takes where nobody has set it, so that no topic of an earlier release is refused."""
+    """The default fits a topic with Kafka's defaults, so that no topic of an earlier release is refused."""
     config = make(max_prepare_bytes=4_194_304)
     assert config.op_record_bytes < config.op_max_message_bytes < 1_048_588
     many = make(max_prepare_bytes=4_194_304, max_messages=30_000)
@@ -127,7 +127,7 @@ def test_an_op_marker_has_room_for_all_messages_of_a_prepare() -> None:
 
 
 def test_topics_and_groups_carry_the_prefix() -> None:
-    """All that halfway makes in Kafka starts with the prefix."""
+    """All names of halfway in Kafka start with the prefix."""
     config = make(prefix="p.")
     assert [config.topic(kind) for kind in ("half", "op", "parked", "owners")] == [
         config.half_topic,

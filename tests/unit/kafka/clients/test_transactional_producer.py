@@ -1,4 +1,4 @@
-"""What a takeover waits for: every former producer but those of this process, which are no more."""
+"""A takeover waits for every former producer except those of the same process that have ended."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LONG_S = 60.0
 
 
 class ScriptedProducer:
-    """A client whose id cannot be settled while it is one of `unsettled`, and that ends when it is let."""
+    """A client whose id cannot be settled while it is in `unsettled`, and that ends when the test allows it."""
 
     unsettled: frozenset[str] = frozenset()
     failing: frozenset[str] = frozenset()
-    """Those whose last transaction can neither be committed nor aborted."""
+    """Ids whose last transaction can neither be committed nor aborted."""
     fenced = False
-    """Whether the client has noted that it was fenced, which it raises from every poll."""
+    """Whether the client knows that it was fenced; then every poll raises."""
     may_end = threading.Event()
     closed: list[str]
 
@@ -97,13 +97,13 @@ def until_closed(scripted: type[ScriptedProducer], *ids: str) -> None:
 
 
 def abandoned_lane(name: str) -> None:
-    """Have this process use a lane id, and give it up."""
+    """Make this process use a lane id and abandon it."""
     [producer] = initialised(CONFIG, [name], time.monotonic() + SOON_S, of_a_lane=True)
     producer.abandon()
 
 
 def refused(name: str, seconds: float) -> float:
-    """Fence an id that cannot be settled; return how long that was tried."""
+    """Fence an id that cannot be settled; return how long this was tried."""
     began = time.monotonic()
     with pytest.raises(ProducerFailedError) as failed:
         fence(CONFIG, [name], began + seconds)
@@ -112,7 +112,7 @@ def refused(name: str, seconds: float) -> float:
 
 
 def test_a_former_producer_of_this_process_is_not_waited_for(scripted: type[ScriptedProducer]) -> None:
-    """Its client has ended, so it sends nothing more; others are fenced meanwhile."""
+    """Its client has ended, so it sends nothing more. Other ids are still fenced."""
     abandoned_lane("own.0")
     until_closed(scripted, "own.0")
     scripted.unsettled = frozenset({"own.0"})
@@ -120,14 +120,14 @@ def test_a_former_producer_of_this_process_is_not_waited_for(scripted: type[Scri
 
 
 def test_a_producer_of_another_process_is_waited_for(scripted: type[ScriptedProducer]) -> None:
-    """However often it was tried: that it cannot be settled does not tell whether it is fenced."""
+    """An unsettled id may not be fenced, regardless of the number of tries."""
     scripted.unsettled = frozenset({"foreign.0"})
     for _ in range(2):
         assert refused("foreign.0", 0.5) >= 0.5
 
 
 def test_a_former_producer_is_waited_for_until_its_client_has_ended(scripted: type[ScriptedProducer]) -> None:
-    """A client that cannot be ended may still send."""
+    """A client that does not end may still send."""
     scripted.may_end.clear()
     abandoned_lane("hanging.0")
     scripted.unsettled = frozenset({"hanging.0"})
@@ -140,7 +140,7 @@ def test_a_former_producer_is_waited_for_until_its_client_has_ended(scripted: ty
 def test_a_former_producer_that_cannot_be_closed_is_waited_for(
     scripted: type[ScriptedProducer], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its transaction could not even be aborted: that is told in a line, and it does not count as ended."""
+    """Its transaction could not be aborted: one log line reports this, and it does not count as ended."""
     scripted.failing = frozenset({"failing.0"})
     abandoned_lane("failing.0")
     until_closed(scripted, "failing.0")
@@ -153,7 +153,7 @@ def test_a_former_producer_that_cannot_be_closed_is_waited_for(
 def test_a_producer_that_was_fenced_says_so_even_before_it_is_asked_for_anything(
     scripted: type[ScriptedProducer], step: Callable[[TransactionalProducer], None]
 ) -> None:
-    """The client raises its fatal error from whatever runs its callbacks, as soon as it knows."""
+    """The client raises its fatal error from any call that runs its callbacks."""
     [lane] = initialised(CONFIG, ["lane.0"], time.monotonic() + SOON_S)
     scripted.fenced = True
     with pytest.raises(ProducerFailedError) as failed:
@@ -162,7 +162,7 @@ def test_a_producer_that_was_fenced_says_so_even_before_it_is_asked_for_anything
 
 
 def test_a_rehearsal_whose_client_has_failed_goes_on_with_another(scripted: type[ScriptedProducer]) -> None:
-    """The lane of suspects has nothing to do with it: in use it is a verdict on the topic, idle it is nothing."""
+    """The suspect lane is not affected: in use, an error is about the topic; idle, there is none."""
     rehearsal = Rehearsal(CONFIG, "rehearsal.r")
     messages = [UserRecord("orders", b"tried", None, ANY_PARTITION, [])]
     assert rehearsal.attempt("orders", messages) is None
@@ -177,7 +177,7 @@ def test_a_rehearsal_whose_client_has_failed_goes_on_with_another(scripted: type
 
 
 class Committing(ScriptedProducer):
-    """A client whose calls to commit end one after the other as said: how many messages are left, and the error."""
+    """A client whose commits end one after the other as given: with the messages left, and the error."""
 
     waiting = 0
     answers: list[tuple[int, KafkaError | None]]
@@ -194,7 +194,7 @@ class Committing(ScriptedProducer):
 
 
 def again(code: int) -> KafkaError:
-    """Return an error after which the same call may be made again."""
+    """Return an error after which the same call may be repeated."""
     return KafkaError(code, "scripted", False, True, False)
 
 
@@ -218,7 +218,7 @@ def test_a_commit_that_has_timed_out_with_nothing_to_flush_is_not_called_again(c
 
 
 def test_a_commit_gets_all_of_the_time_once_its_messages_have_left(committing: type[Committing]) -> None:
-    """Before that a call is short, as only the next one says that the transaction has failed meanwhile."""
+    """Before that, calls are short, because only the next one reports that the transaction has failed."""
     committing.waiting = 2
     committing.answers += [(1, again(KafkaError._TIMED_OUT)), (0, again(KafkaError._TIMED_OUT)), (0, None)]
     TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
@@ -226,7 +226,7 @@ def test_a_commit_gets_all_of_the_time_once_its_messages_have_left(committing: t
 
 
 def test_a_commit_that_could_not_be_asked_for_is_called_again(committing: type[Committing]) -> None:
-    """With all of the time: a call that is short of it is the one that times out before librdkafka has noted it."""
+    """It uses all of the time: a shorter call times out before librdkafka has noticed it."""
     committing.answers += [(0, again(KafkaError._STATE)), (0, None)]
     TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
     assert committing.given_s == [LONG_S, LONG_S]

@@ -1,4 +1,4 @@
-"""What may be written is told apart from what may not, in bounded time."""
+"""Preflight separates the writes that may be written from the others, in bounded time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOW_S = 2.0
 
 
 class SlowDestinations:
-    """Tells of a topic that starts with `hidden` that it may not be seen, slowly; of `good` ones at once."""
+    """Refuses, slowly, topics that start with `hidden`; answers at once for `good` ones."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ class SlowDestinations:
 
 
 class Told:
-    """Tells what a test puts down."""
+    """Returns the answers that a test sets."""
 
     def __init__(self, *openings: WritablePartitions) -> None:
         self.openings = {one.topic: one for one in openings}
@@ -85,7 +85,7 @@ def context_with(destinations: SlowDestinations | Told) -> LaneContext:
 async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When it is over, ends to topics of which Kafka has not told are refused; the others are written."""
+    """At the deadline ends to topics that Kafka has not described are refused; the others are written."""
     slow = SlowDestinations()
     monkeypatch.setattr("halfway.kafka.lane.preflight.time", slow)
     batch = [unexpired(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
@@ -103,7 +103,7 @@ def refusals(answers: list[LaneAnswer]) -> list[str]:
 
 
 async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing() -> None:
-    """Its ends are refused and stay pending; ends to the other partitions of the topic, and to others, are written."""
+    """Its ends are refused and stay pending; ends to other partitions and topics are written."""
     half_closed = WritablePartitions("orders", 2, {partition_for_key(b"shut", 2): "has no leader"})
     open_key = next(key for key in (b"%d" % n for n in range(9)) if partition_for_key(key, 2) not in half_closed.closed)
     batch = [
@@ -120,7 +120,7 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
 
 
 async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
-    """It is refused only where every partition is closed."""
+    """It is refused only if every partition is closed."""
     some = WritablePartitions("orders", 3, {0: "has no leader", 2: "has no leader"})
     none = WritablePartitions("points", 1, {0: "has no leader"})
     batch = [
@@ -133,7 +133,7 @@ async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
 
 
 async def test_a_partition_that_is_not_there_is_refused_before_anything_begins() -> None:
-    """One that the topic has lost, and one that the producer does not know yet."""
+    """A partition that the topic has lost, and one that the producer does not know yet."""
     batch = [
         unexpired("lost", Message(topic="orders", partition=2, value=b"v")),
         unexpired("unshown", Message(topic="points", partition=1, value=b"v")),
@@ -149,7 +149,7 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
 
 
 async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
-    """It would fail the same way again: NotWrittenError would have it repeated until its deadline."""
+    """A retry would fail in the same way: NotWrittenError would be retried until the deadline."""
     batch = [unexpired("bad\udcff"), unexpired("good")]
     answers: list[LaneAnswer] = []
     admitted = admit(

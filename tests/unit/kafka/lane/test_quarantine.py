@@ -1,4 +1,4 @@
-"""Suspects are kept apart, refused for a while when found bad, and trusted again when they prove good."""
+"""Suspects are kept apart, refused for a while if they are bad, and trusted again if they are good."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_without_suspects_everything_goes_to_the_lane(quarantine: Quarantine) ->
 
 
 def test_topics_and_ids_of_a_failed_batch_are_suspects(quarantine: Quarantine) -> None:
-    """By topic, whatever the id; by id, whatever the topic."""
+    """By topic, for any id; by id, for any topic."""
     quarantine.suspect(["orders"], ["a"], 0)
     assert quarantine
     assert quarantine.route("b", {"points": 10, "orders": 10}, 0) is Route.SUSPECT
@@ -40,7 +40,7 @@ def test_topics_and_ids_of_a_failed_batch_are_suspects(quarantine: Quarantine) -
 
 
 def test_a_bad_topic_is_refused_twice_as_long_each_time(quarantine: Quarantine) -> None:
-    """The back-off doubles up to its limit; when it is over the topic is tried again, as a suspect."""
+    """The back-off doubles up to its limit; afterwards the topic is tried again, as a suspect."""
     now, wait = 0.0, FIRST_BACKOFF_S
     for _ in range(12):
         error = quarantine.blame_topic(GONE, now)
@@ -66,7 +66,7 @@ def test_a_bad_id_is_refused_while_others_to_its_topic_are_not(quarantine: Quara
 
 
 def test_a_write_without_messages_is_not_held_up_by_what_a_message_is_blamed_for(quarantine: Quarantine) -> None:
-    """A roll-back goes to the lane while a commit of the same id is refused, for the topic or for the message."""
+    """A rollback goes to the lane while a commit of the same id is refused, for the topic or for the message."""
     quarantine.suspect(["orders"], ["a"], 0)
     quarantine.blame_topic(GONE, 0)
     quarantine.blame_id("a", LARGE, 0)
@@ -75,7 +75,7 @@ def test_a_write_without_messages_is_not_held_up_by_what_a_message_is_blamed_for
 
 
 def test_a_write_without_messages_whose_records_are_blamed_is_refused(quarantine: Quarantine) -> None:
-    """What halfway keeps itself could not be written: every write of the id has the back-off."""
+    """An internal record could not be written: every write of the id has the back-off."""
     kept = Blame(refusal=TopicUnavailableError, topic="_halfway.op", detail="not written", of_internal_records=True)
     quarantine.blame_id("a", kept, 0)
     assert isinstance(quarantine.route("a", {}, 0.5), TopicUnavailableError)
@@ -83,7 +83,7 @@ def test_a_write_without_messages_whose_records_are_blamed_is_refused(quarantine
 
 
 def test_a_write_without_messages_that_fails_all_the_same_is_kept_apart(quarantine: Quarantine) -> None:
-    """Else a roll-back that cannot be written would end one incarnation with every try."""
+    """Otherwise a rollback that cannot be written would end one incarnation with every try."""
     quarantine.blame_id("a", LARGE, 0)
     quarantine.suspect([], ["a"], 0.1)
     assert quarantine.route("a", {}, 0.2) is Route.SUSPECT
@@ -108,14 +108,14 @@ def test_ids_that_failed_together_are_tried_one_by_one(quarantine: Quarantine) -
 
 
 def test_suspecting_again_keeps_what_is_known(quarantine: Quarantine) -> None:
-    """A failed batch around a topic that is refused does not open it again."""
+    """A failed batch with a refused topic does not open the topic again."""
     quarantine.blame_topic(GONE, 0)
     quarantine.suspect(["orders"], [], 0.1)
     assert isinstance(quarantine.route("a", {"orders": 10}, 0.2), TopicUnavailableError)
 
 
 def test_a_good_topic_that_refused_a_message_is_watched_for_messages_of_that_size(quarantine: Quarantine) -> None:
-    """Smaller ones go to the lane, others are tried apart until one of that size was written or time has passed."""
+    """Smaller ones go to the lane; others are tried separately until one of that size is written or time has passed."""
     quarantine.suspect(["orders"], ["a"], 0)
     quarantine.watch("orders", 500, 0)
     assert quarantine.route("b", {"orders": 499}, 1) is Route.LANE
@@ -130,7 +130,7 @@ def test_a_good_topic_that_refused_a_message_is_watched_for_messages_of_that_siz
 
 
 def test_a_topic_that_refused_a_message_for_another_reason_is_watched_for_all(quarantine: Quarantine) -> None:
-    """What was written meanwhile does not end it: the next bad one cannot be told from it."""
+    """A write in between does not end it: the next bad message looks the same."""
     quarantine.watch("orders", 0, 0)
     quarantine.clear_topic("orders", 1_000, 1)
     assert quarantine.route("b", {"orders": 0}, FIRST_WATCH_S / 2) is Route.SUSPECT
@@ -138,7 +138,7 @@ def test_a_topic_that_refused_a_message_for_another_reason_is_watched_for_all(qu
 
 
 def test_suspects_are_bounded_in_number_and_in_time(quarantine: Quarantine) -> None:
-    """The oldest are forgotten first."""
+    """The oldest suspects are forgotten first."""
     quarantine.suspect(["orders"], [f"id-{number}" for number in range(MAX_IDS + 5)], 0)
     assert quarantine.route("id-4", {}, 0) is Route.LANE
     assert quarantine.route("id-5", {}, 0) is Route.SUSPECT
@@ -149,7 +149,7 @@ def test_suspects_are_bounded_in_number_and_in_time(quarantine: Quarantine) -> N
 
 
 def shown(quarantine: Quarantine, now: float) -> dict[str, tuple[object, ...]]:
-    """Give the state of each topic and id with when that is over (in s) and why, at a wall time of `now` + 1000 s."""
+    """Return the state of each topic and id with its end (in s) and reason, at a wall time of `now` + 1000 s."""
     return {
         one.id or one.topic or "": (one.state, one.until and one.until / 1000 - 1000, one.min_bytes, one.error_code)
         for one in quarantine.shown(now, now + 1000, 100)
@@ -178,7 +178,7 @@ def test_what_is_kept_apart_is_shown_with_how_and_why(quarantine: Quarantine) ->
 
 
 def test_only_the_latest_are_shown_and_times_stay_as_they_were(quarantine: Quarantine) -> None:
-    """So that nothing seems to change while nothing does; unless the clock of the wall is set."""
+    """Times do not change without a change of state, unless the wall clock is adjusted."""
     for number in range(10):
         quarantine.suspect([], [f"id-{number}"], number)
     first = quarantine.shown(10, 1010, 3)

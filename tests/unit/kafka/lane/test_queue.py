@@ -1,4 +1,4 @@
-"""What waits for the lane leaves in order, in batches that are bounded."""
+"""Writes leave the queue in order, in bounded batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sized(name: str, *sizes: int) -> LaneWrite:
 
 
 def refused(queue: LaneQueue, one: LaneWrite) -> type[HalfwayError] | None:
-    """Put one, and return with which error it is refused."""
+    """Put a write, and return the error that refuses it."""
     return next((type(error) for _, error in queue.put_all([one])), None)
 
 
@@ -31,7 +31,7 @@ def names(batch: Batch) -> list[str]:
 
 
 async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
-    """First in, first out; the rest makes the next batch."""
+    """First in, first out; the rest is in the next batch."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     for name in "abcd":
         queue.put_all([sized(name)])
@@ -41,7 +41,7 @@ async def test_a_batch_takes_what_waits_up_to_its_number_of_ends() -> None:
 
 
 async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
-    """One end always fits; the next only where the sum stays within the limit."""
+    """One end always fits; the next one only if the sum stays within the limit."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     for name, size in (("a", 500), ("b", 60), ("c", 40), ("d", 1)):
         queue.put_all([sized(name, size)])
@@ -51,7 +51,7 @@ async def test_a_batch_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> No
 
 
 async def test_a_batch_is_bounded_in_records() -> None:
-    """An end counts as its messages and the three records that halfway keeps."""
+    """An end counts as its messages and halfway's three records."""
     queue = LaneQueue(10, PLENTY, BatchLimits(ends=10, payload_bytes=1_000, records=10))
     for name in "abc":
         queue.put_all([sized(name, 1, 1)])
@@ -59,7 +59,7 @@ async def test_a_batch_is_bounded_in_records() -> None:
 
 
 async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
-    """Releases are few, and must come through."""
+    """Releases are few, and are never refused."""
     queue = LaneQueue(2, PLENTY, LIMITS)
     queue.put_all([sized("a")])
     queue.put_all([sized("b")])
@@ -69,7 +69,7 @@ async def test_a_full_queue_refuses_an_end_but_never_a_release() -> None:
 
 
 async def test_of_many_those_that_fit_are_taken_in_order() -> None:
-    """Each of the others hears why it is refused."""
+    """Each refused write gets the reason."""
     queue = LaneQueue(3, 100, LIMITS)
     many = [sized("a", 60), sized("b", 60), sized("c", 40), sized("d"), sized("e")]
     refusals = queue.put_all(many)
@@ -78,7 +78,7 @@ async def test_of_many_those_that_fit_are_taken_in_order() -> None:
 
 
 async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
-    """Its Kafka transaction holds nothing else."""
+    """Its Kafka transaction contains nothing else."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     release = Release(shards=[1, 2])
     queue.put_all([sized("a")])
@@ -90,7 +90,7 @@ async def test_a_release_comes_alone_after_what_was_queued_before_it() -> None:
 
 
 async def test_a_queue_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> None:
-    """What has been taken makes room again; a release has no bytes."""
+    """Taken writes make room again; a release has no bytes."""
     queue = LaneQueue(10, 100, LIMITS)
     queue.put_all([sized("a", 500)])
     assert refused(queue, sized("b", 1)) is OverloadedError
@@ -105,7 +105,7 @@ async def test_a_queue_is_bounded_in_bytes_but_takes_one_end_of_any_size() -> No
 
 
 async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
-    """Whoever closes answers for what was still waiting."""
+    """The caller that closes the queue answers the waiting writes."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     first = sized("a")
     queue.put_all([first])
@@ -116,7 +116,7 @@ async def test_closing_returns_what_was_left_and_takes_no_more() -> None:
 
 
 async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
-    """Nobody waits for the time-out."""
+    """No caller waits for the time-out."""
     queue = LaneQueue(10, PLENTY, LIMITS)
     async with asyncio.timeout(GENEROUS_S):
         reading = asyncio.create_task(asyncio.to_thread(queue.take, 2 * GENEROUS_S))

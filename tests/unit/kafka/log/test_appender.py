@@ -1,4 +1,4 @@
-"""The writer of single records against a producer that fails as the broker of a test does not."""
+"""The writer of single records, with a producer that fails in ways that a test's broker does not."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ Report = Callable[[KafkaError | None, Any], None]
 
 
 class Delivered:
-    """A delivered message, as far as the writer looks at it."""
+    """A delivered message, with the members that the writer uses."""
 
     def __init__(self, offset: int, key: bytes) -> None:
         self._offset = offset
@@ -39,7 +39,7 @@ class Delivered:
 
 
 class ScriptedProducer:
-    """Holds what is produced until the test says what became of it."""
+    """Holds produced records until the test decides their outcome."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -124,7 +124,7 @@ class Bench:
 
 @pytest.fixture
 async def make_bench() -> AsyncIterator[Callable[..., Bench]]:
-    """Make benches whose writers are stopped in the end."""
+    """Create benches whose writers are stopped at the end."""
     benches: list[Bench] = []
 
     def make(**fields: Any) -> Bench:
@@ -138,7 +138,7 @@ async def make_bench() -> AsyncIterator[Callable[..., Bench]]:
 
 
 async def test_each_caller_gets_its_own_offset(make_bench: Callable[..., Bench]) -> None:
-    """Many reports of one poll reach the callers they belong to."""
+    """The reports of one poll reach their own callers."""
     bench = make_bench()
     tasks = [bench.append() for _ in range(5)]
     await until_true(lambda: len(bench.producers[0].held) == 5)
@@ -148,7 +148,7 @@ async def test_each_caller_gets_its_own_offset(make_bench: Callable[..., Bench])
 
 
 async def test_each_record_of_a_list_gets_its_own_answer(make_bench: Callable[..., Bench]) -> None:
-    """In whatever order the reports come, and though one of the records failed."""
+    """In any order of the reports, and although one of the records failed."""
     bench = make_bench()
     first, second, third = bench.append_all(3)
     producer = bench.producers[0]
@@ -199,7 +199,7 @@ async def test_a_record_that_the_broker_finds_too_large_was_not_stored(make_benc
 async def test_a_fatal_error_replaces_the_producer_and_what_was_in_flight_is_ambiguous(
     make_bench: Callable[..., Bench],
 ) -> None:
-    """The next append goes to a new producer; those in flight hear that it is not known."""
+    """The next append goes to a new producer; appends in flight get an ambiguous error."""
     bench = make_bench()
     lost = [bench.append() for _ in range(3)]
     await until_true(lambda: len(bench.producers[0].held) == 3)
@@ -215,7 +215,7 @@ async def test_a_fatal_error_replaces_the_producer_and_what_was_in_flight_is_amb
 
 
 async def test_a_new_producer_is_served_while_the_failed_one_retires(make_bench: Callable[..., Bench]) -> None:
-    """Its reports do not wait for what the failed one still holds; a fatal error of its own replaces it too."""
+    """Its reports do not wait for the records of the failed one; its own fatal error replaces it too."""
     bench = make_bench(prepare_timeout_s=5)
     lost = bench.append()
     await until_true(lambda: len(bench.producers[0].held) == 1)
@@ -244,7 +244,7 @@ async def test_an_append_while_the_producer_is_replaced_is_not_stored(make_bench
 
 
 async def test_records_in_flight_are_bounded(make_bench: Callable[..., Bench]) -> None:
-    """One more than the bound is refused at once, and taken again after a delivery."""
+    """One append above the limit is refused at once, and accepted after a delivery."""
     bench = make_bench(writer_in_flight=2)
     first, second = bench.append(), bench.append()
     await until_true(lambda: len(bench.producers[0].held) == 2)
@@ -259,7 +259,7 @@ async def test_records_in_flight_are_bounded(make_bench: Callable[..., Bench]) -
 
 
 async def test_bytes_in_flight_are_bounded_but_one_record_always_fits(make_bench: Callable[..., Bench]) -> None:
-    """A record above the bound is taken when nothing else is in flight."""
+    """A record above the limit is accepted if nothing else is in flight."""
     bench = make_bench(writer_in_flight_bytes=100)
     large = bench.append(size=150)
     await until_true(lambda: len(bench.producers[0].held) == 1)
@@ -272,7 +272,7 @@ async def test_bytes_in_flight_are_bounded_but_one_record_always_fits(make_bench
 async def test_past_the_deadline_it_is_not_known_and_still_counts_as_in_flight(
     make_bench: Callable[..., Bench],
 ) -> None:
-    """Callers that give up do not make room for more than Kafka takes."""
+    """Callers that give up do not make room for more records than Kafka takes."""
     bench = make_bench()
     late = bench.append()
     LoopTime().advance(LONG_S)
@@ -284,7 +284,7 @@ async def test_past_the_deadline_it_is_not_known_and_still_counts_as_in_flight(
 
 
 async def test_with_no_time_left_nothing_is_produced(make_bench: Callable[..., Bench]) -> None:
-    """A deadline that has passed is an error that tells that nothing was stored."""
+    """A deadline that has passed is an error that reports that nothing was stored."""
     bench = make_bench()
     with pytest.raises(OverloadedError):
         await bench.append(within_s=-1)
@@ -292,7 +292,7 @@ async def test_with_no_time_left_nothing_is_produced(make_bench: Callable[..., B
 
 
 async def test_stopping_tells_those_who_wait() -> None:
-    """What is still in flight after the prepare time-out is ambiguous; nothing new is taken."""
+    """Appends in flight after the prepare time-out are ambiguous; no new ones are accepted."""
     bench = Bench(prepare_timeout_s=0.1)
     bench.writer.start()
     task = bench.append()

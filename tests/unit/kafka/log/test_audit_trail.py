@@ -1,4 +1,4 @@
-"""What happens to events of the audit trail if Kafka does not take them."""
+"""Audit events while Kafka does not accept them."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.support.waiting import GENEROUS_S
 
 
 class Writer:
-    """A writer that a test lets through, or not."""
+    """A writer that the test blocks or unblocks."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.open = asyncio.Event()
@@ -24,10 +24,10 @@ class Writer:
         self.written: list[bytes] = []
 
     def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     async def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
     async def append_one(self, _topic: str, _partition: int, *, value: bytes, **_: object) -> int:
         if self.refuses:
@@ -55,7 +55,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail,
 async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_waits_for_them(
     made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
-    """What is too much is counted, and stands in the log; what waits is written once Kafka is back."""
+    """Events above the limit are counted and logged; waiting ones are written once Kafka is back."""
     audit, writer, observer = made()
     await audit.start()
     for number in range(audit_trail.MAX_WAITING + 7):
@@ -70,7 +70,7 @@ async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_wa
 async def test_groups_leave_half_of_the_places_to_operators(
     made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
-    """Else a group's service that asks for checks without end would keep what operators do out of the topic."""
+    """Otherwise a service that requests checks without end would keep operators' events out of the topic."""
     audit, writer, observer = made()
     await audit.start()
     for kind, count in (("group", audit_trail.MAX_WAITING), ("operator", audit_trail.MAX_WAITING // 2)):
@@ -96,7 +96,7 @@ async def test_an_event_that_is_not_confirmed_is_written_again(
 async def test_a_stop_does_not_wait_for_a_kafka_that_is_away(
     made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
-    """What it could not write is counted as lost."""
+    """Events that it could not write are counted as lost."""
     audit, _, observer = made()
     await audit.start()
     audit.record(AUDIT_EVENT)

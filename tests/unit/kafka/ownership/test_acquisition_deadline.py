@@ -1,4 +1,4 @@
-"""An acquisition may go on as long as its reader moves."""
+"""An acquisition may continue while its reader makes progress."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ LONG_S = 1_000.0
 
 @pytest.fixture
 def reader() -> Iterator[PartitionReader]:
-    """Give a reader that reads nothing: the tests say when it moved."""
+    """Return a reader that reads nothing; the tests set when it moved."""
     servers = {"bootstrap.servers": "127.0.0.1:1"}
     reader = PartitionReader(KafkaConfig(properties=servers, max_prepare_bytes=1_000))
     yield reader
@@ -29,7 +29,7 @@ def deadline_of(
 
 
 def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: PartitionReader) -> None:
-    """It never comes nearer, and moves on with what is read."""
+    """It never comes closer, and is extended by reading."""
     given = deadline_of(reader, until=100, stall_s=30)
     assert given.deadline == 100
     reader.moved_at = 60
@@ -51,7 +51,7 @@ def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: Partition
 
 
 def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: PartitionReader) -> None:
-    """Whoever has only begun to wait is given all of the time."""
+    """A waiter that has just started gets all of the time."""
     given, now = deadline_of(reader, until=0), time.monotonic()
     long_ago = now - 2 * LONG_S
     assert given.is_stalled(since=long_ago)
@@ -61,7 +61,7 @@ def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: Partiti
 
 
 def test_what_is_no_longer_wanted_ends_at_once(reader: PartitionReader) -> None:
-    """However much time is left."""
+    """Regardless of the time left."""
     unwanted = deadline_of(reader, until=time.monotonic() + LONG_S, wanted=False)
     for check in (unwanted.check, unwanted.check_wanted):
         with pytest.raises(AcquireError, match=r"^a step: the shard is no longer wanted"):

@@ -1,4 +1,4 @@
-"""What becomes of a shard that an instance has claimed and does not come to serve."""
+"""A shard that an instance has claimed and then does not serve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepar
 
 
 class Releases:
-    """Stands for an incarnation, and keeps what it is to release."""
+    """Replaces an incarnation, and records its releases."""
 
     id = "this"
     lane_ids = ("this.0", "this.1", "this.q")
@@ -41,7 +41,7 @@ class Releases:
 
 @dataclass
 class Wanted:
-    """What the group assigns, which a test changes."""
+    """The assignment of the group, which a test changes."""
 
     shards: set[int]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,13 +77,13 @@ class ClaimedInVain:
 
 
 async def test_a_shard_that_was_claimed_in_vain_is_released_when_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes while the next try is waited for: else its next owner would fence this instance, with all its shards."""
+    """It is released during the wait for the next try: otherwise its next owner would fence this instance."""
     monkeypatch.setattr(concurrent_acquisition, "Acquisition", ClaimedInVain)
     group, incarnation = Wanted({2}), Releases()
     acquisitions = ConcurrentAcquisitions(CONFIG, cast("Any", None), group, 0.1)
     acquisitions.begin(cast("Incarnation", incarnation), {2})
     async with asyncio.timeout(GENEROUS_S):
-        while not acquisitions.troubles:  # noqa: ASYNC110 - nothing tells of a try that failed
+        while not acquisitions.troubles:  # noqa: ASYNC110 - no event reports a failed try
             await asyncio.sleep(0.01)
     group.shards.clear()
     await acquisitions.end({2}, asyncio.get_running_loop().time() + 10)

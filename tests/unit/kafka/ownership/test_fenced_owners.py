@@ -1,4 +1,4 @@
-"""An incarnation fences each former owner once, for all the shards that it acquires side by side."""
+"""An incarnation fences each former owner once, for all shards that it acquires concurrently."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def test_it_is_fenced_once_however_many_ask() -> None:
 
 
 def test_a_fence_that_fails_is_tried_again_by_the_next() -> None:
-    """Those who wait for it fail with it."""
+    """Acquisitions that wait for it fail too."""
     fences, begun, go = FencedOwners("me"), threading.Event(), threading.Event()
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""What the group's thread tells the membership, whose state belongs to the event loop."""
+"""Events of the group's thread for the membership, whose state belongs to the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tests.support.waiting import until_true
 
 
 async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error() -> None:
-    """The group goes on without them; they are given up as soon as the loop gets there."""
+    """The group continues without them; they are dropped as soon as the loop runs."""
     servers = {"bootstrap.servers": "127.0.0.1:9"}
     config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
     membership = Instance(config).cluster.membership
@@ -30,13 +30,13 @@ async def test_a_loop_that_is_busy_past_the_time_to_give_shards_back_is_no_error
     with ThreadPoolExecutor(1) as pool, capture_logs() as logged:
         pool.submit(membership.revoked, {0}).result()  # the loop waits for it
     assert [(entry["event"], entry["log_level"]) for entry in logged] == [("revoke_out_of_time", "warning")]
-    while 0 in membership.status.acquiring:  # noqa: ASYNC110 - nothing tells when it gets there
+    while 0 in membership.status.acquiring:  # noqa: ASYNC110 - no event reports that
         await asyncio.sleep(0.01)
     assert membership.status.acquiring == (1,)
 
 
 async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> None:
-    """It is revoked, the loop has no time for that, and the group gives it to this instance again."""
+    """It is revoked while the loop is busy, and then assigned to this instance again."""
     servers = {"bootstrap.servers": "127.0.0.1:9"}
     config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, session_timeout_s=0.1)
     membership = Instance(config).cluster.membership
@@ -54,17 +54,17 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
 
 
 class Paused:
-    """Stands for the group's consumer."""
+    """Replaces the group's consumer."""
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Take partitions."""
+        """Accept partitions."""
 
     def pause(self, partitions: list[TopicPartition]) -> None:
         """Fetch nothing."""
 
 
 async def test_a_member_is_not_seen_without_the_shards_that_it_is_assigned() -> None:
-    """A member without shards is ready: until the loop knows of its shards, this instance has not joined."""
+    """A member without shards is ready; until the loop knows its shards, this instance has not joined."""
     config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
     membership = Instance(config).cluster.membership
     membership._loop = Loop(asyncio.get_running_loop())
@@ -79,7 +79,7 @@ async def test_a_member_is_not_seen_without_the_shards_that_it_is_assigned() -> 
 
 @pytest.mark.parametrize("leave", ["left", "dropped"])
 async def test_a_member_that_has_left_has_joined_once_it_is_assigned_something_again(leave: str) -> None:
-    """Be that nothing: others have all the shards."""
+    """Return no shards: other instances own all of them."""
     config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
     membership = Instance(config).cluster.membership
     membership._loop = Loop(asyncio.get_running_loop())
@@ -94,7 +94,7 @@ async def test_a_member_that_has_left_has_joined_once_it_is_assigned_something_a
 
 
 class Serving:
-    """Stands for an incarnation that can serve what it acquires."""
+    """Replaces an incarnation that can serve acquired shards."""
 
     id = "this"
     failed = False
@@ -110,7 +110,7 @@ class Serving:
 
 
 async def test_a_release_that_is_too_old_says_so_when_another_shard_could_be_acquired() -> None:
-    """The acquisition that went well ends after the one that found the newer record."""
+    """The successful acquisition ends after the one that found the newer record."""
     config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
     instance = Instance(config)
     membership = instance.cluster.membership
@@ -124,17 +124,17 @@ async def test_a_release_that_is_too_old_says_so_when_another_shard_could_be_acq
 
 
 class LaneId:
-    """Stands for an initialised producer."""
+    """Replaces an initialised producer."""
 
     def __init__(self, name: str) -> None:
         self.transactional_id = name
         self.ended = False
 
     def idle(self) -> None:
-        """Have nothing to do."""
+        """Do nothing."""
 
     def demand_unworn(self) -> None:
-        """Have no fault."""
+        """Return no fault."""
 
     def abandon(self) -> None:
         self.ended = True
@@ -144,7 +144,7 @@ class LaneId:
 async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
     monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
-    """The machine has no thread left: half an incarnation would acquire shards for which nothing can be written."""
+    """No thread can start: part of an incarnation would acquire shards for which it cannot write."""
     made: list[LaneId] = []
 
     def lane_producers(*_: object) -> list[LaneId]:

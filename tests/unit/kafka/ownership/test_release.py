@@ -1,4 +1,4 @@
-"""Shards are given back by whoever dropped them, and by nobody else (docs/fencing.md, step 3)."""
+"""Only the caller that dropped a shard releases it (docs/fencing.md, step 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halfway.service.ports import ShardListener
 
 
 class OwnerLog:
-    """Stands for an incarnation, and keeps what would stand in owners, in its order."""
+    """Replaces an incarnation, and records the records of owners in order."""
 
     failed = False
 
@@ -31,7 +31,7 @@ class OwnerLog:
 
 
 class Busy:
-    """A listener whose ends in flight are finished when a test says so."""
+    """A listener that finishes its ends in flight when the test allows it."""
 
     def __init__(self) -> None:
         self.finished = {0: asyncio.Event(), 1: asyncio.Event()}

@@ -1,4 +1,4 @@
-"""For how long nobody served a shard."""
+"""How long a shard was unserved."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from halfway.kafka.ownership.unserved_time import UnservedTime
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Give a clock that a test sets."""
+    """Return a clock that the test sets."""
     clock = {"now": 1000.0}
     monkeypatch.setattr("halfway.kafka.ownership.unserved_time.time.time", lambda: clock["now"])
     return clock
@@ -26,7 +26,7 @@ def test_it_counts_from_the_assignment_or_from_an_earlier_release(at: dict[str, 
 
 
 def test_a_release_from_before_the_start_tells_nothing(at: dict[str, float]) -> None:
-    """There may have been no instance at all since then; nor does a clock that is ahead make it negative."""
+    """No instance may have run since then. A clock that is ahead does not make the time negative."""
     unserved = UnservedTime()
     at["now"] = 1003.0
     unserved.begin([1, 2])

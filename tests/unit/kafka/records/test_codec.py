@@ -92,7 +92,7 @@ OPS = st.builds(
 
 
 def builtins(record: msgspec.Struct) -> Any:
-    """Return a record as fastavro's writer takes it."""
+    """Return a record as input for fastavro's writer."""
     fields: Any = msgspec.to_builtins(record, builtin_types=(bytes,))
     for message in fields.get("half", fields).get("messages", ()):
         if "headers" in message:
@@ -133,19 +133,19 @@ def test_any_parked_is_what_fastavro_writes(half: Half, reason: str, parked_at: 
 
 @pytest.mark.parametrize("kind", schemas.NAMES)
 def test_committed_bytes_stay_readable(kind: str) -> None:
-    """Records that were written once are read for ever: a schema that changes keeps its old version in `history/`."""
+    """Records that were written once stay readable: a changed schema keeps its old version in `history/`."""
     for data in COMMITTED[kind]:
         assert DECODE[kind](bytes.fromhex(data)) == RECORDS[kind]
 
 
 @pytest.mark.parametrize("kind", schemas.NAMES)
 def test_what_is_written_now_is_committed(kind: str) -> None:
-    """The bytes of today's schema are among the committed ones, so that tomorrow's must read them."""
+    """The bytes of the current schema are among the committed ones, so that later releases must read them."""
     assert ENCODE[kind](RECORDS[kind]).hex() in COMMITTED[kind]
 
 
 def test_a_record_of_an_older_schema_is_read() -> None:
-    """A half that was written before there was a `remark` is a half without remark."""
+    """A half that was written before the field `remark` existed has no remark."""
     older = json.loads((HERE / "half_without_remark.avsc").read_text())
     fields = {name: value for name, value in builtins(HALF).items() if name != "remark"}
     written = Registry("half", (older,)).encode(fields)
@@ -156,7 +156,7 @@ def test_a_record_of_an_older_schema_is_read() -> None:
 
 
 def test_an_older_version_in_history_is_among_the_versions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The loader gives the current schema first, then those of `history/` from new to old."""
+    """The loader returns the current schema first, then those of `history/` from new to old."""
     (tmp_path / "history").mkdir()
     (tmp_path / "op.avsc").write_text('{"version": "now"}')
     for number in (2, 10, 1):
@@ -208,7 +208,7 @@ def test_times_are_timestamps_for_readers_of_the_schema() -> None:
 
 @pytest.mark.parametrize("kind", schemas.NAMES)
 def test_what_is_no_record_is_undecodable(kind: str) -> None:
-    """No value, nothing, text, JSON, a cut or a longer record, a changed header: each says what is wrong."""
+    """No value, an empty one, text, JSON, a cut or longer record, a changed header: each error names the problem."""
     good = ENCODE[kind](RECORDS[kind])
     bad = {
         None: "no value",
@@ -228,7 +228,7 @@ def test_what_is_no_record_is_undecodable(kind: str) -> None:
 
 @given(kind=st.sampled_from(schemas.NAMES), garbage=st.binary(max_size=200))
 def test_garbage_is_undecodable_or_a_record(kind: str, garbage: bytes) -> None:
-    """Whatever follows a good header, nothing but UndecodableError comes out."""
+    """After a valid header, any bytes raise UndecodableError and nothing else."""
     try:
         record = DECODE[kind](registry(kind).header + garbage)
     except codec.UndecodableError:
@@ -237,21 +237,21 @@ def test_garbage_is_undecodable_or_a_record(kind: str, garbage: bytes) -> None:
 
 
 def test_another_kind_of_record_is_undecodable() -> None:
-    """A barrier is no half, whatever its topic."""
+    """A barrier is not a half, in any topic."""
     with pytest.raises(codec.UndecodableError, match="unknown schema fingerprint"):
         codec.decode_half(codec.encode_barrier(codec.decode_barrier(bytes.fromhex(COMMITTED["barrier"][0]))))
 
 
 @pytest.mark.parametrize("field, symbol", [("kind", "UNKNOWN"), ("cause", "unknown")])
 def test_an_op_of_a_later_release_is_undecodable_not_misread(field: str, symbol: str) -> None:
-    """The symbol that stands for one that this schema lacks is never taken for an outcome or a cause."""
+    """The symbol for unknown values is never read as an outcome or a cause."""
     data = registry("op").encode({**builtins(OP), field: symbol})
     with pytest.raises(codec.UndecodableError, match="cannot use"):
         codec.decode_op(data)
 
 
 def test_headers_tell_kind_group_and_state() -> None:
-    """Tools need not decode a record, nor a tombstone."""
+    """Tools need not decode records or tombstones."""
     headers = codec.record_headers(codec.KIND_HALF, "größe", "committed")
     assert headers == [
         ("halfway-kind", b"half"),

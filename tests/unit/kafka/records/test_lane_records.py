@@ -42,7 +42,7 @@ def encoded(one: LaneWrite) -> Encoded:
 
 
 def marker_of(messages: int, topic: str) -> Op:
-    """Give the marker of a commit of so many of the smallest messages that have a key and a value."""
+    """Return the marker of a commit with this many of the smallest messages that have a key and a value."""
     one = MessageDigest.of(Message(topic=topic, key=b"k", value=b"v"))
     return msgspec.structs.replace(OP, fingerprint=b"f" * 16, remark="r" * 1024, messages=(one,) * messages)
 
@@ -50,7 +50,7 @@ def marker_of(messages: int, topic: str) -> Op:
 @pytest.mark.parametrize("topic", ["t", "orders", "t" * 249])
 @pytest.mark.parametrize("most", [1, 1_000, 30_000])
 def test_a_marker_of_as_many_messages_as_a_prepare_may_have_is_whole(most: int, topic: str) -> None:
-    """Whatever their topics are called, as far as the half message takes them all."""
+    """For any topic names that the half message allows."""
     config = replace(CONFIG, max_messages=most, max_prepare_bytes=4_194_304)
     half = msgspec.structs.replace(HALF, messages=(Message(topic=topic, key=b"k", value=b"v"),) * most)
     fits = len(encode_half(half)) <= config.half_record_bytes
@@ -60,7 +60,7 @@ def test_a_marker_of_as_many_messages_as_a_prepare_may_have_is_whole(most: int, 
 
 
 def test_a_marker_that_its_topic_may_not_take_names_no_messages() -> None:
-    """It was accepted when a prepare could have more messages, and is ended all the same."""
+    """It was accepted when a prepare could have more messages, and is ended nevertheless."""
     large = marker_of(26_000, "orders")
     kept = encoded(write(op=large, half=TOMBSTONE)).op
     assert kept is not None
@@ -105,7 +105,7 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
 
 
 def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:
-    """What `produce` would refuse half way through a batch is found before the Kafka transaction begins."""
+    """A record that `produce` would refuse in the middle of a batch is found before the Kafka transaction begins."""
     large = write(messages=(MESSAGES[0], Message(topic="points", value=b"x" * 10_000)), op=OP, size=10_003)
     assert oversized(encoded(large), CONFIG, 9_000) == "points"
     assert oversized(encoded(large), CONFIG, 20_000) is None

@@ -1,4 +1,4 @@
-"""Whatever a request about a topic ends with, whoever waits for it hears so and the next one asks anew."""
+"""Every waiting caller gets the result of a request about a topic, and the next one sends a new request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOUND = {
 
 
 class ScriptedAdmin:
-    """Answers what a test puts down, errors included."""
+    """Returns the answers that a test sets, including errors."""
 
     def __init__(self) -> None:
         self.shape: Any = SimpleNamespace(partitions=[partition(0), partition(1)], authorized_operations=[])
@@ -51,7 +51,7 @@ class ScriptedAdmin:
 
 
 def partition(number: int, *, leader: int | None = 1, in_sync: int = 3, replicas: int = 3) -> Any:
-    """Describe a partition as confluent-kafka does."""
+    """Return the description of a partition as confluent-kafka's."""
     nodes = [SimpleNamespace(id=broker) for broker in range(1, replicas + 1)]
     led_by = None if leader is None else SimpleNamespace(id=leader)
     return SimpleNamespace(id=number, leader=led_by, isr=nodes[:in_sync], replicas=nodes)
@@ -80,7 +80,7 @@ def destinations(admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch) -> Topic
 def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
     destinations: TopicMetadata, admin: ScriptedAdmin
 ) -> None:
-    """An error that is not Kafka's does not leave the next caller waiting for an answer that never comes."""
+    """An error that is not Kafka's does not leave the next caller without an answer."""
     sound, admin.shape = admin.shape, RuntimeError("scripted")
     with pytest.raises(KafkaUnavailableError, match="scripted") as caught:
         destinations.fresh(["orders"], LONG_S)
@@ -93,7 +93,7 @@ def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
 async def test_settings_that_cannot_be_used_are_an_error_and_are_asked_for_again(
     destinations: TopicMetadata, admin: ScriptedAdmin, settings: Any
 ) -> None:
-    """As for a description, and where the answer lacks what is needed."""
+    """As for a description, and if the answer lacks a needed field."""
     deadline = asyncio.get_running_loop().time() + LONG_S
     admin.settings = settings
     with pytest.raises(KafkaUnavailableError, match="orders"):
@@ -108,7 +108,7 @@ async def test_settings_that_cannot_be_used_are_an_error_and_are_asked_for_again
 def test_a_topic_that_may_be_written_is_there(
     destinations: TopicMetadata, admin: ScriptedAdmin, allowed: list[AclOperation] | None
 ) -> None:
-    """Also where the broker tells of no operation at all, as it has no access control."""
+    """Also if the broker lists no operation, because it has no access control."""
     admin.shape.authorized_operations = allowed
     assert destinations.fresh(["orders"], LONG_S) == {"orders": WritablePartitions("orders", 2)}
 
@@ -123,7 +123,7 @@ def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
 
 
 def test_partitions_that_take_nothing_are_told(destinations: TopicMetadata, admin: ScriptedAdmin) -> None:
-    """Without a leader, or below min.insync.replicas; a replica that lags where more than enough are left is none."""
+    """Without a leader, or below min.insync.replicas; a lagging replica does not matter if enough are in sync."""
     admin.shape.partitions = [partition(0, in_sync=2), partition(1, in_sync=1), partition(2, leader=None)]
     found = destinations.fresh(["orders"], LONG_S)["orders"]
     assert found is not None
@@ -135,7 +135,7 @@ def test_partitions_that_take_nothing_are_told(destinations: TopicMetadata, admi
 def test_who_may_not_see_the_settings_may_write_wherever_there_is_a_leader(
     destinations: TopicMetadata, admin: ScriptedAdmin, settings: Any
 ) -> None:
-    """What was written before cannot be refused for want of a figure."""
+    """A write that was possible before is not refused because a figure is missing."""
     admin.settings = settings
     admin.shape.partitions = [partition(0, in_sync=1), partition(1, leader=None)]
     found = destinations.fresh(["orders"], LONG_S)["orders"]
@@ -146,7 +146,7 @@ def test_who_may_not_see_the_settings_may_write_wherever_there_is_a_leader(
 def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
     destinations: TopicMetadata, admin: ScriptedAdmin
 ) -> None:
-    """A lane that is busy with sound topics costs no request for settings, and one with others costs few."""
+    """A busy lane with healthy topics sends no request for settings, and one with others sends few."""
     admin.shape.partitions = [partition(0)]
     TopicMetadata(CONFIG).fresh(["orders"], LONG_S)
     assert admin.asked == 0
@@ -159,7 +159,7 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
 def test_a_controller_that_does_not_answer_is_looked_for_anew(
     destinations: TopicMetadata, admin: ScriptedAdmin
 ) -> None:
-    """The client would go on asking a broker that was lost."""
+    """The client would keep sending requests to a lost broker."""
     sound, admin.shape = admin.shape, KafkaException(KafkaError(KafkaError._TIMED_OUT))
     with pytest.raises(KafkaUnavailableError):
         destinations.fresh(["orders"], LONG_S)

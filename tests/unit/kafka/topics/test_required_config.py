@@ -1,4 +1,4 @@
-"""What is unsafe in an internal topic is found, named, and comes with its remedy."""
+"""Every unsafe setting of an internal topic is found and named, with its remedy."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ BROKER = {"transaction.partition.verification.enable": "true", "transaction.max.
 
 
 def as_planned(config: KafkaConfig = CONFIG, brokers: int = 1) -> dict[str, FoundTopic]:
-    """Give the topics as halfway creates them."""
+    """Return the topics as halfway creates them."""
     return {
         plan.name: FoundTopic(partitions=plan.partitions, replication=plan.replication, settings=plan.settings)
         for plan in plans(config, brokers)
@@ -43,7 +43,7 @@ def grown(topic: str, partitions: int) -> dict[str, FoundTopic]:
     "topic", ["_halfway.half", "_halfway.op", "_halfway.parked", "_halfway.groups", "_halfway.owners"]
 )
 def test_partitions_beyond_the_recorded_number_are_no_problem(topic: str) -> None:
-    """Somebody added them: neither the old nor the new number could be started with otherwise. Too few are refused."""
+    """An operator added them: otherwise neither the old nor the new number could start. Too few are refused."""
     planned, found = plans(CONFIG, 1), grown(topic, 9)
     assert problems(planned, found, bootstrap="kafka:9092", recorded=True) == []
     assert surplus_partitions(planned, found) == {topic: 1 if topic.endswith("groups") else 4}
@@ -54,7 +54,7 @@ def test_partitions_beyond_the_recorded_number_are_no_problem(topic: str) -> Non
 
 
 def test_topics_that_have_very_many_shards_already_are_used_as_they_are() -> None:
-    """Their number can never be changed: only new topics are refused, and none are if the number was written down."""
+    """Their number can never change: only new topics are refused, and none if the number was recorded."""
     many = replace(CONFIG, shards=MAX_NEW_SHARDS + 1)
     with pytest.raises(ConfigurationError, match="HALFWAY_SHARDS is 513"):
         require_tested_shard_count(many, {}, recorded=False)
@@ -71,12 +71,12 @@ def changed(topic: str, setting: str, value: str) -> dict[str, FoundTopic]:
 
 @pytest.mark.parametrize("brokers", [1, 2, 3, 5])
 def test_what_halfway_creates_is_safe(brokers: int) -> None:
-    """A plan has no problems of its own, whatever the cluster's size."""
+    """A plan has no problems, for any cluster size."""
     assert found_problems(as_planned(brokers=brokers), brokers=brokers) == []
 
 
 def test_three_brokers_make_three_replicas_with_two_in_sync() -> None:
-    """One broker may be lost; where there is one broker only, there is one replica."""
+    """One broker may be lost; with a single broker there is one replica."""
     for plan in plans(CONFIG, 3):
         assert (plan.replication, plan.settings["min.insync.replicas"]) == (3, "2")
     for plan in plans(CONFIG, 1):
@@ -158,7 +158,7 @@ def test_a_setting_that_is_safer_than_needed_is_accepted(topic: str, setting: st
 
 
 def test_parked_must_take_whatever_half_takes() -> None:
-    """A half topic that an operator made larger needs a parked topic that is larger still."""
+    """A half topic that an operator enlarged needs an even larger parked topic."""
     found = changed(CONFIG.half_topic, "max.message.bytes", "20000000")
     (problem,) = found_problems(found)
     assert (problem.topic, problem.setting) == (CONFIG.parked_topic, "max.message.bytes")
@@ -173,14 +173,14 @@ def test_another_number_of_partitions_is_refused() -> None:
 
 
 def test_too_few_replicas_are_refused_and_no_setting_that_they_cannot_fulfil_is_asked_for() -> None:
-    """One replica where there are three brokers is unsafe; two in sync of one would stop all writes."""
+    """One replica with three brokers is unsafe; two in-sync replicas of one would stop all writes."""
     unsafe = found_problems(as_planned(brokers=1), brokers=3)
     assert {problem.setting for problem in unsafe} == {"replication factor"}
     assert len(unsafe) == 6
 
 
 def test_three_replicas_need_two_in_sync_even_while_a_broker_is_down() -> None:
-    """What is needed follows from the replicas that there are, not from the brokers that answer."""
+    """The requirement follows from the existing replicas, not from the brokers that answer."""
     found = as_planned(brokers=3)
     assert found_problems(found, brokers=2) == []
     half = found[CONFIG.half_topic]
@@ -190,7 +190,7 @@ def test_three_replicas_need_two_in_sync_even_while_a_broker_is_down() -> None:
 
 
 def test_a_missing_topic_is_a_problem() -> None:
-    """While running, a topic that went away is told like any other problem."""
+    """While running, a deleted topic is reported like any other problem."""
     found = as_planned()
     del found[CONFIG.op_topic]
     (problem,) = found_problems(found)
@@ -198,13 +198,13 @@ def test_a_missing_topic_is_a_problem() -> None:
 
 
 def test_a_list_is_put_in_brackets_for_the_command() -> None:
-    """kafka-configs.sh would take a comma for the end of a setting."""
+    """kafka-configs.sh would read a comma as the end of a setting."""
     (problem,) = found_problems(changed(CONFIG.op_topic, "cleanup.policy", "delete"))
     assert problem.remedy.endswith("cleanup.policy=[compact,delete]")
 
 
 def test_a_current_broker_is_accepted() -> None:
-    """Nothing is wrong with the defaults of Kafka 3.6 and later."""
+    """The defaults of Kafka 3.6 and later have no problem."""
     check_broker(1, BROKER, CONFIG)
 
 
@@ -217,6 +217,6 @@ def test_a_current_broker_is_accepted() -> None:
     ],
 )
 def test_a_broker_that_cannot_carry_the_transactions_is_refused(settings: dict[str, str | None], named: str) -> None:
-    """The broker and what it lacks are named."""
+    """The error names the broker and what it lacks."""
     with pytest.raises(ConfigurationError, match=named):
         check_broker(1, settings, CONFIG)
