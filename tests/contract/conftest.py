@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def contract_config(kafka: "Kafka") -> "KafkaConfig":
-    """Give the configuration whose internal topics this run's contract tests share."""
+    """Return the configuration whose internal topics the contract tests of this run share."""
     from tests.support.contract.on_kafka import new_config
 
     return new_config(kafka.bootstrap_servers)
@@ -24,7 +24,7 @@ def contract_config(kafka: "Kafka") -> "KafkaConfig":
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["memory", "kafka"])
 async def backend(request: pytest.FixtureRequest) -> Backend:
-    """Give a log for the instances of a module."""
+    """Return a log for the instances of a module."""
     if request.param == "memory":
         return MemoryBackend()
     from tests.support.contract.on_kafka import KafkaBackend
@@ -36,9 +36,9 @@ async def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def instance(backend: Backend) -> AsyncIterator[Instance]:
-    """Give an instance that serves all shards to all tests of a module: each has ids and topics of its own.
+    """Return an instance that serves all shards to all tests of a module: each has its own ids and topics.
 
-    A module with tests that start instances themselves has none of this one: they would share the shards.
+    A module whose tests start instances themselves does not use it, because they would share the shards.
     """
     async with running(backend) as one:
         yield one

@@ -1,4 +1,4 @@
-"""The port `HalfLog`: first prepares, and payloads read back."""
+"""The port `HalfLog`: prepares, and payloads read back."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def test_many_at_once_each_get_an_offset_of_their_own(instance: Instance) 
 
 
 async def test_the_key_at_an_offset_is_verified(instance: Instance) -> None:
-    """Where compaction or a mistake has put another record, its payload must not be taken for this one's."""
+    """If compaction or a mistake has put another record there, its payload must not be used."""
     half = half_of(new_id())
     offset = await appended(instance.half_log, 0, half, deadline=instance.deadline())
     with pytest.raises(KafkaUnavailableError):

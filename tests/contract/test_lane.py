@@ -1,4 +1,4 @@
-"""The port `Lane`: one resolution is written whole or not at all."""
+"""The port `Lane`: one resolution is atomic."""
 
 import asyncio
 
@@ -189,7 +189,7 @@ async def test_what_is_no_longer_current_is_not_written(instance: Instance, back
 
 
 async def test_a_missing_topic_holds_up_nobody_else(instance: Instance, backend: Backend) -> None:
-    """Its transaction stays pending; the others of the same moment are committed."""
+    """Its transaction stays pending; the others of the same batch are committed."""
     topic = await backend.create_topic("there")
     gone = half_of(new_id(), (Message(topic=topic, value=b"half"), Message(topic=new_id("not-there"), value=b"half")))
     good = [half_of(new_id(), (Message(topic=topic, value=b"good"),)) for _ in range(5)]

@@ -149,7 +149,7 @@ async def test_groups_outlive_an_instance(backend: Backend) -> None:
 
 
 async def test_recovery_begins_at_the_cursors(backend: Backend) -> None:
-    """What stands before the half cursor is not read: a pending half there is not found."""
+    """Records before the half cursor are not read: a pending half there is not found."""
     before, after = half_of(new_id("before")), half_of(new_id("after"))
     async with running(backend) as first:
         await appended(first.half_log, 0, before, deadline=first.deadline())

@@ -1,4 +1,4 @@
-"""The port `Owners`: where to ask for a shard that is another's."""
+"""The port `Owners`: the owner of a shard of another instance."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The port `Membership` while an instance runs: what the tail brings."""
+"""The port `Membership` while an instance runs: the records of the tail."""
 
 import pytest
 
@@ -17,7 +17,7 @@ async def test_every_shard_is_acquired_once(instance: Instance) -> None:
 
 
 async def test_the_tail_brings_what_others_append(instance: Instance, backend: Backend) -> None:
-    """A paused former owner may still append a prepare it was asked for."""
+    """A paused former owner may still append an earlier prepare."""
     half = half_of(new_id(shard=1))
     offset = await backend.foreign_prepare(1, half)
     await until_true(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
@@ -56,7 +56,7 @@ async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: In
 
 
 async def test_the_tail_comes_to_the_end_though_the_last_records_are_not_its_own_kind(instance: Instance) -> None:
-    """Barriers and control records stand at the end: a read barrier must get past them."""
+    """Barriers and control records are at the end: a read barrier must get past them."""
     for shard in range(SHARDS):
         await instance.tailed(shard)
     half = half_of(new_id())

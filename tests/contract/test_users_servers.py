@@ -1,4 +1,4 @@
-"""`halfway.testing`: what a user's test sees is the same over ports in memory and over a Kafka broker."""
+"""`halfway.testing`: a user's test gets the same results over ports in memory and over a Kafka broker."""
 
 import threading
 import time
@@ -88,7 +88,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after_it(
 
 
 def test_a_key_has_the_same_partition_everywhere(server: Server, client: SyncHalfway, topic: str) -> None:
-    """The one that Kafka's Java client chooses."""
+    """The partition that Kafka's Java client chooses."""
     keys = [f"order-{number}" for number in range(9)]
     with client.transaction([Message(topic=topic, key=key, value="v") for key in keys]):
         pass

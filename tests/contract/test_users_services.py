@@ -1,4 +1,4 @@
-"""`halfway.testing`: whole services, with a barrier or a session, see the same over either server."""
+"""`halfway.testing`: whole services, with a barrier or a session, get the same results over either server."""
 
 import json
 import time
@@ -119,7 +119,7 @@ def test_the_barrier_answers_when_the_end_is_lost(
         own = f"barrier-{topic}-{commits}"
         lost = [Message(topic=topic, value="v")]
         if commits:
-            with engine.begin() as connection:  # a check that comes meanwhile is told unknown
+            with engine.begin() as connection:  # a check that arrives in the meantime is answered unknown
                 barrier.insert(connection, own)
                 client.prepare(lost, id=own)
         else:

@@ -1,4 +1,4 @@
-"""What the integration tests are given."""
+"""Fixtures of the integration tests."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def topics(kafka: Kafka) -> Topics:
 
 @pytest.fixture
 def config(kafka: Kafka) -> KafkaConfig:
-    """Give the configuration of a prefix of its own, with its internal topics and one real topic."""
+    """Return the configuration of a new prefix, with its internal topics and one real topic."""
     made = config_for(kafka.bootstrap_servers)
     create_internal_topics(made)
     create_topics(made, {made.prefix + "orders": 1})

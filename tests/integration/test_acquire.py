@@ -1,4 +1,4 @@
-"""Acquiring shards on a real broker: whoever owned them before is fenced, and what was left open is settled."""
+"""Acquiring shards on a real broker: former owners are fenced, and their open transactions are settled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.ownership.kafka_adapter import produce
 
 
 def test_the_owner_record_names_the_incarnation_and_its_lanes(config: KafkaConfig) -> None:
-    """Step 4: whoever comes next finds whom to fence."""
+    """Step 4: the next acquirer finds the owner to fence."""
     acquire(config, "one", [0, 1])
     for seen in read_topic(config, config.owners_topic):
         owner = decode_owner(seen.value)
@@ -69,7 +69,7 @@ def test_the_former_owner_can_write_nothing_more(config: KafkaConfig) -> None:
 
 
 def test_an_open_release_of_a_frozen_owner_does_not_stop_the_next(config: KafkaConfig) -> None:
-    """Steps 2 and 3 again: the open release holds the LSO back, its owner stands before it and is fenced."""
+    """Steps 2 and 3 again: the open release holds back the LSO; its owner is before it and is fenced."""
     former = lane_of(config, "former")
     acquire(config, "former", [0])
     former[0].begin()
@@ -85,7 +85,7 @@ def test_an_open_release_of_a_frozen_owner_does_not_stop_the_next(config: KafkaC
 
 
 def test_an_open_rehearsal_of_a_frozen_owner_holds_no_consumer_back(kafka: Kafka) -> None:
-    """It is aborted by whoever takes over, long before it would time out."""
+    """The next owner aborts it, long before it would time out."""
     config = config_for(kafka.bootstrap_servers, transaction_timeout_s=2 * PATIENCE_S)
     create_internal_topics(config)
     orders = config.prefix + "orders"
@@ -138,7 +138,7 @@ FOREIGN = pytest.mark.parametrize(
 
 @FOREIGN
 def test_a_foreign_owner_record_hides_nobody_who_must_be_fenced(config: KafkaConfig, value: bytes | None) -> None:
-    """The owner record before it is still there: that owner is fenced, and the new one stands after the rubbish."""
+    """The owner record before it still exists: that owner is fenced, and the new record is after the garbage."""
     former, skipped = lane_of(config, "former"), list[tuple[str, str]]()
     acquire(config, "former", [0])
     produce(config, config.owners_topic, 0, b"0", value)
@@ -149,7 +149,7 @@ def test_a_foreign_owner_record_hides_nobody_who_must_be_fenced(config: KafkaCon
 
 
 def test_where_compaction_left_only_a_foreign_owner_record_the_barriers_tell_whom_to_fence(config: KafkaConfig) -> None:
-    """A claim is also a barrier in parked and in half, under a key of its own."""
+    """A claim is also a barrier in parked and in half, with its own key."""
     former = lane_of(config, "former")
     barrier = encode_barrier(Barrier(incarnation="former", at=1))
     headers = record_headers(KIND_BARRIER, "", "acquired")
@@ -161,7 +161,7 @@ def test_where_compaction_left_only_a_foreign_owner_record_the_barriers_tell_who
 
 
 def test_where_compaction_left_nothing_of_an_owner_the_barriers_tell_whom_to_fence(config: KafkaConfig) -> None:
-    """As after a null value that another tool wrote, which hides the owner record and then goes itself."""
+    """As after a foreign null value, which hides the owner record and is then compacted away."""
     former = lane_of(config, "former")
     barrier = encode_barrier(Barrier(incarnation="former", at=1))
     produce(config, config.parked_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
@@ -172,7 +172,7 @@ def test_where_compaction_left_nothing_of_an_owner_the_barriers_tell_whom_to_fen
 def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of half is to be read then: as long as that goes on, no deadline ends it."""
+    """Then all of half is read; no deadline ends this while it makes progress."""
     barrier = encode_barrier(Barrier(incarnation="former", at=1))
     former = lane_of(config, "former")
     produce(config, config.half_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
@@ -191,7 +191,7 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
 
 
 def test_a_partition_that_cannot_be_read_to_its_end_is_named(config: KafkaConfig) -> None:
-    """A Kafka transaction that nobody ends stands before the barrier: nothing is served that was not read."""
+    """A hanging Kafka transaction is before the barrier: unread records are never served."""
     acquire(config, "one", [0])
     [stranger] = initialised(config, [f"{config.prefix}stranger"], time.monotonic() + PATIENCE_S)
     stranger.begin()
@@ -203,7 +203,7 @@ def test_a_partition_that_cannot_be_read_to_its_end_is_named(config: KafkaConfig
 
 
 def test_an_owner_record_of_a_later_release_is_not_passed_over(config: KafkaConfig) -> None:
-    """It cannot be read, but it has halfway's headers: whoever its barrier names is fenced, not who stands before."""
+    """It is undecodable but has halfway's headers: the owner in the barrier is fenced, not the one before."""
     later = lane_of(config, "later")
     acquire(config, "former", [0])
     unknown = b"\xc3\x01" + b"\x07" * 8 + b"body"
@@ -215,7 +215,7 @@ def test_an_owner_record_of_a_later_release_is_not_passed_over(config: KafkaConf
 
 
 def test_where_nothing_tells_who_owned_a_shard_it_is_not_served(config: KafkaConfig) -> None:
-    """Overwritten in owners, parked and half: to serve it would not be safe, and the error says what to do."""
+    """Overwritten in owners, parked and half: serving it would not be safe, and the error contains the remedy."""
     produce(config, config.owners_topic, 0, b"0", b"rubbish")
     for topic in (config.half_topic, config.parked_topic):
         produce(config, topic, 0, BARRIER_KEY, b"rubbish")
@@ -225,7 +225,7 @@ def test_where_nothing_tells_who_owned_a_shard_it_is_not_served(config: KafkaCon
 
 
 def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -> None:
-    """No key, no text, another shard's: whoever stands before them is fenced, nobody else."""
+    """No key, no text, another shard's: only the owner before them is fenced."""
     former, skipped = lane_of(config, "former"), list[tuple[str, str]]()
     acquire(config, "former", [0])
     for key in (None, b"", b"\xff", b"1", b"00", LAYOUT_KEY + b"s"):
@@ -237,7 +237,7 @@ def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -
 
 
 def test_every_lane_id_of_the_former_owner_is_fenced(config: KafkaConfig) -> None:
-    """Whatever number of lane ids an owner record names, each is fenced."""
+    """An owner record may contain any number of lane ids; each is fenced."""
     ids = [f"{config.prefix}wide.{number}" for number in range(5)]
     lanes = initialised(config, ids, time.monotonic() + PATIENCE_S)
     lanes[0].begin()

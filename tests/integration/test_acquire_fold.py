@@ -1,4 +1,4 @@
-"""What an acquisition folds on a real broker: what was written, what was released, and outcomes back to the horizon."""
+"""The fold of an acquisition on a real broker: written records, releases, and outcomes back to the horizon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_aborted(config: KafkaConfig) -> None:
-    """A kill -9 in the middle of a lane transaction: ends that were answered stand, the open one has no effect."""
+    """A kill -9 in the middle of a lane transaction: answered ends are kept, the open one has no effect."""
     orders = config.prefix + "orders"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -96,7 +96,7 @@ async def test_a_restart_after_a_release_fences_nobody_and_knows_everything(conf
 
 
 def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:
-    """Nothing would be read otherwise, and what is pending not be known."""
+    """Otherwise nothing would be read, and pending transactions would be unknown."""
     skipped, pending = list[tuple[str, str]](), in_shard(0, "pending")
     prepare(config, 0, half(pending))
     far = GivenCursors({0: Cursors(half=1_000_000, op=1_000_000)})
@@ -127,10 +127,10 @@ async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_hor
 async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(
     config: KafkaConfig,
 ) -> None:
-    """Kafka shows nothing behind the LSO when it is asked where the horizon begins: the fold begins there.
+    """Kafka finds nothing after the LSO when it looks up the horizon: the fold begins at the LSO.
 
-    The one who wrote the outcome is not fenced, as it had released the shard; its commit was accepted, and the broker
-    writes its marker when the next owner has looked for the horizon.
+    The writer of the outcome is not fenced, because it had released the shard. Its commit was accepted, and the broker
+    writes the marker after the next owner has looked up the horizon.
     """
     produce(config, config.owners_topic, 0, b"0", None, record_headers(KIND_OWNER, "", "released"))
     ended = in_shard(0, "ended")
@@ -154,7 +154,7 @@ async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_to
     assert op is not None
 
     class Meanwhile(PartitionReader):
-        """Has the marker written as soon as it is known from where to read."""
+        """Write the marker as soon as the start offset is known."""
 
         def add(self, starts: Mapping[Place, int]) -> None:
             if (config.parked_topic, 0) in starts:

@@ -1,4 +1,4 @@
-"""Shards are acquired each by itself: one that cannot be acquired holds up no other."""
+"""Each shard is acquired separately: one that cannot be acquired does not delay the others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kaf
 
 @contextmanager
 def counting_acquirers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Count the producers for owner records that are there at once, each time that one more is made."""
+    """Count the existing producers for owner records whenever another one is created."""
     alive: set[str] = set()
     counts: list[int] = []
     make, abandon = TransactionalProducer.__init__, TransactionalProducer.abandon
@@ -84,13 +84,13 @@ def counting_acquirers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(TransactionalProducer, "abandon", abandoned)
     yield counts
     until = time.monotonic() + PATIENCE_S
-    while alive:  # each is given up a moment after its shard is served
+    while alive:  # each is abandoned a moment after its shard is served
         assert time.monotonic() < until, f"{alive} are not given up"
         time.sleep(0.02)
 
 
 async def test_many_shards_are_acquired_a_few_at_a_time(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The producers that acquiring holds do not grow with the number of shards."""
+    """The number of producers for acquisitions does not grow with the number of shards."""
     config = config_for(kafka.bootstrap_servers, shards=3 * AT_ONCE)
     create_internal_topics(config)
     with counting_acquirers(monkeypatch) as counts:

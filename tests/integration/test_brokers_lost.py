@@ -1,4 +1,4 @@
-"""Three real brokers, and a topic that has lost one too many of its own: nobody else is held up."""
+"""Three real brokers, and a topic that has lost one broker too many: other topics are not affected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.waiting import until_true
 
 SHARDS = 4
 UNHURRIED = {"broker.session.timeout.ms": "6000", "replica.lag.time.max.ms": "20000"}
-"""On a slow machine brokers that live are silent for seconds, and are neither to be fenced nor out of sync."""
+"""On a slow machine live brokers are silent for seconds, and must stay unfenced and in sync."""
 pytestmark = pytest.mark.xdist_group("brokers lost")  # one cluster for all of them
 
 
@@ -50,7 +50,7 @@ class Verifier:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ensure(self, config: KafkaConfig) -> None:
-        """Return when all is verified."""
+        """Return when everything is verified."""
         given = (config.properties["bootstrap.servers"], config.prefix, str(config.shards))
         self._process = subprocess.Popen(
             [sys.executable, "-c", _VERIFY, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -63,7 +63,7 @@ class Verifier:
         return self._process is not None and self._process.poll() is None
 
     def close(self) -> None:
-        """Let it end."""
+        """Allow it to end."""
         if self._process is not None:
             self._process.communicate(timeout=PATIENCE_S)
 
@@ -93,7 +93,7 @@ def verifier() -> Iterator[Verifier]:
 
 
 def create(brokers: BrokerCluster, name: str, replicas: list[int], **settings: str) -> None:
-    """Make a topic with one partition on these brokers."""
+    """Create a topic with one partition on these brokers."""
     new = NewTopic(name, 1, replica_assignment=[replicas], config=settings)
     brokers.admin.create_topics([new])[name].result(PATIENCE_S)
 
@@ -102,7 +102,7 @@ def create(brokers: BrokerCluster, name: str, replicas: list[int], **settings: s
 async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
     brokers: BrokerCluster, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the ends that come later, nor, where a Kafka transaction hangs on it, the shards of its incarnation.
+    """Neither later ends are affected nor, if a Kafka transaction hangs on it, the shards of its incarnation.
 
     And a process that has just verified the topics of a new cluster survives the loss of a broker.
     """
@@ -118,7 +118,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
     fresh = TopicMetadata.fresh
 
     def unaware(self: TopicMetadata, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
-        """Take every topic for sound, as one does in the moment in which a broker is lost."""
+        """Report every topic as healthy, as at the moment in which a broker is lost."""
         found = fresh(self, names, timeout)
         return {name: None if one is None else WritablePartitions(name, one.partitions) for name, one in found.items()}
 
@@ -159,7 +159,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
 
 
 async def test_the_end_of_a_partition_is_told_after_its_leader_went_and_came_back(brokers: BrokerCluster) -> None:
-    """The same broker leads in a later epoch, and librdkafka would ask with the cached one for up to 15 minutes."""
+    """The same broker leads in a later epoch, and librdkafka would send the cached one for up to 15 minutes."""
     topic, config = "led", config_for(brokers.bootstrap_servers)
     brokers.make_topics(TopicKind(name=topic, partitions=1))
     brokers.wait_until_ready()

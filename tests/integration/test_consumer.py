@@ -33,7 +33,7 @@ QUICK = Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.05)
 
 
 class Shop:
-    """One topic of two partitions and one for dead letters, a database, and consumers in threads."""
+    """One topic with two partitions and one for dead letters, a database, and consumers in threads."""
 
     def __init__(self, kafka: Kafka, folder: Path, stack: ExitStack) -> None:
         self.bootstrap_servers = kafka.bootstrap_servers
@@ -62,11 +62,11 @@ class Shop:
         )
         for made in self._admin.create_topics([wanted]).values():
             made.result(GENEROUS_S)
-        # The controller has it; the broker learns of it a moment later, and a consumer asks once.
+        # The controller has it; the broker learns of it a moment later, and a consumer requests it once.
         eventually(lambda: name in self._admin.list_topics(timeout=GENEROUS_S).topics, lambda: f"no topic {name}")
 
     def produce(self, *values: str, partition: int = 0, topic: str | None = None, message: str | None = None) -> None:
-        """Write records; `message` is a place in a transaction, such as `3-01/1`."""
+        """Write records; `message` is a position in a transaction, such as `3-01/1`."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers})
         headers: list[tuple[str, str | bytes | None]] = [("mark", b"\xff")]
         if message is not None:
@@ -117,7 +117,7 @@ class Shop:
 
 
 class Running(threading.Thread):
-    """A consumer in a thread; `stop` raises what ended it."""
+    """A consumer in a thread; `stop` raises the error that ended it."""
 
     def __init__(self, consumer: Consumer) -> None:
         super().__init__(daemon=True)
@@ -166,7 +166,7 @@ def eventually(there: Callable[[], bool], show: Callable[[], object]) -> None:
 
 
 def test_a_message_that_fails_delays_its_own_partition_only_and_is_set_aside(shop: Shop) -> None:
-    """Its partition goes on behind it, in order; its dead letter is the whole message and says why."""
+    """Its partition continues behind it, in order; its dead letter is the whole message with the reason."""
     tries: Counter[bytes | None] = Counter()
 
     def handle(record: Record, connection: sqlite3.Connection) -> None:
@@ -196,7 +196,7 @@ def test_a_message_that_fails_delays_its_own_partition_only_and_is_set_aside(sho
 
 
 def test_a_record_whose_header_name_is_no_text_delays_nothing(shop: Shop) -> None:
-    """Anybody who may write to the topic can append one; it is handled without headers."""
+    """Any client with write access can append one; it is handled without headers."""
     seen: list[Record] = []
 
     def handle(record: Record, connection: sqlite3.Connection) -> None:
@@ -212,7 +212,7 @@ def test_a_record_whose_header_name_is_no_text_delays_nothing(shop: Shop) -> Non
 
 
 def test_a_message_that_comes_again_takes_effect_once(shop: Shop) -> None:
-    """From a sender that repeats, or because offsets were set back."""
+    """From a sender that repeats, or because offsets were reset."""
     shop.produce("one", message="3-01/1")
     shop.produce("one again", message="3-01/1", partition=1)
     shop.produce("two", message="3-01/2")
@@ -271,7 +271,7 @@ def test_a_dead_letter_that_is_sent_back_takes_effect(shop: Shop) -> None:
 
 
 def test_a_database_that_is_away_sets_no_message_aside(shop: Shop) -> None:
-    """However long it lasts: the attempts are counted from where the handler is reached."""
+    """For any length: attempts are counted only when the handler is reached."""
     refused: list[float] = []
 
     @contextmanager
@@ -290,7 +290,7 @@ def test_a_database_that_is_away_sets_no_message_aside(shop: Shop) -> None:
 
 
 def test_a_commit_that_stands_although_it_raised_is_no_dead_letter(shop: Shop) -> None:
-    """Its answer was lost at the last attempt. The same after a commit that does not stand sets the message aside."""
+    """The answer of the last attempt was lost. The same after a failed commit sets the message aside."""
 
     @contextmanager
     def begin() -> Iterator[sqlite3.Connection]:
@@ -314,7 +314,7 @@ def test_a_commit_that_stands_although_it_raised_is_no_dead_letter(shop: Shop) -
 
 
 def test_a_database_whose_transactions_never_commit_is_refused_before_the_first_effect(shop: Shop) -> None:
-    """Else every message would be passed over without one."""
+    """Otherwise every message would be skipped without an attempt."""
 
     @contextmanager
     def begin() -> Iterator[sqlite3.Connection]:
@@ -331,7 +331,7 @@ def test_a_database_whose_transactions_never_commit_is_refused_before_the_first_
 
 
 def test_a_message_that_cannot_be_set_aside_is_kept_and_others_go_on(shop: Shop) -> None:
-    """The dead-letter topic takes no record as large as that; an operator raises its limit."""
+    """The dead-letter topic refuses such a large record; an operator raises its limit."""
     narrow = f"narrow-{uuid4().hex[:8]}"
     shop.make_topic(narrow, 1, max_message_bytes="200")
 
@@ -405,7 +405,7 @@ def test_a_consumer_that_is_being_stopped_hands_over_at_once(shop: Shop) -> None
 
 
 def test_what_follows_the_commit_is_called_after_it(shop: Shop) -> None:
-    """If it fails, the effect stands and the next message is taken."""
+    """If it fails, the effect is kept and the next message is handled."""
     seen: list[Sequence[str]] = []
 
     def handle(record: Record, connection: sqlite3.Connection) -> Callable[[], object]:

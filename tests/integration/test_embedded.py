@@ -97,7 +97,7 @@ def broker() -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture(scope="module")
 def topic(broker: EmbeddedKafka) -> str:
-    """Give a topic with one message: `first`."""
+    """Create a topic with one message: `first`."""
     name = create_topic(broker.bootstrap_servers)
     produce(broker.bootstrap_servers, name, b"first")
     return name
@@ -132,7 +132,7 @@ class TestARunningBroker:
 
     def test_its_log_is_kept_in_its_directory(self, broker: EmbeddedKafka) -> None:
         assert broker.log_path.parent == broker.data_dir
-        # It says so a moment after it answers.
+        # The log line appears a moment after the answer.
         assert eventually(lambda: "Kafka Server started" in broker.log_path.read_text(encoding="utf-8"))
 
     def test_starting_it_again_changes_nothing(self, broker: EmbeddedKafka) -> None:

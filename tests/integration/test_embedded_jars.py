@@ -1,4 +1,4 @@
-"""How the broker's jars are fetched, from a repository of our own: a server that hands out what is in the local one."""
+"""How the broker's jars are fetched, from our own repository: a server that serves the local one."""
 
 import contextlib
 import gc
@@ -31,7 +31,7 @@ for jar in resolve_jars(progress=lambda line: print(line, file=sys.stderr, flush
 
 
 class Repository(http.server.ThreadingHTTPServer):
-    """A Maven repository over HTTP; it can refuse a file or cut it short, once, or hang in the middle of it."""
+    """A Maven repository over HTTP; it can refuse a file, cut it short once, or hang in the middle of it."""
 
     def __init__(self, root: Path, jars: set[str]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -88,8 +88,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Repository]:
-    """Give a repository for empty caches to be filled from; the environment points there, for subprocesses too."""
-    jars = resolve_jars()  # so that the local repository has them
+    """Return a repository that fills empty caches; the environment of subprocesses points to it too."""
+    jars = resolve_jars()  # so that the local repository contains them
     with Repository(GlobalSettings.load().repo_cache, names(jars)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

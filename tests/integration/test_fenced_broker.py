@@ -1,4 +1,4 @@
-"""The only broker is fenced by its controller, as after a stall, and comes back."""
+"""The controller fences the only broker, as after a stall, and it comes back."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 
 @pytest.fixture
 def flapping() -> Iterator[EmbeddedKafka]:
-    """Give a broker whose heartbeats come later than its session allows: it is fenced again and again."""
+    """Return a broker whose heartbeats are later than its session allows: it is fenced again and again."""
     late = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "4000"}
     config = EmbeddedConfig(jvm_options=short_lived(), properties=late, startup_timeout_s=STARTED_WITHIN_S)
     with EmbeddedKafka(config) as kafka:
@@ -22,7 +22,7 @@ def flapping() -> Iterator[EmbeddedKafka]:
 
 
 def test_the_brokers_are_counted_when_one_is_alive_again(flapping: EmbeddedKafka) -> None:
-    """Describing the cluster meanwhile would abort the process: librdkafka asserts that a broker is named."""
+    """Describing the cluster then would abort the process: librdkafka asserts that there is a broker."""
     requests = AdminRequests(
         config_of(flapping.bootstrap_servers), time.monotonic() + 2 * PATIENCE_S, cancelled=lambda: False
     )

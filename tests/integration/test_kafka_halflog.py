@@ -1,4 +1,4 @@
-"""First prepares in half, and records read back by their offsets, on a real broker."""
+"""Prepares in half, and records read back by offset, on a real broker."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ def half(name: str, size: int = 100) -> Half:
 
 
 def patience() -> float:
-    """Give a deadline that is only met when something hangs."""
+    """Return a deadline that only a hanging call reaches."""
     return asyncio.get_running_loop().time() + PATIENCE_S
 
 
@@ -56,7 +56,7 @@ async def running(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator
 
 @pytest.fixture
 async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
-    """Give a prefix of the test's own, with its topics."""
+    """Return a new prefix with its topics."""
     config = config_of(kafka.bootstrap_servers)
     await make_topics(config)
     yield config
@@ -70,13 +70,13 @@ def skipped() -> SkippedRecords:
 
 @pytest.fixture
 async def log(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[KafkaHalfLog]:
-    """Give a running half log."""
+    """Return a running half log."""
     async with running(config, skipped) as log:
         yield log
 
 
 async def test_an_append_gives_the_offset_at_which_it_can_be_read(log: KafkaHalfLog) -> None:
-    """Offsets of a shard go up by one, and each holds what was appended."""
+    """The offsets of a shard increase by one, and each contains the appended record."""
     written = [half(f"t{number}") for number in range(3)]
     offsets = [await appended(log, 1, record, deadline=patience()) for record in written]
     assert offsets == [0, 1, 2]
@@ -85,12 +85,12 @@ async def test_an_append_gives_the_offset_at_which_it_can_be_read(log: KafkaHalf
 
 
 async def test_many_reads_over_shards_in_any_order_each_get_their_record(log: KafkaHalfLog) -> None:
-    """Reads are batched; neighbours, far apart ones and repeats are all right."""
+    """Reads are batched; adjacent, distant and repeated offsets are allowed."""
     written = [half(f"t{number}") for number in range(1_500)]
     places = [(number % 3, record) for number, record in enumerate(written)]
     offsets = await asyncio.gather(*(appended(log, shard, record, deadline=patience()) for shard, record in places))
     seed = random.randrange(1 << 32)
-    print("seed", seed)  # noqa: T201 - to see it where the test fails
+    print("seed", seed)  # noqa: T201 - shown if the test fails
     wanted = [*random.Random(seed).choices(range(len(written)), k=400), 0, 0, 1_499]
     read = await asyncio.gather(
         *(log.read_half(places[n][0], offsets[n], written[n].id, deadline=patience()) for n in wanted)
@@ -106,7 +106,7 @@ async def test_another_record_at_the_offset_is_not_given_out(log: KafkaHalfLog) 
 
 
 async def test_an_offset_past_the_end_is_an_error_and_others_are_read_on(log: KafkaHalfLog) -> None:
-    """Nothing is read from the beginning instead."""
+    """It does not read from the beginning instead."""
     offset = await appended(log, 0, half("a"), deadline=patience())
     with pytest.raises(KafkaUnavailableError):
         await log.read_half(0, 1_000_000, "a", deadline=patience())
@@ -114,7 +114,7 @@ async def test_an_offset_past_the_end_is_an_error_and_others_are_read_on(log: Ka
 
 
 async def test_an_offset_that_holds_a_control_record_is_an_error(config: KafkaConfig, log: KafkaHalfLog) -> None:
-    """The reader passes gaps: it does not wait for what never comes."""
+    """The reader passes gaps: it does not wait for records that never arrive."""
     producer = Producer(config.producer(**{"transactional.id": config.prefix + "t"}))
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
@@ -132,7 +132,7 @@ async def test_an_offset_that_holds_a_control_record_is_an_error(config: KafkaCo
 async def test_an_undecodable_record_is_counted_and_said(
     config: KafkaConfig, log: KafkaHalfLog, skipped: SkippedRecords, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log line tells topic, partition and offset."""
+    """The log line contains topic, partition and offset."""
     offset = produce(config, config.half_topic, 2, b"a", b"garbage")
     with pytest.raises(KafkaUnavailableError, match="cannot be decoded"):
         await log.read_half(2, offset, "a", deadline=patience())
@@ -155,7 +155,7 @@ async def test_a_parked_record_is_read_from_its_own_topic(config: KafkaConfig, l
 
 
 async def test_a_read_waits_until_what_stands_before_it_is_settled(config: KafkaConfig, log: KafkaHalfLog) -> None:
-    """Behind an open Kafka transaction nothing is read; another shard's reads go on meanwhile."""
+    """Nothing is read after an open Kafka transaction; reads of other shards continue."""
     producer = Producer(config.producer(**{"transactional.id": config.prefix + "t"}))
     producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
@@ -171,7 +171,7 @@ async def test_a_read_waits_until_what_stands_before_it_is_settled(config: Kafka
 
 
 async def test_the_largest_prepare_fits_and_one_above_is_refused(log: KafkaHalfLog, config: KafkaConfig) -> None:
-    """What is within the limit is stored; what could not be parked later is refused before anything is stored."""
+    """A record within the limit is stored; one that could not be parked later is refused before anything is stored."""
     large = half("large", config.max_prepare_bytes)
     offset = await appended(log, 0, large, deadline=patience())
     assert await log.read_half(0, offset, "large", deadline=patience()) == large
@@ -199,7 +199,7 @@ async def test_many_large_prepares_at_once_are_all_stored(log: KafkaHalfLog) -> 
 async def test_the_end_is_that_of_uncommitted_reads_and_never_older_than_the_question(
     config: KafkaConfig, log: KafkaHalfLog
 ) -> None:
-    """An append that was acknowledged before the question is before the end, an open transaction's records too."""
+    """An append that was acknowledged before the call is before the end, including records of an open transaction."""
     assert await log.half_end(0, deadline=patience()) == 0
 
     async def append_and_ask(number: int) -> None:
@@ -217,7 +217,7 @@ async def test_the_end_is_that_of_uncommitted_reads_and_never_older_than_the_que
 
 
 async def append_at_last(log: KafkaHalfLog, record: Half) -> int:
-    """Append until it works: a broker that has just started may need longer than the short prepare time-out."""
+    """Append until it succeeds: a broker that has just started may need longer than the short prepare time-out."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(OutcomeUnknownError):
@@ -225,7 +225,7 @@ async def append_at_last(log: KafkaHalfLog, record: Half) -> int:
 
 
 async def test_while_the_broker_hangs_everything_ends_by_its_deadline_and_recovers_after() -> None:
-    """An append is ambiguous, a read and a question are unavailable; all work again when the broker does."""
+    """An append is ambiguous, a read and an end-offset call are unavailable; all work again with the broker."""
     steady = EmbeddedConfig(jvm_options=short_lived(), properties=STEADY, startup_timeout_s=STARTED_WITHIN_S)
     with EmbeddedKafka(steady) as broker:
         config = config_of(broker.bootstrap_servers, prepare_timeout_s=1)

@@ -1,4 +1,4 @@
-"""A broker that asks who one is: wrong credentials and missing ACLs are named, not retried."""
+"""A broker with authentication: wrong credentials and missing ACLs are named, not retried."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +51,7 @@ def login(bootstrap_servers: str, user: str, password: str) -> dict[str, str | i
 
 @contextmanager
 def ask_as_admin(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
-    """Ask whether the broker is ready, as `halfway.embedded` does, but with credentials."""
+    """Return whether the broker is ready, as `halfway.embedded` does, but with credentials."""
     client = AdminClient({**login(bootstrap_servers, "admin", "right"), "log_level": 0})
 
     def answer() -> str | None:
@@ -66,7 +66,7 @@ def ask_as_admin(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
-    """Give the address of a broker that asks for a password and knows ACLs."""
+    """Return the address of a broker with passwords and ACLs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("halfway.embedded.broker.ask", ask_as_admin)
         config = EmbeddedConfig(
@@ -77,7 +77,7 @@ def guarded() -> Iterator[str]:
 
 
 def allow(bootstrap_servers: str, wanted: Mapping[tuple[ResourceType, str], list[AclOperation]]) -> None:
-    """Allow operations to the user `halfway` on what starts with a name."""
+    """Allow the user `halfway` operations on names with a prefix."""
     admin = AdminClient(login(bootstrap_servers, "admin", "right"))
     bindings = [
         AclBinding(kind, name, ResourcePatternType.PREFIXED, USER, "*", operation, AclPermissionType.ALLOW)
@@ -101,14 +101,14 @@ async def ensure(config: KafkaConfig) -> None:
 
 
 async def test_wrong_credentials_are_said_and_not_shown(guarded: str) -> None:
-    """The error tells what to check and holds no password."""
+    """The error contains what to check, and no password."""
     with pytest.raises(ConfigurationError, match="credentials") as caught:
         await ensure(config_of(guarded, properties=login(guarded, "halfway", "wrong-one")))
     assert "wrong-one" not in caught.value.detail
 
 
 async def test_each_missing_acl_is_named_until_all_are_there(guarded: str) -> None:
-    """From nothing allowed to everything: each error names the operation and on what."""
+    """From nothing allowed to everything: each error names the operation and the resource."""
     config = guarded_config(guarded)
     topic, group = (ResourceType.TOPIC, config.prefix), (ResourceType.GROUP, config.prefix)
     transactional = (ResourceType.TRANSACTIONAL_ID, config.prefix)
@@ -143,7 +143,7 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded: str) -> No
 
 
 async def test_a_topic_that_halfway_may_not_see_is_not_authorised(guarded: str) -> None:
-    """It is told apart from one that does not exist, with the topic's name."""
+    """It is distinguished from a missing topic, with the topic's name."""
     config = guarded_config(guarded)
     name = config.prefix.strip("_.")
     admin = AdminClient(login(guarded, "admin", "right"))

@@ -36,7 +36,7 @@ from tests.support.records.samples import AUDIT_EVENT, RECORDS
 
 
 def patience() -> float:
-    """Give a deadline that is only met when something hangs."""
+    """Return a deadline that only a hanging call reaches."""
     return asyncio.get_running_loop().time() + PATIENCE_S
 
 
@@ -54,7 +54,7 @@ def group(name: str, updated_at: int = 1) -> Group:
 
 @pytest.fixture
 async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
-    """Give a prefix of the test's own, with its topics."""
+    """Return a new prefix with its topics."""
     config = config_of(kafka.bootstrap_servers)
     topics = InternalTopics(config)
     await topics.ensure(timeout_s=PATIENCE_S)
@@ -84,7 +84,7 @@ async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
 
 
 async def test_a_group_is_there_when_put_returns_and_gone_when_delete_returns(config: KafkaConfig) -> None:
-    """Each instance answers by what it has read back."""
+    """Each instance answers from the records that it has read back."""
     async with running_groups(config, SkippedRecords()) as groups:
         assert groups.get("orders") is None
         await put(groups, group("orders"), deadline=patience())
@@ -123,14 +123,14 @@ async def test_groups_are_there_after_a_restart_and_on_other_instances(config: K
             assert len(second.all()) == 49
             await put(second, group("late"), deadline=patience())
             async with asyncio.timeout(PATIENCE_S):
-                while first.get("late") is None:  # noqa: ASYNC110 - the port tells no changes
+                while first.get("late") is None:  # noqa: ASYNC110 - the port reports no changes
                     await asyncio.sleep(0.01)
 
 
 async def test_what_was_decided_before_another_instances_change_is_not_written_behind_it(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is decided anew, by the group as the other has left it: here that decision is a refusal."""
+    """It is decided again, with the group that the other has written: here that decision is a refusal."""
     patterns = SkippedRecords()
     async with running_groups(config, patterns) as slow, running_groups(config, patterns) as other:
         await put(slow, group("shop"), deadline=patience())
@@ -157,7 +157,7 @@ async def test_what_was_decided_before_another_instances_change_is_not_written_b
 
 
 async def test_many_instances_change_groups_at_once_and_no_change_is_lost(config: KafkaConfig) -> None:
-    """Each adds its turn to what it finds."""
+    """Each adds its turn to the groups that it finds."""
     patterns = SkippedRecords()
     async with running_groups(config, patterns) as first, running_groups(config, patterns) as second:
 
@@ -176,7 +176,7 @@ async def test_many_instances_change_groups_at_once_and_no_change_is_lost(config
 async def test_an_instance_that_dies_in_a_change_holds_up_no_reader(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor, for longer than it takes to settle what it left, who changes a group after it."""
+    """Nor does a later change of a group wait, longer than it takes to settle the open transaction."""
     patterns = SkippedRecords()
     async with running_groups(config, patterns) as groups:
         await put(groups, group("shop"), deadline=patience())
@@ -198,7 +198,7 @@ async def test_an_instance_that_dies_in_a_change_holds_up_no_reader(
 async def test_records_that_are_no_groups_are_skipped_counted_and_said(
     config: KafkaConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Garbage, no key, a bad key and a null value by hand hide no group that stands before or after them."""
+    """Garbage, no key, a bad key and a manual null value do not hide groups before or after them."""
     skipped = SkippedRecords()
     async with running_groups(config, skipped) as groups:
         await put(groups, group("before"), deadline=patience())
@@ -222,7 +222,7 @@ async def test_groups_that_cannot_be_read_are_unavailable_by_the_deadline() -> N
 
 
 async def test_cursors_come_back_as_committed_and_shards_without_any_are_left_out(config: KafkaConfig) -> None:
-    """Also by another instance; the newest of many at once is what stands."""
+    """Also by another instance; the newest of many concurrent ones is kept."""
     async with running_cursors(config) as cursors:
         assert await asyncio.to_thread(cursors.load, [0, 1, 2]) == {}
         await asyncio.gather(
@@ -240,7 +240,7 @@ async def test_cursors_come_back_as_committed_and_shards_without_any_are_left_ou
 async def test_cursors_that_have_not_moved_are_left_alone_for_a_while(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Most scans find nothing new; what was not confirmed, or was loaded since, is committed again."""
+    """Most scans find nothing new; an unconfirmed or loaded cursor is committed again."""
     committed: list[dict[int, Cursors]] = []
     commit = KafkaCursors._commit
     fails = False
@@ -271,7 +271,7 @@ async def test_cursors_that_have_not_moved_are_left_alone_for_a_while(
 
 
 async def test_cursors_are_offsets_that_any_lag_tool_sees(config: KafkaConfig) -> None:
-    """They stand as the offsets of the group `<prefix>cursors` on half and op."""
+    """They are the offsets of the group `<prefix>cursors` on half and op."""
     async with running_cursors(config) as cursors:
         await cursors.commit({1: Cursors(half=5, op=7)})
     consumer = Consumer(
@@ -290,7 +290,7 @@ async def test_a_commit_that_fails_is_said_and_does_not_raise(capsys: pytest.Cap
 
 
 async def test_facts_of_topics_and_none_for_what_does_not_exist(config: KafkaConfig) -> None:
-    """Partitions, the largest message, whether compacted; nothing is created by asking."""
+    """Partitions, the largest message, compaction; a look-up creates no topic."""
     name = config.prefix.strip("_.") + "-real"
     admin = admin_of(config)
     create_topics(config, {name: 5}, **{"max.message.bytes": "77777"})
@@ -315,7 +315,7 @@ async def test_facts_of_topics_and_none_for_what_does_not_exist(config: KafkaCon
 
 
 async def test_fresh_tells_of_a_topic_that_has_just_gone_or_come(config: KafkaConfig) -> None:
-    """Existence is known to the second, though facts are kept for longer."""
+    """Existence is known to the second, although facts are cached for longer."""
     name = config.prefix.strip("_.") + "-real"
     admin = admin_of(config)
     destinations = TopicMetadata(config)
@@ -326,7 +326,7 @@ async def test_fresh_tells_of_a_topic_that_has_just_gone_or_come(config: KafkaCo
 
     async def becomes(expected: set[str]) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while await asyncio.to_thread(missing) != expected:  # noqa: ASYNC110 - nothing tells
+            while await asyncio.to_thread(missing) != expected:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.05)
 
     await becomes({name, "not a name"})
@@ -359,7 +359,7 @@ async def test_many_who_ask_at_once_share_one_request(config: KafkaConfig, monke
 
 
 async def test_facts_that_cannot_be_had_are_unavailable_by_the_deadline() -> None:
-    """Without a broker nobody waits longer than they said."""
+    """Without a broker no caller waits longer than its deadline."""
     destinations = TopicMetadata(config_of("127.0.0.1:1"))
     with pytest.raises(KafkaUnavailableError):
         await destinations.describe(["coupon"], deadline=asyncio.get_running_loop().time() + 0.5)
@@ -368,7 +368,7 @@ async def test_facts_that_cannot_be_had_are_unavailable_by_the_deadline() -> Non
 
 
 async def test_the_audit_trail_is_read_back_once_each_from_a_time_on(config: KafkaConfig) -> None:
-    """In its order; an event that stands twice, because Kafka did not confirm it at first, is shown once."""
+    """In order; an event that was written twice, because Kafka did not confirm it at first, is returned once."""
     observer = RecordingObserver()
     audit = KafkaAuditTrail(config, observer)
     await audit.start()

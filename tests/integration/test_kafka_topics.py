@@ -32,7 +32,7 @@ from tests.support.waiting import until_true
 
 @pytest.fixture
 def config(kafka: Kafka) -> Iterator[KafkaConfig]:
-    """Give a prefix of the test's own, whose topics are deleted in the end."""
+    """Return a new prefix, whose topics are deleted at the end."""
     config = config_of(kafka.bootstrap_servers)
     yield config
     delete_all(config)
@@ -55,7 +55,7 @@ async def watch(config: KafkaConfig) -> list[Problem]:
 
 
 async def test_looking_at_the_topics_again_and_again_leaves_no_thread_behind(config: KafkaConfig) -> None:
-    """Each look has a client of its own, whose threads end with it, not only when cycles are looked for."""
+    """Each call has its own client, whose threads end with it, not with the next garbage collection."""
     topics = InternalTopics(config)
     try:
         await topics.ensure(timeout_s=PATIENCE_S)
@@ -72,12 +72,12 @@ async def test_looking_at_the_topics_again_and_again_leaves_no_thread_behind(con
 
 
 def native_threads() -> int:
-    """Count the threads of this process, librdkafka's too."""
+    """Count the threads of this process, including librdkafka's."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 async def test_closing_ends_a_call_that_is_under_way() -> None:
-    """Where Kafka does not answer, its caller and its thread do not wait for the end of its time."""
+    """If Kafka does not answer, its caller and its thread do not wait for its time-out."""
     topics = InternalTopics(config_of("127.0.0.1:9"))
     calling = asyncio.create_task(topics.ensure(timeout_s=50 * PATIENCE_S))
     threads = await asyncio.to_thread(topics_threads, 1)
@@ -90,7 +90,7 @@ async def test_closing_ends_a_call_that_is_under_way() -> None:
 
 
 def topics_threads(count: int) -> list[threading.Thread]:
-    """Return the threads of InternalTopics that run, as soon as there are so many."""
+    """Return the running threads of InternalTopics, as soon as there are `count`."""
     while True:
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("halfway-topics")]
         if len(threads) >= count:
@@ -98,7 +98,7 @@ def topics_threads(count: int) -> list[threading.Thread]:
 
 
 def describe(config: KafkaConfig, name: str) -> tuple[int, dict[str, str]]:
-    """Return a topic's partitions and settings as the broker tells them."""
+    """Return a topic's partitions and settings from the broker."""
     admin = admin_of(config)
     shape = admin.describe_topics(TopicCollection([name]))[name].result(PATIENCE_S)
     resource = ConfigResource(ResourceType.TOPIC, name)
@@ -117,11 +117,11 @@ def alter(config: KafkaConfig, name: str, setting: str, value: str) -> None:
 
 
 async def delete(config: KafkaConfig, name: str) -> None:
-    """Delete a topic and wait until the broker no longer tells of it."""
+    """Delete a topic and wait until the broker no longer returns it."""
     admin = admin_of(config)
     admin.delete_topics([name])[name].result(PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
-        while name in existing(config):  # noqa: ASYNC110 - there is nothing that tells
+        while name in existing(config):  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0.1)
 
 
@@ -130,7 +130,7 @@ def existing(config: KafkaConfig) -> set[str]:
 
 
 async def test_topics_are_created_as_the_design_says(config: KafkaConfig) -> None:
-    """The broker itself tells the settings of all five."""
+    """The broker itself returns the settings of all five."""
     await ensure(config)
     half, op, parked, groups, owners = [
         describe(config, config.topic(kind)) for kind in ("half", "op", "parked", "groups", "owners")
@@ -149,7 +149,7 @@ async def test_topics_are_created_as_the_design_says(config: KafkaConfig) -> Non
 
 
 async def test_starting_again_and_two_at_once_is_fine(config: KafkaConfig) -> None:
-    """Whoever comes second verifies what the first made; nothing is unsafe."""
+    """The second instance verifies the first one's topics; nothing is unsafe."""
     await asyncio.gather(ensure(config), ensure(config))
     await ensure(config)
     assert await watch(config) == []
@@ -172,7 +172,7 @@ async def test_an_unsafe_topic_is_named_and_never_altered(config: KafkaConfig) -
 
 
 async def test_a_topic_that_becomes_unsafe_while_running_is_told(config: KafkaConfig) -> None:
-    """The watch sees what an operator changed, and a topic that was deleted, and creates nothing."""
+    """The watch detects an operator's changes and a deleted topic, and creates nothing."""
     await ensure(config)
     alter(config, config.parked_topic, "min.compaction.lag.ms", "0")
     await delete(config, config.topic("groups"))
@@ -184,7 +184,7 @@ async def test_a_topic_that_becomes_unsafe_while_running_is_told(config: KafkaCo
 
 
 async def test_another_shard_count_is_refused_before_anything_is_made(config: KafkaConfig) -> None:
-    """The number stands in the layout record, which outlives the other topics."""
+    """The number is in the layout record, which outlives the other topics."""
     await ensure(config)
     await delete(config, config.half_topic)
     with pytest.raises(ConfigurationError, match=r"created for 3 shards.*set HALFWAY_SHARDS=3"):
@@ -193,7 +193,7 @@ async def test_another_shard_count_is_refused_before_anything_is_made(config: Ka
 
 
 async def test_partitions_that_somebody_has_added_are_ignored_with_a_warning(config: KafkaConfig) -> None:
-    """Ids are hashed over the number that was written down: that one starts as before, and another is refused."""
+    """Ids are hashed over the recorded number: with this one it starts as before, another is refused."""
     await ensure(config)
     for topic in (config.half_topic, config.owners_topic, config.topic("groups")):
         add_partitions(config, topic, 5)
@@ -207,7 +207,7 @@ async def test_partitions_that_somebody_has_added_are_ignored_with_a_warning(con
 
 
 async def test_an_overwritten_layout_is_written_again(config: KafkaConfig) -> None:
-    """What stands over the layout record is passed over while the record is there, before compaction removes it."""
+    """A record that overwrites the layout record is skipped while that exists, before compaction removes it."""
     await ensure(config)
     produce(config, config.owners_topic, 0, LAYOUT_KEY, b"something else")
     await ensure(config)
@@ -216,7 +216,7 @@ async def test_an_overwritten_layout_is_written_again(config: KafkaConfig) -> No
 
 
 async def test_a_layout_record_that_is_no_record_is_refused(config: KafkaConfig) -> None:
-    """Somebody else's topic is not taken over."""
+    """A topic of another system is not used."""
     await ensure(config)
     other = replace(config, prefix=config.prefix + "x.")
     create_topics(config, {other.owners_topic: config.shards})
@@ -226,7 +226,7 @@ async def test_a_layout_record_that_is_no_record_is_refused(config: KafkaConfig)
 
 
 async def test_topics_made_by_hand_are_taken(config: KafkaConfig) -> None:
-    """Where halfway may not create topics, an operator does; the layout is written down all the same."""
+    """If halfway may not create topics, an operator does; the layout is recorded nevertheless."""
     await ensure(config)
     plan = {name: describe(config, name) for name in existing(config)}
     other = replace(config, prefix=config.prefix + "x.")
@@ -249,13 +249,13 @@ async def test_topics_made_by_hand_are_taken(config: KafkaConfig) -> None:
 
 
 async def test_no_broker_is_an_error_to_try_again_after() -> None:
-    """It names the address."""
+    """The error contains the address."""
     with pytest.raises(KafkaUnavailableError, match=r"127\.0\.0\.1:1"):
         await ensure(config_of("127.0.0.1:1"), timeout_s=1)
 
 
 async def test_more_replicas_than_brokers_are_a_setting_to_change(config: KafkaConfig) -> None:
-    """The error names the setting; trying again would not help."""
+    """The error names the setting; a retry would not help."""
     with pytest.raises(ConfigurationError, match="HALFWAY_REPLICATION_FACTOR"):
         await ensure(replace(config, replication_factor=3))
 

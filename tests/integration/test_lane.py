@@ -1,4 +1,4 @@
-"""The lane on a real broker: what it writes stands whole or not at all, and one bad end does not take others along."""
+"""The lane on a real broker: its transactions are atomic, and one bad end does not affect others."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_ends_that_wait_together_share_kafka_transactions_and_keep_their_o
 
 
 async def test_messages_arrive_as_they_were_prepared(config: KafkaConfig) -> None:
-    """Keys go where a Java client puts them; explicit partitions, empty and null keys and values arrive unchanged."""
+    """Keys are partitioned as in a Java client; explicit partitions, empty and null keys and values are kept."""
     orders = config.prefix + "orders"
     keyed = [Message(topic=orders, key=b"key-%d" % number, value=b"keyed") for number in range(20)]
     odd = [
@@ -136,7 +136,7 @@ async def test_messages_arrive_as_they_were_prepared(config: KafkaConfig) -> Non
 
 
 async def test_what_may_no_longer_be_written_is_dropped_before_it_begins(config: KafkaConfig) -> None:
-    """Past its deadline, not current any more, or of a shard that is not owned: NotWrittenError, and nothing stands."""
+    """Past its deadline, no longer current, or of a shard that is not owned: NotWrittenError, nothing is written."""
     orders = config.prefix + "orders"
     one = half("a-1", Message(topic=orders, key=b"k", value=b"v"))
     async with running(config) as instance:
@@ -186,7 +186,7 @@ async def test_a_missing_topic_is_refused_without_touching_the_others(config: Ka
 async def test_a_partition_that_the_lane_has_not_seen_or_that_has_gone_costs_no_incarnation(
     config: KafkaConfig,
 ) -> None:
-    """A topic grows after the lane has written to it, and is then made again with fewer partitions."""
+    """A topic grows after the lane has written to it, and is then created again with fewer partitions."""
     admin, grown = admin_of(config), config.prefix + "grown"
     create_topics(config, {grown: 1})
 
@@ -213,7 +213,7 @@ async def test_a_partition_that_the_lane_has_not_seen_or_that_has_gone_costs_no_
 
 
 async def test_a_topic_deleted_under_the_lane_ends_at_most_one_incarnation(config: KafkaConfig) -> None:
-    """Ends to a topic that was just deleted get its error while ends to other topics go on."""
+    """Ends to a topic that was just deleted get its error while ends to other topics continue."""
     orders, doomed = config.prefix + "orders", config.prefix + "doomed"
     create_topics(config, {doomed: 1})
     async with running(config) as instance:
@@ -235,7 +235,7 @@ async def test_a_topic_deleted_under_the_lane_ends_at_most_one_incarnation(confi
 
 
 async def test_a_message_that_its_topic_refuses_ends_one_incarnation_and_stays_alone(config: KafkaConfig) -> None:
-    """A too large message gets MessageTooLargeError however often it is tried; when its topic takes it, it commits."""
+    """A message that is too large always gets MessageTooLargeError; once its topic allows it, it commits."""
     orders, small = config.prefix + "orders", config.prefix + "small"
     create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
     bad = half("bad", Message(topic=orders, value=b"with the bad one"), Message(topic=small, value=b"x" * 100_000))
@@ -267,7 +267,7 @@ async def test_a_message_that_its_topic_refuses_ends_one_incarnation_and_stays_a
 async def test_an_end_that_was_refused_can_be_rolled_back_at_once(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a real message is blamed for holds up commits of its id, not a write that has no messages."""
+    """A bad real message blocks commits of its id, not a write without messages."""
     monkeypatch.setattr(quarantine, "FIRST_BACKOFF_S", 3600.0)
     small = config.prefix + "small"
     create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
@@ -295,7 +295,7 @@ def _set_topic(config: KafkaConfig, topic: str, name: str, value: str) -> None:
 
 
 async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_ended(kafka: Kafka) -> None:
-    """Its op marker would pass what op takes: it is written without naming the messages, and no incarnation ends."""
+    """Its op marker would exceed the limit of op: it is written without the messages, and no incarnation ends."""
     config = config_for(kafka.bootstrap_servers)
     create_topics(
         config, dict.fromkeys((config.half_topic, config.parked_topic), 2), **{"max.message.bytes": "2000000"}

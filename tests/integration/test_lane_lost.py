@@ -1,4 +1,4 @@
-"""What becomes of the writes of a lane that is fenced, hangs or fails, or that reads what it can't decode."""
+"""The writes of a lane that is fenced, hangs or fails, or whose tail finds undecodable records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.support.waiting import until_true
 
 
 async def test_a_fenced_lane_loses_its_writes_and_recovers_by_itself(config: KafkaConfig) -> None:
-    """Whoever fences the lane's ids ends the incarnation: LaneLostError, then a new one which writes again."""
+    """Fencing the lane's ids ends the incarnation: LaneLostError, then a new one which writes again."""
     orders = config.prefix + "orders"
     async with running(config) as instance:
         before = instance.incarnation
@@ -84,7 +84,7 @@ async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_ne
 
 
 async def test_nothing_of_a_kafka_transaction_that_failed_is_visible(config: KafkaConfig) -> None:
-    """The good messages of a batch that failed stand once, whatever had been written of them the first time."""
+    """The good messages of a failed batch are written once, regardless of the first attempt."""
     orders, small = config.prefix + "orders", config.prefix + "small"
     create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
     good = [half(f"good-{number}", Message(topic=orders, value=b"good-%02d" % number)) for number in range(30)]
@@ -113,12 +113,12 @@ async def test_the_tail_sees_what_others_append_and_passes_control_records(confi
         written = await instance.write(commit_of(0, stranger, offset))
         assert written.half is not None
         tombstone = written.half
-        # After the tombstone stands the control record that ends its Kafka transaction.
+        # After the tombstone there is the control record that ends its Kafka transaction.
         await until_true(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
 
 
 async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
-    """Recovery and tail both go on after rubbish in half."""
+    """Recovery and tail both continue after garbage in half."""
     rubbish = Producer(config.producer())
     rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-1").encode(), 0)
     rubbish.flush(PATIENCE_S)
@@ -135,7 +135,7 @@ async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: Ka
 
 
 async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: KafkaConfig) -> None:
-    """It is halfway's own, as its headers say: to skip it could lose a prepare. The tail stops, and so does a start."""
+    """It has halfway's headers: skipping it could lose a prepare. The tail stops, and so does a start."""
     newer = Producer(config.producer())
 
     def written(transaction_id: bytes, shard: int) -> None:

@@ -1,4 +1,4 @@
-"""The ledger's stream on a real broker: what it writes, and what it tells."""
+"""The ledger's stream on a real broker: what it writes and reports."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def test_each_outcome_is_written_once_and_pending_is_replaced(
     spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:
-    """Over several batches and starts: a row when it ends, what has not ended stands apart, aborted writes nowhere.
+    """Over several batches and starts: a row for each ended one, pending ones separate, aborted writes nowhere.
 
-    What is parked is pending until it is ended, resumed or not. Each batch is told: what it read and wrote, and what is
-    pending after it.
+    Parked transactions are pending until they end, resumed or not. Each batch is reported: what it read and wrote, and
+    what is pending after it.
     """
     topics.write(0, 150)
     for number in (0, 3, 6):
@@ -52,7 +52,7 @@ def test_each_outcome_is_written_once_and_pending_is_replaced(
 
 
 def test_a_ledger_goes_on_while_nothing_is_pending(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """Batches that change nothing in `pending` count: the next start and the report rest on the batch that it knows."""
+    """Batches that do not change `pending` count: the next start and the report depend on the last known batch."""
     for number in range(3):
         topics.write(10 * number, 10)
         topics.end_rest()
@@ -64,7 +64,7 @@ def test_a_ledger_goes_on_while_nothing_is_pending(spark: "SparkSession", topics
 def test_an_outcome_counts_whose_tombstone_was_never_seen(
     spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:
-    """Kafka has removed it while the ledger did not run: the outcome is enough, whenever it was read."""
+    """Kafka has removed it while the ledger did not run: the outcome is enough, at any later time."""
     topics.write(0, 30)
     topics.write_outcomes(100)
     run(spark, topics, tmp_path)
@@ -82,7 +82,7 @@ def test_an_outcome_counts_whose_tombstone_was_never_seen(
 def test_outcomes_that_were_removed_before_they_were_read_are_told(
     spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:
-    """How many at most, once; a first start has missed nothing that it could know of."""
+    """The maximum number, once; a first start cannot have missed anything."""
     warnings: list[str] = []
     missed = 30
 
@@ -100,12 +100,12 @@ def test_outcomes_that_were_removed_before_they_were_read_are_told(
     once()
     once()
     (warning,) = warnings
-    # In both shards, the marker of their Kafka transaction too.
+    # In both shards, including the marker of their Kafka transaction.
     assert f"removed up to {missed + SHARDS} records of {topics.access.topic('op')}" in warning
 
 
 def test_numbers_that_cannot_be_stop_no_batch(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """Avro bounds none: the outcome goes to quarantine, the others are written, and the next start goes on."""
+    """Avro does not limit the value: the outcome is quarantined, the others are written, the next start continues."""
     numbers = (-1, LATEST_MS + 1, (1 << 63) - 1, -(1 << 63))
     odd = []
     for field in ("prepared_at", "at", "size", "checks"):
@@ -129,7 +129,7 @@ def test_numbers_that_cannot_be_stop_no_batch(spark: "SparkSession", topics: Top
 
 
 def test_the_command_tells_what_it_does(command: Command, topics: Topics, tmp_path: Path) -> None:
-    """Folder and topics, each batch, and at the end the outcomes; on stderr, and not the password."""
+    """Folder and topics, each batch, and finally the outcomes; on stderr, and without the password."""
     topics.write(0, 30)
     result = command(
         *("ledger", "--once", "--output", str(tmp_path)),

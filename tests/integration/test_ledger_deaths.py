@@ -1,4 +1,4 @@
-"""The ledger fails and is killed at any moment: each outcome stands once all the same."""
+"""The ledger fails and is killed at any moment: each outcome is written once nevertheless."""
 
 import os
 import shutil
@@ -44,9 +44,9 @@ SECRET = "not-to-be-told"
 def test_it_can_fail_at_any_moment_of_a_batch(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
     """Again and again in the same batch, the first and the second: no row is lost and none is doubled.
 
-    What nobody can read is put into quarantine, once too, and stops nothing. Whoever reads meanwhile sees the tables of
-    the batch before, also while only one of them has the next one. The table is compacted meanwhile: the batch that was
-    appended last is known still.
+    An unreadable record is quarantined, also once, and stops nothing. A concurrent reader sees the tables of the batch
+    before, even while only one of them has the next one. The table is compacted in the meantime, and the batch that was
+    appended last is still known.
     """
     topics.write_garbage()
     topics.write(0, 60)
@@ -82,7 +82,7 @@ def test_it_can_fail_at_any_moment_of_a_batch(spark: "SparkSession", topics: Top
 def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
     spark: "SparkSession", topics: Topics, tmp_path: Path
 ) -> None:
-    """A batch that is repeated can find fewer records than before; what was written of it stays."""
+    """A repeated batch can find fewer records than before; its earlier rows stay."""
     topics.write(0, 30)
     with dying("first table written", die, batch_of_run=1), pytest.raises(StreamingQueryException, match="DiedError"):
         run(spark, topics, tmp_path)
@@ -96,7 +96,7 @@ def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
 @pytest.mark.xdist_group("spark-submit")
 @pytest.mark.timeout(2400)
 def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topics: Topics, tmp_path: Path) -> None:
-    """Python and Spark's JVM are killed while files are half written, and none of the two tells the password."""
+    """Python and Spark's JVM are killed while files are partly written, and neither reveals the password."""
     topics.write(0, 100)
     assert process(topics, tmp_path, dying_ledger.__name__, "half written") == -signal.SIGKILL
     assert batch_under_way(tmp_path)
@@ -119,11 +119,11 @@ def test_killed_without_warning_it_goes_on_to_the_table_of_one_that_was_not(topi
 
 
 def test_of_two_ledgers_over_one_folder_one_fails(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """Another one has gone on meanwhile: a batch that it has noted is not noted again."""
+    """Another ledger has continued in the meantime: a batch that it has recorded is not recorded again."""
     folder, others = tmp_path / "folder", tmp_path / "others"
     options = LedgerOptions(once=True, max_records=120)
     topics.write(0, 70)
-    # One session does not run one stream twice: what the other one does to the folder, it does elsewhere beforehand.
+    # One session does not run one stream twice: the other one changes the folder elsewhere, beforehand.
     run(spark, topics, others, options)
 
     def overtake() -> None:
@@ -147,13 +147,13 @@ def compact(table: Path) -> None:
 
 
 def batch_under_way(folder: Path) -> bool:
-    """Whether a batch was begun and not noted as done."""
+    """Return whether a batch was begun and not recorded as done."""
     begun = [int(file.name) for file in (folder / ledger.CHECKPOINT / "offsets").iterdir() if file.name.isdigit()]
     return not (folder / ledger.CHECKPOINT / "commits" / str(max(begun))).exists()
 
 
 def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) -> int:
-    """Run the command as a user does and give its exit status."""
+    """Run the command as a user does and return its exit status."""
     options = {
         "--master": "local[1]",
         "--memory": "1g",

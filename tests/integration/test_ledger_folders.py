@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_tables_and_checkpoint_stay_together(spark: "SparkSession", topics: Topics, tmp_path: Path) -> None:
-    """Without the one, or with another state of it, the other is not gone on with; and the remedy helps."""
+    """Without one of them, or with another state of it, the other is refused; and the remedy helps."""
     options = LedgerOptions(once=True)
     checkpoint, older, newer = tmp_path / ledger.CHECKPOINT, tmp_path / "older", tmp_path / "newer"
     ended, away = tmp_path / ledger.ENDED, tmp_path / "away"
@@ -65,7 +65,7 @@ def ended_files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("table", [ledger.ENDED, ledger.PENDING])
 def test_a_ledger_in_parquet_is_refused(spark: "SparkSession", tmp_path: Path, table: str) -> None:
-    """Rows of one table never stand in two formats, of which a reader sees one."""
+    """The rows of one table are never in two formats, of which a reader sees one."""
     (tmp_path / table / "batch=0").mkdir(parents=True)
     with pytest.raises(SourceError, match="as an earlier release wrote it: take another folder"):
         ledger.Tables(Folder(spark, str(tmp_path)), "_halfway.", LedgerOptions(), lambda _: None)
@@ -74,7 +74,7 @@ def test_a_ledger_in_parquet_is_refused(spark: "SparkSession", tmp_path: Path, t
 def test_days_are_folders_and_files_tell_the_bounds_of_times(
     spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a warehouse leaves out what it need not read; many small files become one; plain Parquet is an export."""
+    """So a warehouse skips unneeded files; many small files become one; plain Parquet is an export."""
     monkeypatch.setattr(ledger, "COMPACTED_AFTER", 2)
     topics.write(0, 60)
     run(spark, topics, tmp_path, LedgerOptions(once=True, max_records=60))
@@ -95,6 +95,6 @@ def test_days_are_folders_and_files_tell_the_bounds_of_times(
 
 
 def test_delta_refuses_where_only_spark_could_write() -> None:
-    """A URI that deltalake does not know would become a folder of this machine."""
+    """A URI that deltalake does not know would become a local folder."""
     with pytest.raises(SourceError, match="cannot be written to wasbs: URIs"):
         delta.demand("wasbs://container@account.blob.core.windows.net/ledger/ended")

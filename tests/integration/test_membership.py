@@ -1,4 +1,4 @@
-"""Several instances in one group, and one instance through what can happen to it."""
+"""Several instances in one group, and one instance through its possible failures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def served(*instances: Instance) -> list[int]:
 
 
 async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config: KafkaConfig) -> None:
-    """Joining and leaving hands shards over by releases: no incarnation ends, everything written is known."""
+    """Joining and leaving hands shards over by releases: no incarnation ends, and everything written is known."""
     orders = config.prefix + "orders"
     async with running(config) as first:
         for shard in range(4):
@@ -86,7 +86,7 @@ async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config:
 
 
 async def test_only_what_must_move_moves(config: KafkaConfig) -> None:
-    """An instance that joins or leaves moves its own share; every other shard is served without a break."""
+    """An instance that joins or leaves moves only its share; every other shard is served without a break."""
     async with running(config) as first:
         second, third = Instance(config), Instance(config)
         old = (first, second)
@@ -113,7 +113,7 @@ async def test_only_what_must_move_moves(config: KafkaConfig) -> None:
 
 
 async def test_partitions_added_to_half_are_no_shards(config: KafkaConfig) -> None:
-    """The group assigns them too; the instance serves its shards, and is recovering nothing."""
+    """The group assigns them too; the instance serves its shards, and reports no others as acquiring."""
     await asyncio.to_thread(add_partitions, config, config.half_topic, 6)
     async with running(config) as instance:
         status = instance.cluster.membership.status
@@ -141,7 +141,7 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
             cancelled=lambda: False,
             skipped=lambda _topic, _reason: None,
         )
-        # If the lane wrote meanwhile, a new incarnation could acquire the shard first and fence the stranger.
+        # If the lane wrote in between, a new incarnation could acquire the shard first and fence the stranger.
         await asyncio.to_thread(stranger.acquire)
         while instance.incarnation == before:
             try:
@@ -160,7 +160,7 @@ async def test_an_instance_whose_shard_was_acquired_by_another_recovers_by_itsel
 
 
 async def test_two_instances_under_load_while_shards_move_write_everything_once(config: KafkaConfig) -> None:
-    """Ends go on while a second instance joins and leaves; what is retried stands once."""
+    """Ends continue while a second instance joins and leaves; a retried one is written once."""
     orders = config.prefix + "orders"
     instances: list[Instance] = []
 
@@ -208,7 +208,7 @@ async def test_two_instances_under_load_while_shards_move_write_everything_once(
 
 
 async def test_what_is_not_finished_in_time_is_dropped_and_not_released(config: KafkaConfig) -> None:
-    """The owner record stays, so that the next owner fences; the service is told that the shards are lost."""
+    """The owner record stays, so that the next owner fences; the service learns that the shards are lost."""
     async with running(config, serving=range(4)) as instance:
         instance.service.hold = asyncio.Event()
         await instance.stop(seconds=2)
@@ -220,7 +220,7 @@ async def test_what_is_not_finished_in_time_is_dropped_and_not_released(config: 
 
 
 async def test_nothing_is_appended_to_a_shard_that_the_service_has_given_back(config: KafkaConfig) -> None:
-    """Stopping while the tail is behind: the service never hears of a shard again after it was done with it."""
+    """Stopping while the tail is behind: the service gets no event of a shard after it has finished it."""
     async with running(config) as instance:
         for shard in range(4):
             many = [half(in_shard(shard, f"p-{number}", shards=4)) for number in range(5_000)]
@@ -247,7 +247,7 @@ async def test_a_lane_that_was_closed_by_a_failure_hands_its_waiting_ends_back(c
 async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not ready, no incarnation, and an error to show; stopping works all the same."""
+    """Not ready, no incarnation, and an error in the status; stopping works nevertheless."""
     monkeypatch.setattr("halfway.kafka.ownership.incarnation.INITIALISE_S", 1.0)
     config = config_for("127.0.0.1:9")
     instance = Instance(config)
@@ -259,7 +259,7 @@ async def test_kafka_that_cannot_be_reached_is_tried_until_it_can_and_stop_does_
 
 
 async def test_stopping_while_kafka_does_not_answer_ends_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An incarnation that is being begun is given up: neither the stop nor a thread waits for its time-out."""
+    """An incarnation that is being begun is abandoned: neither the stop nor a thread waits for its time-out."""
     monkeypatch.setattr("halfway.kafka.ownership.incarnation.INITIALISE_S", 100 * PATIENCE_S)
     before = {*threading.enumerate()}
     instance = Instance(config_for("127.0.0.1:9"))
@@ -277,7 +277,7 @@ async def test_stopping_while_kafka_does_not_answer_ends_every_thread(monkeypatc
 async def test_stopping_in_the_middle_of_an_acquisition_does_not_wait_for_it(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An acquisition that hangs is left behind after a short time, whatever the deadline of the stop."""
+    """A hanging acquisition is abandoned after a short time, for any deadline of the stop."""
     hangs, release = threading.Event(), threading.Event()
 
     def hang(self: Acquisition) -> None:
@@ -298,7 +298,7 @@ async def test_stopping_in_the_middle_of_an_acquisition_does_not_wait_for_it(
 
 
 async def test_stop_ends_every_thread_and_leaves_the_group(config: KafkaConfig) -> None:
-    """Nothing of an instance is left behind, and the next one is assigned everything at once."""
+    """Nothing of an instance remains, and the next one is assigned everything at once."""
     async with running(config) as instance:
         await instance.write(commit_of(0, half("a-1"), 0))
     names = ("halfway-lane", "halfway-tail", "halfway-members")

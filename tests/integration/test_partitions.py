@@ -1,4 +1,4 @@
-"""How far a reader has come, and when it last came further, on a real broker."""
+"""The positions of a reader, and the time of its last progress, on a real broker."""
 
 import math
 import time
@@ -22,7 +22,7 @@ def config(kafka: Kafka) -> KafkaConfig:
 
 @pytest.fixture
 def place(config: KafkaConfig) -> Iterator[Place]:
-    """Give the only partition of an empty topic."""
+    """Return the only partition of an empty topic."""
     topic = config.prefix + "log"
     create_topics(config, {topic: 1})
     yield topic, 0
@@ -37,7 +37,7 @@ def reader(config: KafkaConfig) -> Iterator[PartitionReader]:
 
 
 def ignore(_place: Place, _message: object) -> None:
-    """Take a record that only has to be passed."""
+    """Ignore a record."""
 
 
 def read_to(reader: PartitionReader, place: Place, position: int) -> None:
@@ -62,7 +62,7 @@ def test_a_reader_moves_by_what_it_reads_not_by_what_it_is_given(
 
 
 def test_a_reader_that_is_told_the_same_end_again_has_not_moved(place: Place, reader: PartitionReader) -> None:
-    """Kafka tells the end anew after every start of a fetch: that is an answer, but nothing came further."""
+    """Kafka reports the end again after every start of a fetch: that is an answer, but no progress."""
     reader.add({place: OFFSET_BEGINNING})
     read_to(reader, place, 0)
     at_end = reader.moved_at
@@ -78,7 +78,7 @@ def test_a_reader_that_is_told_the_same_end_again_has_not_moved(place: Place, re
 def test_what_was_aborted_moves_a_reader_that_is_given_none_of_it(
     config: KafkaConfig, place: Place, reader: PartitionReader
 ) -> None:
-    """While the Kafka transaction is open it stands before it; then only word of the end leads past."""
+    """During the Kafka transaction it stays before it; then only the reported end moves it past."""
     reader.add({place: OFFSET_BEGINNING})
     [producer] = initialised(config, [config.prefix + "aborting"], time.monotonic() + PATIENCE_S)
     producer.begin()

@@ -1,4 +1,4 @@
-"""What the two Kafka clients of an audit say about topics on a real broker."""
+"""The answers of an audit's two Kafka clients about topics on a real broker."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_both_clients_tell_a_topic_by_the_same_id(spark: "SparkSession", topics: Topics) -> None:
-    """An audit goes on on either engine; a topic that is not there is left out by both."""
+    """An audit continues on either engine; both leave out a missing topic."""
     topics.write(0, 3)
     access = replace(topics.access, librdkafka={"bootstrap.servers": topics.access.bootstrap_servers})
     names = [access.topic(kind) for kind in ("half", "op", "missing")]

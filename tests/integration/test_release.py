@@ -32,7 +32,7 @@ from tests.support.waiting import until_true
 
 @contextmanager
 def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Hold the first call of a lane's method on its thread: the events that it was met, and that it may go on."""
+    """Hold the first call of a lane's method on its thread: an event for its arrival, and one to release it."""
     met, go = threading.Event(), threading.Event()
     call = getattr(owner, name)
 
@@ -50,20 +50,20 @@ def held(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Iterator[tu
 
 
 async def give_back(instance: Instance, shard: int, *, within: float = 10.0) -> None:
-    """Give a shard back as when the group revokes it, with less time: enough for its lane to have begun, though."""
+    """Give back a shard as in a revocation, with less time, but enough for its lane to have begun."""
     until = asyncio.get_running_loop().time() + within
     instance.cluster.membership._on_revoked(frozenset({shard}))
     await instance.cluster.membership._give_back(frozenset({shard}), until)
 
 
 def last_owner(config: KafkaConfig, shard: int) -> str | None:
-    """Read the incarnation that the last owner record of a shard names, None if it is released."""
+    """Return the incarnation in the last owner record of a shard, None if it is released."""
     value = [seen.value for seen in read_topic(config, config.owners_topic) if seen.partition == shard][-1]
     return None if value is None else decode_owner(value).incarnation
 
 
 async def release_as_surplus(instance: Instance, shard: int) -> None:
-    """Release a shard as one that was claimed and is no longer wanted, with as little time."""
+    """Release a shard like a claimed one that is no longer wanted, with as little time."""
     incarnation = instance.cluster.membership._incarnation
     assert incarnation is not None
     incarnation.drop(shard)
@@ -75,7 +75,7 @@ async def release_as_surplus(instance: Instance, shard: int) -> None:
 async def test_a_late_release_does_not_land_behind_the_claim_of_who_gets_the_shard_back(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch, leave: Callable[[Instance, int], Awaitable[None]]
 ) -> None:
-    """The release outlives its time, the same instance gets the shard again, then the release goes on."""
+    """The release outlives its time, the same instance gets the shard again, then the release continues."""
     async with running(config) as instance:
         with held(monkeypatch, LaneThread, "_produce_releases") as (met, go):
             before = instance.incarnation
@@ -93,7 +93,7 @@ async def test_a_late_release_does_not_land_behind_the_claim_of_who_gets_the_sha
 async def test_a_shard_is_not_acquired_again_while_its_release_is_under_way(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is wanted again meanwhile: once the release is confirmed the same incarnation claims it behind that."""
+    """It is wanted again in the meantime: after the confirmed release the same incarnation claims it again."""
     async with running(config) as instance:
         with held(monkeypatch, LaneThread, "_produce_releases") as (met, go):
             before = instance.incarnation
@@ -112,7 +112,7 @@ async def test_a_shard_is_not_acquired_again_while_its_release_is_under_way(
 async def test_an_end_that_outlives_its_shard_is_known_when_the_shard_comes_back(
     config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit is under way when the shard must go; the shard comes back: the id is committed, or still pending."""
+    """A commit is under way when the shard is revoked; the shard returns: the id is committed, or still pending."""
     orders = config.prefix + "orders"
     one = half(in_shard(0, "one"), Message(topic=orders, value=b"once"))
     async with running(config) as instance:
