@@ -36,7 +36,7 @@ def plan_of(coordinator: CoordinatorProcess, group: str, topic: str, **fields: A
         "bootstrap_servers": coordinator.settings["HALFWAY_KAFKA__BOOTSTRAP_SERVERS"],
         "prefix": coordinator.prefix,
         "shards": shards,
-        "mine": tuple(range(shards)),
+        "own": tuple(range(shards)),
         "group": group,
         "topic": topic,
         "value_bytes": VALUE_BYTES,
