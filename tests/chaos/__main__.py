@@ -1,6 +1,6 @@
-"""`make chaos`: ends with one JSON line; exit status 1 on any violation.
+"""`make chaos`: ends with one JSON line; the exit status is 1 on any violation.
 
-The directory with the history, the dump of the topics and all logs is kept where something is wrong.
+If anything is wrong, the directory with the history, the dump of the topics and all logs is kept.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FAULTS_IN_100_000 = 60
 FEWEST_FAULTS = 20
 FAULTS_WITH_A_FULL_STOP = 40
 LONG = 10_000
-"""From so many transactions on a run has faults that last for minutes."""
+"""From this many transactions on a run has faults that last for minutes."""
 SHORT_HORIZON_S = 150.0
-"""Long enough for what is on its way to arrive within it, and short enough for ids to be used again."""
+"""Long enough for requests in flight to arrive within it, and short enough to use ids again."""
 
 
 def main() -> int:
@@ -85,13 +85,13 @@ def main() -> int:
 
 
 def faults_for(transactions: int) -> int:
-    """Give how many faults a run of this length has where nobody says."""
+    """Return the default number of faults for a run of this length."""
     return max(FEWEST_FAULTS, transactions * FAULTS_IN_100_000 // 100_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """How many faults of each side are wanted, and full stops beside them."""
+    """Return the number of faults of each side, and of full stops."""
 
     coordinators: int
     brokers: int
@@ -100,7 +100,7 @@ class Shares:
 
 
 def split(faults: int, kinds: Collection[str] = ()) -> Shares:
-    """Share out so many faults: half are of coordinators, a quarter each of brokers and topics, of what is played."""
+    """Distribute the faults over the played kinds: half for coordinators, a quarter each for brokers and topics."""
     wanted = kinds or KINDS
     plays = [
         any(kind in deck and kind != FULL_STOP for kind in wanted)

@@ -1,4 +1,4 @@
-"""What a caller gets back."""
+"""The answer to a call."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back; status 0 if nothing did."""
+    """The answer to a call; status 0 if there was none."""
 
     status: int
     body: Mapping[str, Any]
     tries: int = 1
-    """How often the call was made until this came."""
+    """How often the call was sent until this answer."""
 
     def text(self, name: str) -> str | None:
         value = self.body.get(name)

@@ -1,4 +1,4 @@
-"""How the producers answer checks: over HTTP, plainly, late, wrongly or not at all; and by fetching them."""
+"""How producers answer checks: over HTTP, plainly, late, wrongly or not at all; and by fetching them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.chaos.decisions import Decisions
 from tests.chaos.producers import LEAVING, PULLED, Producers
 
 PLAIN_FROM: Final = 4
-"""From this attempt on an answer is plain: what is never answered well is never resolved."""
+"""From this attempt on answers are plain: without a good answer a transaction is never resolved."""
 FETCHERS: Final = 2
-"""For each coordinator: one that waits for its answer leaves the others fetching."""
+"""For each coordinator: while one waits for its answer, the others fetch."""
 LATE_S: Final = 3.0
-"""Later than the coordinators wait (2 s)."""
+"""Longer than the coordinators wait (2 s)."""
 _MANNERS: Final = {
     "plain": 67,
     "late": 6,
@@ -41,7 +41,7 @@ _VERDICT_TEXT: Final = '{"outcome": "%s", "nonce": "%s"}'
 
 
 class CheckEndpoints:
-    """Answers checks by the decision table; those of a group with secrets only if they are signed."""
+    """Answers checks by the decision table; for a group with secrets only if the check is signed."""
 
     def __init__(self, decisions: Decisions, producers: Producers, history: HistoryWriter, seed: int) -> None:
         self._decisions = decisions
@@ -53,17 +53,17 @@ class CheckEndpoints:
         self._stopped = False
         self.manners: Counter[str] = Counter()
         self.forged: list[str] = []
-        """Checks that no secret of their group has signed, or that came before: each is a violation."""
+        """Checks without a signature of their group's secrets, and repeated ones: each is a violation."""
         self._verifiers: dict[str, CheckVerifier] = {}
         self._heard: dict[web.RequestHandler, tuple[str, Said]] = {}
-        """What was answered last on each connection."""
+        """The last answer on each connection."""
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self._port}/check"
 
     def trust(self, group: str, secrets: Sequence[str]) -> None:
-        """From now on answer the checks of a group only if one of these secrets has signed them."""
+        """From now on answer the checks of a group only if one of these secrets signed them."""
         self._verifiers[group] = CheckVerifier(*secrets, within_s=_SIGNED_WITHIN_S)
 
     async def start(self) -> None:
@@ -74,13 +74,13 @@ class CheckEndpoints:
         await web.TCPSite(self._runner, HOST, self._port).start()
 
     async def stop(self) -> None:
-        """End it; callers that still wait for an answer get no verdict."""
+        """Close; callers that still wait for an answer get no verdict."""
         self._stopped = True
         if self._runner is not None:
             await self._runner.cleanup()
 
     def verdict(self, transaction: str) -> Said:
-        """Give what the database says; what it has never heard of is rolled back for ever."""
+        """Return the database's outcome; an unknown transaction is rolled back for good."""
         if self._stopped or transaction in self._producers.undecided:
             return "unknown"
         return self._decisions.decide(transaction, "rollback")
@@ -89,7 +89,7 @@ class CheckEndpoints:
         try:
             raw = await request.read()
         except OSError:
-            # Whoever asked has gone before this process came to it; that it asked stands in the history all the same.
+            # The caller was gone before this process handled the check; the history contains it nevertheless.
             asked = self._producers.name_now(request.headers["webhook-id"].rpartition(":")[0])
             self._history.write(Checked(id=asked, said="nothing", manner="too late"))
             raise
@@ -102,7 +102,7 @@ class CheckEndpoints:
             self._history.write(Checked(id=self.name(body), said="nothing", manner="forged"))
             return web.Response(status=web.HTTPUnauthorized.status_code)
         if (heard := self._heard.pop(request.protocol, None)) is not None:
-            # A connection is used again only where the answer before was read to its end, and in time.
+            # A connection is used again only if the answer before was read to its end, and in time.
             self._history.write(Taken(id=heard[0], said=heard[1]))
         transaction, attempt, nonce = self.name(body), int(body["attempt"]), str(body["nonce"])
         chance = random.Random(f"{self._seed}/{transaction}/{attempt}")
@@ -119,12 +119,12 @@ class CheckEndpoints:
         return _no_verdict(request, manner, self._bait(transaction), nonce)
 
     def name(self, check: dict[str, Any]) -> str:
-        """Give the history's name of the transaction that a check is about."""
+        """Return the history's name of the checked transaction."""
         first: Any = check["messages"][0]["key"]
         return self._producers.name_of(str(check["id"]), first if isinstance(first, str) else None)
 
     def _bait(self, transaction: str) -> str:
-        """Give the opposite of the truth: to act on an answer that is none would show."""
+        """Return the opposite of the truth: acting on an invalid answer would be noticed."""
         return "rollback" if self._decisions.find(transaction) == "commit" else "commit"
 
 
@@ -151,7 +151,7 @@ def _no_verdict(request: web.Request, manner: str, bait: str, nonce: str) -> web
 
 
 class Fetcher:
-    """A producer service that cannot be called: it fetches its checks from every coordinator."""
+    """A producer service without an endpoint: it fetches its checks from every coordinator."""
 
     def __init__(self, caller: Caller, endpoints: CheckEndpoints, instances: int) -> None:
         self._caller = caller

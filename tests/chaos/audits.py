@@ -1,4 +1,4 @@
-"""The audit of what a run has left in the topics, held against the checker, transaction by transaction."""
+"""The audit of a run's topics, compared with the checker, transaction by transaction."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from halfway.pipeline.quick_sources import QuickKafka
 from halfway.pipeline.transforms.verdict import ANOMALIES
 
 Row = Mapping[str, Any]
-"""One of the audit's table `verdicts`."""
+"""One row of the audit's table `verdicts`."""
 _MEANS: Final = {"committed_ok": COMMITTED, "rolled_back_ok": ROLLED_BACK}
 _SEEN: Final = frozenset({"lost", "doubled", "torn", "contradicted", "leaked"})
-"""What a checker finds that the topics show, whoever was told what."""
+"""The checker's findings that are visible in the topics, regardless of answers."""
 
 
 def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Path) -> list[Row]:
-    """Audit the topics as they are now, on DuckDB, into a folder `audit`."""
+    """Audit the current topics, on DuckDB, into a folder `audit`."""
     folder = directory / "audit"
     servers = {"bootstrap.servers": bootstrap_servers}
     access = KafkaAccess(java=servers, prefix=prefix, librdkafka=servers)
@@ -43,11 +43,11 @@ def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Pa
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How many transactions both have judged, and where they differ."""
+    """The number of transactions that both have judged, and their differences."""
 
     judged: int
     unknown: int
-    """Of which the audit proves nothing: Kafka has removed what would tell, or a clock was wrong by too much."""
+    """Transactions for which the audit proves nothing: Kafka has removed the evidence, or a clock was too wrong."""
     differences: tuple[str, ...]
 
 
@@ -56,10 +56,9 @@ def agreement(
 ) -> Agreement:
     """Compare the audit's rows with the checker's cases and findings.
 
-    Whoever empties a topic (`emptied`) takes its messages away, which the audit calls lost or torn; the checker, who
-    has read them before, does not. Of ids that were used more than once each row must be one of the uses, unless a use
-    was prepared by a clock that was further back than the audit is told. `began`: the time of day, in ms, at 0 of the
-    history's clock.
+    Emptying a topic (`emptied`) deletes its messages, which the audit calls lost or torn; the checker has read them
+    before, so it does not. For a reused id each row must match one of its uses, unless a use was prepared by a clock
+    that was further back than the audit's setting. `began`: the wall time, in ms, at 0 of the history's clock.
     """
     uses: defaultdict[str, list[Case]] = defaultdict(list)
     for name, case in cases.items():
@@ -92,7 +91,7 @@ def agreement(
 
 
 def _by_a_wrong_clock(rows: Sequence[Row], uses: Sequence[Case], began: int) -> bool:
-    """Whether one of several uses says that it was prepared when nobody asked for any: no time tells them apart."""
+    """Return whether a use has a prepare time at which no prepare was sent, so that times do not identify uses."""
     asked = [began + case.asked_at for case in uses if case.asked_at is not None]
     told = [row["prepared_at"].timestamp() * 1000 for row in rows if row["prepared_at"] is not None]
     return len(uses) > 1 and any(all(abs(at - other) > CLOCKS_APART_MS for other in asked) for at in told)
@@ -108,7 +107,7 @@ def _agrees(row: Row, uses: Sequence[Case], *, wrong: bool, emptied: frozenset[s
 
 
 def _only_emptied(row: Row, emptied: frozenset[str]) -> bool:
-    """Whether all that the audit misses stood in topics that somebody has emptied."""
+    """Return whether everything that the audit misses was in emptied topics."""
     missed = [each for each in row["evidence"] or () if each["problem"]]
     return bool(missed) and all(each["problem"] == "missing" and each["topic"] in emptied for each in missed)
 

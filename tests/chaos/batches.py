@@ -1,4 +1,4 @@
-"""Gathers the calls of several producers for one `POST /v1/batch`; each gets the answer to its own item."""
+"""Collects the calls of several producers for one `POST /v1/batch`; each gets the answer to its own item."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Post = Callable[[str, Mapping[str, list[object]]], Awaitable[Answer]]
 MOST: Final = 300
 GATHERED_S: Final = (0.02, 0.6)
 BROKEN_OFF: Final = 0.02
-"""How many batches lose their connection on the way."""
+"""How many batches lose their connection in flight."""
 _OK: Final = 200
 
 
 class Batches:
-    """One batch of each group is open at a time; what comes goes into it until it is full or its time is over."""
+    """One batch of each group is open at a time; calls join it until it is full or its time is over."""
 
     def __init__(self, post: Post, chance: random.Random) -> None:
         self._post = post
@@ -31,7 +31,7 @@ class Batches:
         self.sent = 0
 
     async def send(self, group: str, kind: Kind, item: object) -> Answer:
-        """Send an item with others of its group, and give its own answer, or the one that the whole batch got."""
+        """Send an item with others of its group; return its own answer, or that of the whole batch."""
         batch = self._open.get(group)
         if batch is None:
             batch = self._open[group] = _Batch()
@@ -79,7 +79,7 @@ class _Batch:
         return waiting
 
     def answer(self, answer: Answer) -> None:
-        """Give each item its own answer, or all of them the whole batch's where it has none."""
+        """Give each item its own answer, or that of the whole batch if it has none."""
         for kind, waiting in self._waiting.items():
             items = answer.body[kind] if answer.status == _OK else [None] * len(waiting)
             for one, item in zip(waiting, items, strict=True):

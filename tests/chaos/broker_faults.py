@@ -1,4 +1,4 @@
-"""Faults of brokers, one broker at a time, and the one of everything."""
+"""Faults of brokers, one broker at a time, and the full stop of everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FULL_STOP: Final = "full_stop"
 
 
 class BrokerFaults:
-    """What is played on brokers."""
+    """The faults of brokers."""
 
     def __init__(self, stage: Stage) -> None:
         """Keep the stage."""
@@ -24,7 +24,7 @@ class BrokerFaults:
         return self._stage.chance.choice(self._stage.cluster.brokers)
 
     async def broker_kill(self) -> None:
-        """Kill one, and start it again some time later."""
+        """Kill a broker, and start it again some time later."""
         stage, since, broker = self._stage, self._stage.now(), self._some_broker()
         busy = stage.caller.in_flight.total()
         await asyncio.to_thread(broker.kill)
@@ -33,7 +33,7 @@ class BrokerFaults:
         stage.note("broker_kill", broker.name, counts=busy > 0, since=since, in_flight=busy)
 
     async def broker_stop(self) -> None:
-        """Stop one in order and start it again, as a rolling restart does."""
+        """Shut a broker down and start it again, as a rolling restart does."""
         stage, since, broker = self._stage, self._stage.now(), self._some_broker()
         busy = stage.caller.in_flight.total()
         await asyncio.to_thread(broker.stop)
@@ -41,7 +41,7 @@ class BrokerFaults:
         stage.note("broker_stop", broker.name, counts=busy > 0, since=since, in_flight=busy)
 
     async def broker_pause(self) -> None:
-        """Freeze one past its own session with the controller."""
+        """Pause a broker past its session with the controller."""
         stage, since, broker = self._stage, self._stage.now(), self._some_broker()
         busy = stage.caller.in_flight.total()
         await asyncio.to_thread(broker.pause)
@@ -53,7 +53,7 @@ class BrokerFaults:
         stage.note("broker_pause", broker.name, counts=busy > 0, since=since, in_flight=busy)
 
     async def broker_slow_disk(self) -> None:
-        """Imitate a disk that stalls: the broker stands still for moments, each shorter than its session."""
+        """Imitate a disk that stalls: pause the broker for moments that are shorter than its session."""
         stage, since, broker = self._stage, self._stage.now(), self._some_broker()
         for _ in range(stage.chance.randrange(5, 12)):
             await asyncio.to_thread(broker.pause)
@@ -65,7 +65,7 @@ class BrokerFaults:
         stage.note("broker_slow_disk", broker.name, counts=True, since=since)
 
     async def full_stop(self) -> None:
-        """Kill everything at one instant, and start it again."""
+        """Kill everything at the same moment, and start it again."""
         stage, since = self._stage, self._stage.now()
         async with stage.coordinators_free:
             busy = stage.caller.in_flight.total()
@@ -78,7 +78,7 @@ class BrokerFaults:
 
     async def _restart(self, broker: Broker) -> None:
         await asyncio.to_thread(broker.launch)
-        # With another one down too, nothing could be written at all: that is what the full stop is for.
+        # With a second broker down nothing could be written at all: the full stop covers that.
         await asyncio.to_thread(self._stage.cluster.wait_until_ready)
 
 

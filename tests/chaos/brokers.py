@@ -1,4 +1,4 @@
-"""A cluster of three small real brokers, each a process that can be killed, stopped, frozen and started again."""
+"""A cluster of three small real brokers, each a process that can be killed, stopped, paused and started again."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from tests.support.brokers.jvm import short_lived
 
 NODES: Final = (1, 2, 3)
 DIRECT: Final = "PLAINTEXT"
-"""The listener without a proxy: for the brokers themselves, for the one who makes topics, and for the checker."""
+"""The listener without a proxy: for the brokers, for creating topics, and for the checker."""
 _READY_WITHIN_S: Final = 300.0
 _STOP_WITHIN_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.2
 _FORGOTTEN: Final = re.compile(r"partitions HashSet\(([^)]*)\).*likely deleted already and hence can be skipped")
 _STARTED: Final = b"] Kafka Server started"
-"""What a broker says when it has been let into its cluster."""
+"""The log line of a broker that was admitted to its cluster."""
 _OURS: Final = {
-    # A dead client's group membership and a dead broker's leadership are to be found out within seconds.
+    # A dead client's membership and a dead broker's leadership must be detected within seconds.
     "group.min.session.timeout.ms": "1000",
     "replica.lag.time.max.ms": "5000",
     # Threads cost memory: three brokers and the coordinators share a small machine.
@@ -52,7 +52,7 @@ _OURS: Final = {
     "num.io.threads": "4",
     "log.cleaner.threads": "1",
     "background.threads": "2",
-    # Compaction and retention are to run within minutes.
+    # Compaction and retention must run within minutes.
     "log.cleaner.backoff.ms": "3000",
     "log.retention.check.interval.ms": "10000",
     "log.segment.delete.delay.ms": "5000",
@@ -65,11 +65,11 @@ LOGIN: Final[Mapping[str, str]] = {
     "sasl.username": USER,
     "sasl.password": _SECRET,
 }
-"""How one comes in through the further listeners: as somebody who can be denied a topic."""
+"""The login on the further listeners: a user that can be denied a topic."""
 
 
 def _guarded(listeners: Iterable[str]) -> dict[str, str]:
-    """Give the properties by which ACLs apply to clients of these listeners only."""
+    """Return the properties that apply ACLs only to clients of these listeners."""
     protocols = {"CONTROLLER": "PLAINTEXT", DIRECT: "PLAINTEXT", **dict.fromkeys(listeners, "SASL_PLAINTEXT")}
     login = f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{_SECRET}";'
     return {
@@ -84,7 +84,7 @@ def _guarded(listeners: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicKind:
-    """A real topic: how many replicas it has, and how many of them must be in sync."""
+    """A real topic: its number of replicas, and how many of them must be in sync."""
 
     name: str
     replication: int = len(NODES)
@@ -93,7 +93,7 @@ class TopicKind:
 
 
 class Broker:
-    """One broker, which is its cluster's controller too in its turn."""
+    """One broker, which is also one of the cluster's controllers."""
 
     def __init__(self, node: Node, directory: Path, java: Sequence[str], properties: Mapping[str, str]) -> None:
         self.node = node
@@ -143,7 +143,7 @@ class Broker:
         return self._times_started() > self._starts
 
     def log_lines(self) -> Iterator[str]:
-        """Give what it has said, in all its lives."""
+        """Return its log, over all its lives."""
         with self._log_path.open(encoding="utf-8", errors="replace") as file:
             yield from file
 
@@ -151,33 +151,33 @@ class Broker:
         return self._log_path.read_bytes().count(_STARTED) if self._log_path.exists() else 0
 
     def stop(self) -> None:
-        """End it in order (SIGTERM)."""
+        """Shut it down (SIGTERM)."""
         assert self._process is not None
         self._process.terminate()
         if self._process.wait(_STOP_WITHIN_S) is None:
             self._process.kill()
 
     def kill(self) -> None:
-        """End it as a crash does (SIGKILL)."""
+        """Kill it, as a crash does (SIGKILL)."""
         self.paused = False
         if self._process is not None:
             self._process.kill()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP)."""
+        """Pause it (SIGSTOP)."""
         assert self._process is not None
         self._process.pause()
         self.paused = True
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Continue it (SIGCONT)."""
         assert self._process is not None
         self._process.resume()
         self.paused = False
 
 
 class BrokerCluster:
-    """Three brokers; `listeners` are further ports of each broker by name, as `{node: Listener}`, for `LOGIN`."""
+    """Three brokers; `listeners` are more ports of each broker by name, as `{node: Listener}`, for `LOGIN`."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class BrokerCluster:
             time.sleep(_LOOK_AGAIN_S)
 
     def _lacking(self) -> str | None:
-        # A broker that was killed a moment ago is in sync by the others' metadata until its session is over.
+        # A broker that was killed a moment ago is in sync in the others' metadata until its session is over.
         if away := [broker.name for broker in self.brokers if not broker.has_started]:
             return f"{away} have not started"
         try:
@@ -261,7 +261,7 @@ class BrokerCluster:
         return None
 
     def make_topics(self, *kinds: TopicKind) -> None:
-        """Make them; asked again where the client lost a broker that it had just found (on a busy machine)."""
+        """Create them; retry if the client loses a broker that it had just found (on a busy machine)."""
         names = [kind.name for kind in kinds]
         new = [
             NewTopic(
@@ -292,7 +292,7 @@ class BrokerCluster:
         _insist(is_gone, f"the topic {name} is still there")
 
     def grow_topic(self, name: str, most: int) -> bool:
-        """Give it one more partition, where it has not the most already."""
+        """Add one partition, unless it has the maximum already."""
         before: list[int] = []
 
         def has_grown() -> bool:
@@ -307,7 +307,7 @@ class BrokerCluster:
         return before[0] < most
 
     def deny(self, topic: str, operation: AclOperation) -> None:
-        """Take a permission for a topic away from clients that log in with `LOGIN`."""
+        """Deny clients that log in with `LOGIN` a permission for a topic."""
         _insist(
             lambda: all(
                 done.result(60) is None for done in self.admin.create_acls([_denial(topic, operation)]).values()
@@ -316,7 +316,7 @@ class BrokerCluster:
         )
 
     def allow(self, topic: str) -> None:
-        """Give back what `deny` took."""
+        """Take back the denials of `deny`."""
         every = AclBindingFilter(
             ResourceType.TOPIC,
             topic,
@@ -337,10 +337,10 @@ class BrokerCluster:
         return any(len(partition.isrs) < kind.in_sync for partition in partitions.values())
 
     def forgotten(self) -> Counter[str]:
-        """Give the partitions of which Kafka says that it need not tell them what became of a transaction.
+        """Return the partitions that, according to Kafka, need no marker of a transaction.
 
-        It says so of partitions that were deleted, and by a fault of its own of any that had no leader at that moment:
-        the transaction then hangs there for ever.
+        These are deleted partitions, and, because of a bug in Kafka, partitions without a leader at that moment: the
+        transaction then hangs there forever.
         """
         found: Counter[str] = Counter()
         for broker in self.brokers:
@@ -356,7 +356,7 @@ class BrokerCluster:
 
 
 def _insist(act: Callable[[], bool], otherwise: str) -> None:
-    """Do something until it is done, also while brokers come and go."""
+    """Repeat something until it succeeds, while brokers stop and start."""
     deadline = time.monotonic() + 2 * _READY_WITHIN_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Calls over REST as a producer makes them, each in the history before it is sent and after it is answered."""
+"""Calls over REST as a producer sends them, each in the history before it is sent and after it is answered."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.chaos.coordinators import Instance
 from tests.chaos.streams import Streams
 
 TRY_S: Final = (8.0, 20.0, 20.0)
-"""One of these for each request; the coordinators answer, if they can, within their own 15 s."""
+"""The time-out of one request; coordinators answer, if they can, within their own 15 s."""
 PATIENCE_S: Final = 60.0
-"""All tries of one request together; then its caller gives up, and the check has to find out."""
+"""All tries of one request together; then the caller gives up, and the check decides."""
 AT_ONCE: Final = 256
-"""Requests that one coordinator may leave unanswered; a caller waits if every coordinator has as many."""
+"""Requests that one coordinator may leave unanswered; a caller waits if every coordinator has that many."""
 _BUSY: Final = (429, 503)
 _LONGEST_WAIT_S: Final = 10.0
-"""Thousands of producers that ask again and again would leave nothing of the machine to those who recover."""
+"""Thousands of retrying producers would leave no CPU for the coordinators that recover."""
 ONE_WAY: Final = 0.2
-"""How many ends on a stream want no confirmation."""
+"""How many ends on a stream are not confirmed."""
 _JSON: Final = {"Content-Type": "application/json"}
 
 Way = Literal["single", "batch", "stream"]
@@ -64,7 +64,7 @@ class Message:
 
 
 class Caller:
-    """Goes round-robin over the coordinators, and on to the next where one cannot answer now."""
+    """Uses the coordinators in turn, and the next one if one cannot answer now."""
 
     def __init__(
         self,
@@ -80,25 +80,25 @@ class Caller:
         self._turn = 0
         self._encode = msgspec.json.Encoder().encode
         self.keys: dict[str | None, str] = {}
-        """The key of each group, and of an operator for calls of no group; without any, none is shown."""
+        """The key of each group, and that of an operator for calls without a group; none if it is empty."""
         self.streams_served = True
-        """Whether the coordinators have streams; else their operations go in requests of their own."""
+        """Whether the coordinators have streams; otherwise operations are sent as separate requests."""
         self._batches = Batches(self._post_batch, chance)
         self.streams = Streams(session, chance)
         self._free = asyncio.Semaphore(AT_ONCE * len(instances))
         self.in_flight: Counter[int] = Counter()
-        """Requests that each coordinator has been sent and has not answered, by its number."""
+        """The unanswered requests of each coordinator, by its number."""
         self.answers: Counter[str] = Counter()
-        """What came back for each try of a request, and of an item of a batch."""
+        """The results of all tries of a request, and of an item of a batch."""
 
     @property
     def batches(self) -> int:
-        """How many batches were sent."""
+        """The number of sent batches."""
         return self._batches.sent
 
     @property
     def by_status(self) -> Counter[str]:
-        """Give the same by status alone."""
+        """Return the results by status only."""
         found: Counter[str] = Counter()
         for what, times in self.answers.items():
             found["none" if what == "0" else what.partition(" ")[0]] += times
@@ -107,7 +107,7 @@ class Caller:
     async def prepare(
         self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, way: Way = "single"
     ) -> Answer:
-        """Prepare; sent again only where the client has brought an id, or where nothing can have been stored.
+        """Prepare; retry only if the client chose the id, or if nothing can be stored.
 
         `as_id` is the history's name of the use of an id.
         """
@@ -141,7 +141,7 @@ class Caller:
         check_id: str | None = None,
         way: Way = "single",
     ) -> Answer:
-        """End a transaction with its group's key, or with an operator's where no group is given."""
+        """End a transaction with its group's key, or with an operator's if no group is given."""
         body = {"outcome": outcome} | ({} if check_id is None else {"check_id": check_id})
         self._history.write(End(id=transaction_id, outcome=outcome, by=by))
         sent_at = self._history.now()
@@ -167,7 +167,7 @@ class Caller:
         return answer
 
     async def look(self, transaction_id: str, *, group: str) -> Answer:
-        """Ask what became of a transaction."""
+        """Look up a transaction."""
         sent_at = self._history.now()
         answer = await self._persist(self._single(group, "GET", f"/transactions/{wire_id(transaction_id)}"))
         self._history.write(
@@ -182,7 +182,7 @@ class Caller:
         return answer
 
     async def persist(self, method: str, path: str, body: object = None, *, group: str | None = None) -> Answer:
-        """Make a call that is no part of the history until it is answered, with the key of a group if it is given."""
+        """Send a call that enters the history only when it is answered, with the key of a group if it is given."""
         return await self._persist(self._single(group, method, path, body))
 
     async def _persist(self, send: Send, *, ambiguous: bool = True) -> Answer:
@@ -204,7 +204,7 @@ class Caller:
                 await asyncio.sleep(wait * self._chance.uniform(0.5, 1.5))
 
     def _sender(self, way: Way, group: str, kind: Kind, item: Mapping[str, object]) -> Send | None:
-        """Return how to send an operation together with others of its group, None if it goes alone."""
+        """Return how to send an operation together with others of its group, None if it is sent alone."""
         match way:
             case "batch":
                 return partial(self._batches.send, group, kind, item)
@@ -220,7 +220,7 @@ class Caller:
         return await self._somewhere(group, "POST", "/batch", body)
 
     async def _streamed(self, group: str, kind: Kind, item: Mapping[str, object]) -> Answer:
-        """Make one operation on the group's stream to the next coordinator that is not full."""
+        """Send an operation on the group's stream to the next coordinator that is not full."""
         async with self._at_next() as instance:
             stream = self.streams.send(
                 instance, group, self._shown(group), kind, item, within_s=self._chance.choice(TRY_S)
@@ -228,7 +228,7 @@ class Caller:
             return await stream
 
     async def _somewhere(self, group: str | None, method: str, path: str, body: object) -> Answer:
-        """Make one call of the next coordinator that is not full."""
+        """Send a call to the next coordinator that is not full."""
         async with self._at_next() as instance:
             return await self._once(instance, self._shown(group), method, path, body)
 
@@ -251,7 +251,7 @@ class Caller:
                 return instance
 
     async def ask(self, instance: Instance, path: str, *, shown: Mapping[str, str] | None = None) -> Answer:
-        """Ask one coordinator once, with no place among the requests of the producers; by default as an operator."""
+        """Send one call to one coordinator, outside the limit of the producers; by default as an operator."""
         return await self._once(instance, self._shown(None) if shown is None else shown, "GET", path, None)
 
     def _shown(self, group: str | None) -> dict[str, str]:

@@ -19,13 +19,13 @@ _REQUESTS: Final[Mapping[Api, tuple[Fate, ...]]] = {
     Api.JOIN_GROUP: (Fate.DELAY, Fate.LOSE),
 }
 _AT_A_START: Final = (Api.INIT_PRODUCER_ID, Api.JOIN_GROUP)
-"""Requests that come where somebody starts, joins or takes shards over: another coordinator is killed for them."""
+"""Requests of a coordinator that starts, joins or acquires shards: another coordinator is killed to cause them."""
 _JOINED_WITHIN_S: Final = 40.0
 _SERVED_AGAIN_LOOKS: Final = 20
 
 
 class CoordinatorFaults:
-    """What is played on coordinators, one at a time."""
+    """The faults of coordinators, one at a time."""
 
     def __init__(self, stage: Stage) -> None:
         """Keep the stage."""
@@ -45,7 +45,7 @@ class CoordinatorFaults:
             stage.note("coordinator_kill", instance.name, counts=busy > 0, since=since, in_flight=busy)
 
     async def coordinator_pause(self) -> None:
-        """Freeze one past its session, so that others own its shards when it thaws."""
+        """Pause one past its session, so that others own its shards when it continues."""
         if (instance := await self._stage.some_instance()) is not None:
             await self._stage.until_busy(instance)
             await self._pause(instance, "coordinator_pause")
@@ -61,7 +61,7 @@ class CoordinatorFaults:
         stage.note(kind, instance.name, counts=busy > 0, since=since, in_flight=busy, seconds=for_s)
 
     async def coordinator_cut(self) -> None:
-        """Cut one off from all brokers past its session, while its callers still reach it."""
+        """Disconnect one from all brokers past its session, while its callers still reach it."""
         if (instance := await self._stage.some_instance()) is not None:
             await self._stage.until_busy(instance)
             await self._cut(instance, "coordinator_cut", None)
@@ -78,14 +78,14 @@ class CoordinatorFaults:
         stage.note(kind, instance.name, counts=held > 0, since=since, seconds=for_s, broker=broker)
 
     async def coordinator_cut_from_one_broker(self) -> None:
-        """Cut one coordinator off from one broker; it reaches the others."""
+        """Disconnect one coordinator from one broker; it reaches the others."""
         if (instance := await self._stage.some_instance()) is not None:
             await self._stage.until_busy(instance)
             broker = self._stage.chance.randrange(len(self._stage.cluster.brokers))
             await self._cut(instance, "coordinator_cut_from_one_broker", broker)
 
     async def coordinators_pause_and_cut(self) -> None:
-        """Freeze one and cut another off at one moment."""
+        """Pause one and disconnect another at the same moment."""
         stage = self._stage
         if (frozen := await stage.some_instance()) is None or (cut := await stage.some_instance(frozen)) is None:
             return
@@ -97,7 +97,7 @@ class CoordinatorFaults:
         stage.note(kind, f"{frozen.name} and {cut.name}", counts=busy > 0, since=since)
 
     async def coordinator_slow_network(self) -> None:
-        """Have everything of one take long on its way."""
+        """Delay all traffic of one."""
         stage, since = self._stage, self._stage.now()
         if (instance := await stage.some_instance()) is None:
             return
@@ -108,7 +108,7 @@ class CoordinatorFaults:
         stage.note("coordinator_slow_network", instance.name, counts=True, since=since, delay_s=delay_s)
 
     async def coordinator_stop(self) -> None:
-        """Stop one in order, as an upgrade does, and start it again."""
+        """Shut one down, as an upgrade does, and start it again."""
         stage = self._stage
         if (instance := await stage.some_instance()) is None:
             return
@@ -118,7 +118,7 @@ class CoordinatorFaults:
         stage.note("coordinator_stop", instance.name, counts=busy > 0, since=since, in_flight=busy, status=status)
 
     async def coordinator_clock(self) -> None:
-        """Set a clock, back or ahead, and some time later right again."""
+        """Set a clock back or ahead, and correct it some time later."""
         stage = self._stage
         if (instance := await stage.some_instance()) is None:
             return
@@ -133,7 +133,7 @@ class CoordinatorFaults:
         stage.note("coordinator_clock", instance.name, counts=noticed, since=since, ahead_s=ahead_s)
 
     async def requests(self) -> None:
-        """Have requests of one kind be late, hang or break their connections, for one coordinator."""
+        """Delay or hold requests of one kind, or break their connections, for one coordinator."""
         stage = self._stage
         if (instance := await stage.some_instance()) is None:
             return
@@ -154,7 +154,7 @@ class CoordinatorFaults:
         stage.note(name, instance.name, counts=met > 0, since=since, fate=fate, share=share, met=met)
 
     async def release_hangs(self) -> None:
-        """Let an instance join and leave while a release of a shard hangs; at times freeze the former owner afterwards.
+        """Let an instance join and leave while a release of a shard hangs; sometimes pause the former owner afterwards.
 
         The requests that begin the release arrive only when the shard has gone back to its former owner.
         """
@@ -193,6 +193,6 @@ COORDINATOR_FAULTS: Final[Mapping[str, int]] = {
     "requests": 6,
     "release_hangs": 2,
 }
-"""How many of each there are in a deck; the next deck begins when one is played."""
+"""How often each fault is in a deck; the next deck begins when one is played."""
 REQUEST_FAULTS: Final = tuple(f"request_{api.name.lower()}" for api in _REQUESTS)
-"""As what `requests` is noted."""
+"""The name under which `requests` is recorded."""

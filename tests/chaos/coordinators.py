@@ -1,4 +1,4 @@
-"""Coordinators as processes, each behind a network of its own, with a clock that can be set."""
+"""Coordinators as processes, each behind its own network, with a clock that can be set."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class Instance(CoordinatorProcess):
         )
 
     def is_ready(self) -> bool:
-        """Return whether it says that it is ready to serve."""
+        """Return whether it reports that it is ready."""
         return self._ready()

@@ -1,4 +1,4 @@
-"""What the producers' own database says of each transaction: written once, by the first writer."""
+"""The outcomes in the producers' own database: written once, by the first writer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from checker.history import Outcome
 
 
 class Decisions:
-    """A table of one row for each transaction that was decided, as a producer service keeps it.
+    """A table with one row for each decided transaction, as a producer service keeps it.
 
     A check about a transaction that has no row writes `rollback` into it: a local transaction that comes later finds
     the row and fails.
@@ -18,11 +18,11 @@ class Decisions:
     def __init__(self, path: Path) -> None:
         self._database = sqlite3.connect(path, isolation_level=None)
         self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = OFF")  # no power cut is played here
+        self._database.execute("PRAGMA synchronous = OFF")  # there are no power failures here
         self._database.execute("CREATE TABLE decided (id TEXT PRIMARY KEY, outcome TEXT NOT NULL)")
 
     def decide(self, transaction_id: str, outcome: Outcome) -> Outcome:
-        """Write the outcome where there is none yet, and give the one that stands."""
+        """Write the outcome unless there is one, and return the stored one."""
         self._database.execute("INSERT OR IGNORE INTO decided VALUES (?, ?)", (transaction_id, outcome))
         stands = self.find(transaction_id)
         assert stands is not None

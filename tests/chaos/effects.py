@@ -1,4 +1,4 @@
-"""What of all that was arranged took effect: faults, two at once, limits that were met, records cleaned away."""
+"""The effects of a run's faults: faults, simultaneous pairs, limits that were reached, records cleaned away."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Effects:
     """Faults by kind, whether or not they took effect."""
     happened: Mapping[str, int]
     at_once: Mapping[str, int]
-    """Pairs of faults that were in effect at one time."""
+    """Pairs of faults that were in effect at the same time."""
     cleaned: Mapping[str, int]
-    """Records that were read while they were there, and were not there at the end, by kind."""
+    """Records that were read during the run and did not exist at its end, by kind."""
     gave_up: Mapping[str, int]
     """How often policy parked or rolled back, by its reason."""
     refused: Mapping[str, int]
-    """Answers that say that a limit is met, or that a topic cannot be written to."""
+    """Answers that report a reached limit, or a topic that cannot be written to."""
     used_again: int
     """Ids that were used again past the horizon."""
     forgotten: Mapping[str, int]
-    """Partitions that nobody deleted, in which Kafka by a fault of its own forgot transactions."""
+    """Undeleted partitions for which a bug in Kafka lost transactions."""
 
     @classmethod
     def of(
@@ -45,7 +45,7 @@ class Effects:
         used_again: int,
         forgotten: Mapping[str, int],
     ) -> Self:
-        """Read what is still there, and compare."""
+        """Read the remaining records, and compare."""
         there = Counter(type(record).__name__.lower() for record in remaining.read())
         return cls(
             played=dict(stage.played),
@@ -63,7 +63,7 @@ class Effects:
         )
 
     def summary(self) -> dict[str, object]:
-        """Return what goes into the JSON line."""
+        """Return the figures for the JSON line."""
         return {
             "at_once": sum(self.at_once.values()),
             "cleaned": dict(self.cleaned),
@@ -74,7 +74,7 @@ class Effects:
         }
 
     def lines(self, without_effect: Sequence[str]) -> Iterator[str]:
-        """Say it to a person."""
+        """Print the figures."""
         yield f"faults that took effect, of those played: {_listed(self.happened, self.played)}"
         if without_effect:
             yield f"without effect: {', '.join(without_effect)}"

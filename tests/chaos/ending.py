@@ -1,4 +1,4 @@
-"""How a run that was judged ends: with what is wrong for a person, and one JSON line."""
+"""The end of a run: the violations as text, and one JSON line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 30
 
 
 class Outcome(Protocol):
-    """What came of a run."""
+    """The result of a run."""
 
     @property
     def verdict(self) -> Verdict: ...
@@ -30,7 +30,7 @@ class Outcome(Protocol):
 
 
 def end(outcome: Outcome, directory: Path, *, keep: bool, more: Iterable[str] = ()) -> int:
-    """Say what is wrong, remove the directory if nothing is and nobody keeps it, and give the exit status."""
+    """Print the violations, remove the directory if there are none unless `keep`, and return the exit status."""
     for finding in outcome.verdict.findings[:SHOWN]:
         say(f"{finding.count} {finding.rule} {finding.id}: {'; '.join(finding.evidence)}")
     for check in outcome.forged[:SHOWN]:
@@ -45,4 +45,4 @@ def end(outcome: Outcome, directory: Path, *, keep: bool, more: Iterable[str] = 
 
 def say(line: str) -> None:
     """Print a line for a person at a terminal."""
-    print(line, file=sys.stderr, flush=True)  # noqa: T201  that is what it does
+    print(line, file=sys.stderr, flush=True)  # noqa: T201  this is its purpose

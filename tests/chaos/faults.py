@@ -1,7 +1,7 @@
-"""Faults of every kind, in the order and with the lengths that a seed gives.
+"""Faults of every kind, whose order and lengths follow from a seed.
 
-A fault counts only where it took effect: a coordinator was killed or frozen with requests in flight, was frozen or cut
-off past its session, has noticed that its clock was set, requests met what was arranged for them.
+A fault counts only if it took effect: a coordinator was killed or paused with requests in flight, was paused or
+disconnected past its session, has noticed that its clock was set, or requests were affected as arranged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ KINDS: Final = (*COORDINATOR_FAULTS, *BROKER_FAULTS, *TOPIC_FAULTS)
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How often one side is broken."""
+    """How often one side gets faults."""
 
     wanted: int
-    """So many faults are to take effect."""
+    """The number of faults that must take effect."""
     gap_s: float
-    """Between two of them, on average, and at least where the load is slow."""
+    """The mean time between two faults, at least while the load is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paces:
-    """How often each side is broken."""
+    """How often each side gets faults."""
 
     coordinators: Pace
     brokers: Pace
@@ -41,10 +41,10 @@ class Paces:
 
 
 class Faults:
-    """Breaks coordinators, brokers and topics, each side one at a time, and mends them again."""
+    """Injects faults into coordinators, brokers and topics, one at a time for each side, and repairs them."""
 
     def __init__(self, stage: Stage, topics: TopicFaults, kinds: Collection[str] = ()) -> None:
-        """Keep the parts; `kinds` are those that are wanted, all of them where there are none."""
+        """Keep the parts; `kinds` are the selected kinds, all if it is empty."""
         self._stage = stage
         self._kinds = kinds
         self._coordinators = CoordinatorFaults(stage)
@@ -54,9 +54,9 @@ class Faults:
         """Coordinators that ended by themselves; they are started again, as an operator would."""
 
     async def run(self, paces: Paces, progress: Callable[[], float]) -> None:
-        """Go on until it is `over`; `progress` is the share of the load that is done: faults are not ahead of it."""
+        """Continue until it is `over`; `progress` is the done share of the load, which faults do not exceed."""
         stage = self._stage
-        # What is done to a topic waits for no other side; where it takes a broker it asks for it itself.
+        # Faults of topics wait for no other side; one that needs a broker requests it itself.
         sides = (
             (self._coordinators, COORDINATOR_FAULTS, paces.coordinators, stage.coordinators_free),
             (self._brokers, BROKER_FAULTS, paces.brokers, stage.brokers_free),
@@ -68,11 +68,11 @@ class Faults:
                 group.create_task(self._play(side, deck, pace, free, progress))
 
     def over(self) -> None:
-        """Let the faults that are being played come to their end, and no other begin."""
+        """Wait until the current faults end, and begin no others."""
         self._stage.is_over.set()
 
     def reached(self, paces: Paces) -> bool:
-        """Return whether so many faults of each side, and so many full stops, took effect."""
+        """Return whether enough faults of each side, and enough full stops, took effect."""
         stopped = self._stage.happened[FULL_STOP]
         return (
             self._of(COORDINATOR_FAULTS) >= paces.coordinators.wanted
@@ -86,7 +86,7 @@ class Faults:
         return sum(self._stage.happened[name] for name in names)
 
     def without_effect(self) -> list[str]:
-        """Give the kinds that were wanted and never took effect."""
+        """Return the selected kinds that never took effect."""
         return sorted(kind for kind in KINDS if (not self._kinds or kind in self._kinds) and not self._of((kind,)))
 
     async def _play(
@@ -119,7 +119,7 @@ class Faults:
                 await stage.wait(LOOK_AGAIN_S)
 
     async def _watch(self) -> None:
-        """Start again whatever coordinator ended by itself."""
+        """Restart every coordinator that ended by itself."""
         while not self._stage.is_over.is_set():
             async with self._stage.coordinators_free:
                 self._start_the_dead()
@@ -132,7 +132,7 @@ class Faults:
                 instance.launch()
 
     async def mend(self) -> None:
-        """Have everything run again, and return when it does."""
+        """Start everything again, and return when it runs."""
         cluster = self._stage.cluster
         for broker in cluster.brokers:
             if not broker.running:

@@ -1,4 +1,4 @@
-"""Follows the topics while they are written, so that what compaction, retention and deletion take away was read."""
+"""Follows the topics during the run, to read the records that compaction, retention and deletion remove."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERVAL_S: Final = 5.0
 
 
 class Follower:
-    """Appends every committed record to a file, and knows what is pending and parked."""
+    """Appends every committed record to a file, and tracks pending and parked transactions."""
 
     def __init__(self, read: Callable[[], Iterator[AnyRecord]], path: Path, begin_again: Callable[[str], None]) -> None:
         self._read = read
@@ -31,9 +31,9 @@ class Follower:
         self.prepared: set[str] = set()
         self.parked: set[str] = set()
         self.records: Counter[str] = Counter()
-        """How many have been read, by kind."""
+        """The number of read records, by kind."""
         self.reasons: Counter[str] = Counter()
-        """Why policy gave up, by its words without their numbers."""
+        """Why policy gave up, as text without the numbers."""
         self.failures = 0
 
     @classmethod
@@ -41,7 +41,7 @@ class Follower:
         return cls(topics.read, path, topics.begin_again)
 
     async def run(self) -> None:
-        """Read at intervals until cancelled; where Kafka does not answer, the next time gives what is missing."""
+        """Read at intervals until cancelled; if Kafka does not answer, the next read yields the missing records."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
             try:
@@ -50,7 +50,7 @@ class Follower:
                 self.failures += 1
 
     def look(self) -> None:
-        """Read what has been written since the last time, all of it or nothing."""
+        """Read the records since the last time, all or none."""
         with self._one_at_a_time:
             self._look()
 
@@ -63,7 +63,7 @@ class Follower:
 
     @contextmanager
     def away(self, topic: str) -> Iterator[None]:
-        """Read a topic up to where it ends now, and not while it is deleted and made again; then from its beginning."""
+        """Read a topic to its current end, but not while it is deleted and recreated; then from its beginning."""
         with self._one_at_a_time:
             try:
                 self._look()

@@ -1,4 +1,4 @@
-"""The groups of a run: how each is asked, by what policy, and its key and its check secrets."""
+"""The groups of a run: how each gets its checks, its policy, its key and its check secrets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.waiting import eventually
 _POLICY: Final = {"first_check_after_s": 2, "check_interval_s": 1, "max_interval_s": 4, "max_checks": 40}
 _SHORT: Final = {"first_check_after_s": 1.5, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 2}
 _BRIEF: Final = _SHORT | {"max_age_s": 8, "on_exhausted": "rollback"}
-"""Most times the number of checks is reached, and after any outage the age."""
+"""Usually the number of checks is reached, and after an outage the age."""
 
 
 async def register(caller: Caller, url: str) -> None:
-    """Register every group as an operator; those that are asked over HTTP are asked at this URL."""
+    """Register every group as an operator; groups with checks over HTTP get this URL."""
     pushed = {"urls": [url]}
     for group, check, policy in (
         (PUSHED, pushed, _POLICY),
@@ -35,12 +35,12 @@ async def register(caller: Caller, url: str) -> None:
 
 
 async def use_keys(caller: Caller, endpoints: CheckEndpoints, instances: Sequence[Instance]) -> None:
-    """Make a key for each group, which its callers show from now on; its check endpoints verify signatures."""
+    """Create a key for each group, which its callers use from now on; its check endpoints verify signatures."""
     for group in GROUPS:
         made = await caller.persist("POST", "/keys", {"kind": "group", "name": group})
         assert made.status == HTTPStatus.CREATED, made.status
         key = {"Authorization": f"Bearer {made.body['key']}"}
-        for instance in instances:  # each takes the key within a second
+        for instance in instances:  # each coordinator knows the key within a second
             ask = partial(caller.ask, instance, f"/groups/{group}", shown=key)
             await eventually(ask, lambda answer: answer.status == HTTPStatus.OK)
         caller.keys[group] = made.body["key"]

@@ -24,7 +24,7 @@ class ClockFile:
         self.set(0)
 
     def set(self, ahead_s: float) -> None:
-        """Set the clock ahead of the true time, or back where `ahead_s` is negative."""
+        """Set the clock ahead of the true time, or back if `ahead_s` is negative."""
         self.ahead_s = ahead_s
         data = _FORMAT.pack(int(ahead_s * 1e9))
         if self.path.exists():
@@ -50,7 +50,7 @@ def _shift_the_clock(path: Path) -> None:
         def now(cls, tz: dt.tzinfo | None = None) -> Any:
             return dt.datetime.fromtimestamp(time.time(), tz)
 
-    # What the scheduler looks at; datetime itself cannot be patched.
+    # The scheduler reads these; datetime itself cannot be patched.
     import apscheduler.executors.base
     import apscheduler.job
     import apscheduler.schedulers.base

@@ -1,4 +1,4 @@
-"""The network between one coordinator and the brokers: it is cut, it is slow, and it loses single requests."""
+"""The network between one coordinator and the brokers: it can be cut or slow, and lose single requests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.chaos.requests import Fate, Frames, Meeting
 
 
 class Network:
-    """A proxy of TCP connections; `ports` maps each port that it listens on to the one that it passes on to.
+    """A proxy for TCP connections; `ports` maps each listening port to its target port.
 
-    While it is cut, nothing arrives on either side and nobody is told, as with a cable pulled out: the connections
-    stay open, and what was sent meanwhile arrives when it is mended.
+    While it is cut, nothing arrives on either side and neither side is notified, as with an unplugged cable: the
+    connections stay open, and data sent in the meantime arrives after the repair.
     """
 
     def __init__(self, ports: Mapping[int, int], chance: random.Random | None = None) -> None:
@@ -26,12 +26,12 @@ class Network:
         self._ends: set[_End] = set()
         self._cut_off: frozenset[int] = frozenset()
         self._meetings: Counter[Meeting] = Counter()
-        """How many more requests meet each."""
+        """How many more requests each arrangement affects."""
         self.delay_s = 0.0
         self.held = 0
         """How often something had to wait because of a cut."""
         self.met = 0
-        """How many requests met what was arranged for their kind."""
+        """How many requests were affected by the arrangement for their kind."""
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -43,11 +43,11 @@ class Network:
             server.close()
         for end in list(self._ends):
             end.abort()
-        while self._ends:  # noqa: ASYNC110  transports tell their end on the loop
+        while self._ends:  # noqa: ASYNC110  transports report their end on the loop
             await asyncio.sleep(0)
 
     def cut(self, target: int | None = None) -> None:
-        """Let nothing arrive any more, from and to one port that is passed on to, or all of them."""
+        """Block all traffic from and to one target port, or all of them."""
         self._cut_off = frozenset(self._ports.values()) if target is None else frozenset({target})
         self.held = 0
         for end in self._ends:
@@ -65,18 +65,18 @@ class Network:
             end.abort()
 
     def meet(self, meeting: Meeting) -> None:
-        """Arrange what becomes of requests of a kind from now on, until `let_go`."""
+        """Arrange the handling of requests of a kind from now on, until `let_go`."""
         self._meetings[meeting] = meeting.times
         self.met = 0
 
     def let_go(self) -> None:
-        """Let every request pass from now on, and those that hang too."""
+        """Let every request pass from now on, including held ones."""
         self._meetings.clear()
         for end in list(self._ends):
             end.let_go()
 
     def met_by(self, frame: bytes) -> Meeting | None:
-        """Give what becomes of a request; None if it just passes."""
+        """Return the handling of a request; None if it just passes."""
         for meeting, left in self._meetings.items():
             if left and meeting.is_of(frame) and self._chance.random() < meeting.share:
                 self._meetings[meeting] -= 1
@@ -131,11 +131,11 @@ class _End(asyncio.Protocol):
             self.pass_on(data)
 
     def pass_on(self, data: bytes, later_s: float = 0.0) -> None:
-        """Send to the other side, never before what came before it."""
+        """Send to the other side, never before earlier data."""
         delay_s = self.network.delay_s + later_s
         if delay_s or self._delayed:
             loop = asyncio.get_running_loop()
-            # Also when the network has just become quick again.
+            # Also if the network has just become fast again.
             self._due = max(self._due, loop.time() + delay_s)
             self._delayed.append(data)
             loop.call_at(self._due, self._pass_on)
@@ -148,7 +148,7 @@ class _End(asyncio.Protocol):
             self.other.send(data)
 
     def let_go(self) -> None:
-        """Pass on what hangs."""
+        """Pass on held data."""
 
     def send(self, data: bytes) -> None:
         if self.transport is None:
@@ -170,7 +170,7 @@ class _End(asyncio.Protocol):
 
 
 class _Accepted(_End):
-    """The side of the one who connects, and whose requests are looked at."""
+    """The side of the client, whose requests are read."""
 
     def __init__(self, network: Network, target: int) -> None:
         super().__init__(network, target)

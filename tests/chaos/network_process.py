@@ -1,7 +1,7 @@
-"""A network in a process of its own, where the load of the harness does not slow it down.
+"""A network in its own process, so that the load of the harness does not slow it down.
 
-`python -m tests.chaos.network_process PORTS` obeys lines on its standard input until that ends; PORTS are pairs
-`port:target`. A line is an order, the answer is how often something was held back, or met what was arranged for it.
+`python -m tests.chaos.network_process PORTS` runs the commands on its standard input until that ends; PORTS are pairs
+`port:target`. A line is a command; its answer is how often something was held back or affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class NetworkProcess:
-    """The harness's side: what `Network` does, but awaited."""
+    """The harness's side: the methods of `Network` as coroutines."""
 
     def __init__(self, ports: Mapping[int, int]) -> None:
         self._ports = ports
@@ -47,12 +47,12 @@ class NetworkProcess:
             await self._process.wait()
 
     async def cut(self, broker: int | None = None) -> None:
-        """Let nothing arrive on either side, or nothing from and to the broker with this place among them."""
+        """Block all traffic, or only that of the broker with this index."""
         targets = list(self._ports.values())
         await self._order("cut" if broker is None else f"cut {targets[broker]}")
 
     async def mend(self) -> int:
-        """Let everything arrive, and give how often something had to wait since the cut."""
+        """Let everything arrive, and return how often something had to wait since the cut."""
         return await self._order("mend")
 
     async def reset(self) -> None:
@@ -60,19 +60,19 @@ class NetworkProcess:
         await self._order("reset")
 
     async def delay(self, seconds: float) -> None:
-        """Let everything take so long on its way."""
+        """Delay all traffic by this time."""
         await self._order(f"delay {seconds}")
 
     async def meet(self, meeting: Meeting) -> None:
-        """Arrange what becomes of requests of a kind."""
+        """Arrange the handling of requests of a kind."""
         await self._order(f"meet {meeting.line()}")
 
     async def met(self) -> int:
-        """Give how many requests have met what was arranged."""
+        """Return how many requests were affected."""
         return await self._order("met")
 
     async def let_go(self) -> int:
-        """Let every request pass, and give how many have met what was arranged."""
+        """Let every request pass, and return how many were affected."""
         return await self._order("let_go")
 
     async def _order(self, line: str) -> int:

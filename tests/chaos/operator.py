@@ -1,4 +1,4 @@
-"""Somebody who looks after what is parked: ends it by the producers' database, or has it asked about again."""
+"""An operator for parked transactions: ends them by the producers' database, or resumes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.chaos.decisions import Decisions
 
 
 class Operator:
-    """Looks at intervals, and leaves some for later."""
+    """Works at intervals, and leaves some transactions for later."""
 
     def __init__(
         self, caller: Caller, decisions: Decisions, chance: random.Random, name_now: Callable[[str], str]
     ) -> None:
-        """Keep the parts; `name_now` gives the history's name of the last use of an id."""
+        """Keep the parts; `name_now` returns the history's name of the last use of an id."""
         self._name_now = name_now
         self._caller = caller
         self._decisions = decisions
@@ -24,7 +24,7 @@ class Operator:
         self.resumed = 0
 
     async def run(self, interval_s: float) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             answer = await self._caller.persist("GET", "/transactions?state=parked&limit=200")
@@ -38,7 +38,7 @@ class Operator:
         self.resumed += 1
 
     async def end(self, transactions: Iterable[str]) -> None:
-        """End them as the database says; what it has never heard of is rolled back."""
+        """End them by the database's outcome; an unknown transaction is rolled back."""
         await asyncio.gather(
             *(
                 self._caller.end(name, self._decisions.decide(name, "rollback"), group=None, by="operator")

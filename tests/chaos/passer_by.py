@@ -1,4 +1,4 @@
-"""Somebody who joins the coordinators' group, is given shards, and leaves before serving any."""
+"""A member that joins the coordinators' group, gets shards, and leaves before it serves any."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _POLL_S = 0.2
 
 
 class PasserBy:
-    """A member of `<prefix>members` as an instance is one, which never acquires what it is assigned."""
+    """A member of `<prefix>members` like an instance, but it never acquires its shards."""
 
     name = "passer-by"
 
@@ -25,7 +25,7 @@ class PasserBy:
         }
 
     def join_and_leave(self, within_s: float) -> list[int]:
-        """Join, wait until shards are assigned, and leave at once; returns them, none where it took too long."""
+        """Join, wait until shards are assigned, and leave at once; return them, none if it took too long."""
         got: list[int] = []
 
         def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:

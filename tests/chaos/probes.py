@@ -1,4 +1,4 @@
-"""Asks for each shard, again and again, whether it is served, and writes down when that changes."""
+"""Probes for each shard whether it is served, and records changes in the history."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.chaos.coordinators import Instance
 
 _INTERVAL_S: Final = 1.0
 _ANSWERED: Final = (404, 410)
-"""What the owner says of an id that nobody has prepared."""
+"""The owner's answer for an id that was never prepared."""
 _AWAY: Final = ("0", "503 shard_unavailable")
-"""No answer, or that of one who does not find the owner; anything else says nothing of the shard."""
+"""No answer, or one from an instance that does not find the owner; other answers say nothing about the shard."""
 
 
 class Probes:
-    """One question after another for each shard; it is away where no coordinator gets an answer of its owner."""
+    """One probe after another for each shard; it is unserved if no coordinator gets an answer of its owner."""
 
     def __init__(self, caller: Caller, instances: Sequence[Instance], history: HistoryWriter, shards: int) -> None:
         self._caller = caller
@@ -28,10 +28,10 @@ class Probes:
         self._history = history
         self._shards = shards
         self.away: set[int] = set()
-        """The shards that are not served by what was answered last."""
+        """The shards that are not served according to the last answers."""
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Probe until cancelled."""
         async with asyncio.TaskGroup() as group:
             for shard in range(self._shards):
                 group.create_task(self._watch(shard))

@@ -16,7 +16,7 @@ from tests.chaos.caller import Caller, Message, Way
 from tests.chaos.decisions import Decisions
 
 FLEETING: Final = TopicKind(name="fleeting")
-"""Deleted, made again, grown and denied while it is written to."""
+"""Deleted, created again, grown and denied during writes."""
 STRICT: Final = TopicKind(name="strict", in_sync=3)
 """Below its min.insync.replicas as soon as one broker is gone."""
 _SHARES: Final[Mapping[TopicKind, int]] = {
@@ -28,14 +28,14 @@ _SHARES: Final[Mapping[TopicKind, int]] = {
 }
 TOPICS: Final = {kind.name: kind for kind in _SHARES}
 PUSHED, PULLED, PARKING, DROPPING, LEAVING = "pushed", "pulled", "parking", "dropping", "leaving"
-"""Groups: asked over HTTP; fetching their checks; parked soon; rolled back by policy soon; fetching and rolled back."""
+"""Groups: checks over HTTP; fetched checks; parked soon; rolled back by policy soon; fetched and rolled back."""
 GROUPS: Final[Mapping[str, int]] = {PUSHED: 50, PULLED: 17, PARKING: 11, DROPPING: 11, LEAVING: 11}
 WAYS: Final[Mapping[Way, int]] = {"batch": 55, "stream": 35, "single": 10}
-"""How many of each hundred transactions go with others in batches, on streams, or in requests of their own."""
+"""The percentages of transactions in batches, on streams, and in separate requests."""
 LATER_S: Final = (2, 40)
-"""When an outcome is asked for again: within the horizon."""
+"""When an outcome is requested again: within the horizon."""
 AFTERWARDS: Final = 32
-"""Producers that go on when there were transactions enough, and not yet faults enough."""
+"""Producers that continue when there are enough transactions but not enough faults."""
 _STORED: Final = (200, 201)
 _OK: Final = 200
 
@@ -43,14 +43,14 @@ Behaviour = Callable[["Producers", "Plan"], Awaitable[None]]
 
 
 class Plan:
-    """What one transaction is to be, by chance: the same for the same seed and number."""
+    """The random plan of one transaction: the same for the same seed and number."""
 
     def __init__(self, seed: int, number: int, ref: str | None = None) -> None:
-        """Decide everything; `ref`, by which its messages are told from others', is of the number too."""
+        """Decide everything; `ref`, which identifies its messages, depends on the number too."""
         self.ref = ref or f"t{number}"
         self.chance = random.Random(f"{seed}/{self.ref}")
         self.tries = 0
-        """How often it was tried to prepare it."""
+        """How often its prepare was tried."""
         self.behaviour = self.chance.choices(list(BEHAVIOURS), list(BEHAVIOURS.values()))[0]
         self.group = self.chance.choices(list(GROUPS), list(GROUPS.values()))[0]
         self.outcome: Outcome = "commit" if self.chance.random() < 0.75 else "rollback"
@@ -81,12 +81,12 @@ class Plan:
 
 
 class Producers:
-    """A number of producers that work through the plans side by side."""
+    """Producers that work through the plans concurrently."""
 
     def __init__(
         self, caller: Caller, decisions: Decisions, seed: int, horizon_s: float, used_again_after_s: float | None
     ) -> None:
-        """Keep the parts; ids are used again after so long, None for never."""
+        """Keep the parts; ids are used again after this time, None for never."""
         self._caller = caller
         self._decisions = decisions
         self._seed = seed
@@ -94,13 +94,13 @@ class Producers:
         self._used_again_after_s = used_again_after_s
         self._again: deque[tuple[float, Plan]] = deque()
         self._names: dict[str, tuple[str | None, str]] = {}
-        """For ids that are used again, the key of the first message then, and the history's name of that use."""
+        """For reused ids: the key of the first message, and the history's name of that use."""
         self.used_again = 0
         self.begun: Counter[str] = Counter()
         self.stored = 0
         """Transactions whose prepare was acknowledged."""
         self.undecided: set[str] = set()
-        """Transactions whose local transaction still runs: a check about them is answered with unknown."""
+        """Transactions whose local transaction still runs: their checks are answered with unknown."""
 
     async def run(
         self,
@@ -111,12 +111,12 @@ class Producers:
         a_second: float,
         lull_until: Callable[[], float],
     ) -> None:
-        """Have so many transactions stored, and go on with few producers until enough was broken."""
+        """Store this many transactions, and continue with few producers until there were enough faults."""
         numbers = count()
         due = 0.0
 
         async def turn() -> None:
-            """Wait until the next transaction may begin; what was missed is not made up for."""
+            """Wait until the next transaction may begin; missed ones are not made up for."""
             nonlocal due
             now = asyncio.get_running_loop().time()
             due = max(due, now, lull_until()) + 1 / a_second
@@ -138,16 +138,16 @@ class Producers:
                 workers.create_task(work(worker))
 
     def name_of(self, transaction: str, first_key: str | None) -> str:
-        """Give the history's name of the use of an id in which the first message has this key."""
+        """Return the history's name of the use of an id whose first message has this key."""
         key, name = self._names.get(transaction, (None, transaction))
         return name if key == first_key else transaction
 
     def name_now(self, transaction: str) -> str:
-        """Give the history's name of the use of an id that is the last one so far."""
+        """Return the history's name of the last use of an id so far."""
         return self._names.get(transaction, (None, transaction))[1]
 
     async def _use_again(self, plan: Plan) -> None:
-        """Prepare another content under an id whose outcome is forgotten, and end it."""
+        """Prepare another content with an id whose outcome is forgotten, and end it."""
         assert plan.id is not None
         key = plan.messages[0].key
         self._names[wire_id(plan.id)] = (None if key is None else key.decode(), plan.id)
@@ -167,7 +167,7 @@ class Producers:
         return self._decisions.decide(transaction, outcome)
 
     async def plain(self, plan: Plan) -> None:
-        """Prepare, decide, end; sometimes look, or end again, at once or when others may own the shard."""
+        """Prepare, decide, end; sometimes look up or end again, at once or when others may own the shard."""
         transaction = await self.prepare(plan)
         if transaction is None:
             return
@@ -180,7 +180,7 @@ class Producers:
             if plan.chance.random() < 0.5:
                 await self._end(plan, transaction, self.decide(transaction, plan.outcome))
             return
-        # Of what took one try nothing is on its way any more that could meet the next use of its id.
+        # After a single try no request is in flight that could reach the next use of its id.
         at_once = ended.status == _OK and ended.tries == 1 and plan.tries == 1
         if self._used_again_after_s is not None and plan.id is not None and at_once and plan.group == PUSHED:
             again = Plan(self._seed, int(plan.ref[1:]), f"u{plan.ref[1:]}")
@@ -188,7 +188,7 @@ class Producers:
             self._again.append((asyncio.get_running_loop().time() + self._used_again_after_s, again))
 
     async def silent(self, plan: Plan) -> None:
-        """Decide, and never tell: the check finds it out."""
+        """Decide, but do not end: the check does."""
         transaction = await self.prepare(plan)
         if transaction is not None and plan.chance.random() < 0.7:
             self.decide(transaction, plan.outcome)
@@ -206,7 +206,7 @@ class Producers:
         await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
     async def repeat(self, plan: Plan) -> None:
-        """Do everything several times, also at one instant."""
+        """Do everything several times, also at the same moment."""
         if plan.id is None:
             plan.id = f"{self._seed}-{plan.ref}"
         until = self._repeated_until()
@@ -231,14 +231,14 @@ class Producers:
         return transaction
 
     def _repeated_until(self) -> float:
-        """Return when an id must not be prepared again any more: past the horizon that would be another use of it.
+        """Return when an id must not be prepared again: past the horizon that would be another use of it.
 
-        Half of it is left for clocks that are a minute ahead, and for requests that are on their way still.
+        Half of it is left for clocks that are a minute ahead, and for requests that are still in flight.
         """
         return asyncio.get_running_loop().time() + self._repeated_within_s
 
     async def contradict(self, plan: Plan) -> None:
-        """Say both: at one instant, or one after the other. What stands is halfway's to keep."""
+        """Send both outcomes: at the same moment, or one after the other. halfway keeps one."""
         transaction = await self.prepare(plan)
         if transaction is None:
             return
@@ -252,7 +252,7 @@ class Producers:
         await self._caller.look(transaction, group=plan.group)
 
     async def reuse(self, plan: Plan) -> None:
-        """Prepare another content under the same id, at the same instant or later."""
+        """Prepare another content with the same id, at the same moment or later."""
         if plan.id is None:
             plan.id = f"{self._seed}-{plan.ref}"
         other = Plan(self._seed, -1 - int(plan.ref[1:]))
@@ -306,4 +306,4 @@ BEHAVIOURS: Final[Mapping[Behaviour, int]] = {
     Producers.reuse: 4,
     Producers.disappear: 8,
 }
-"""What producers do, and how many of each hundred do it."""
+"""The behaviours of producers, with their percentages."""

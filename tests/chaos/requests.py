@@ -1,4 +1,4 @@
-"""Requests of Kafka's protocol on their way to a broker: where one ends, its kind, and what becomes of it."""
+"""Requests of Kafka's protocol on their way to a broker: where one ends, its kind, and its handling."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ class Api(IntEnum):
 
 
 class Fate(StrEnum):
-    """What becomes of a request."""
+    """The handling of a request."""
 
     DELAY = "delay"
-    """It arrives later, and all that comes behind it on its connection."""
+    """It arrives later, with everything behind it on its connection."""
     HANG = "hang"
-    """It arrives when it is let go, and all that comes behind it on its connection."""
+    """It arrives when it is released, with everything behind it on its connection."""
     LOSE = "lose"
     """It never arrives: its connection breaks."""
     LOSE_ANSWER = "lose_answer"
-    """It arrives, and its connection breaks in place of the answer."""
+    """It arrives, and its connection breaks instead of the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What is to become of requests of one kind."""
+    """The handling of requests of one kind."""
 
     api: Api
     fate: Fate
     seconds: float = 0.0
-    """How much later it arrives."""
+    """The delay."""
     share: float = 1.0
-    """How many of them meet this."""
+    """The share of them that is affected."""
     times: int = 1_000_000
-    """So many of them at most."""
+    """The most requests that are affected."""
     containing: bytes = b""
-    """Only those in which these bytes stand."""
+    """Only requests that contain these bytes."""
 
     def is_of(self, frame: bytes) -> bool:
         """Return whether a request, with its length, is of this kind."""
         return key_of(frame) == self.api and self.containing in frame
 
     def line(self) -> str:
-        """Give it as words of a line."""
+        """Return it as the words of a line."""
         return f"{self.api.value} {self.fate} {self.seconds} {self.share} {self.times} {self.containing.hex() or '-'}"
 
     @classmethod
     def of_words(cls, api: str, fate: str, seconds: str, share: str, times: str, containing: str) -> Meeting:
-        """Read what `line` gave."""
+        """Parse the result of `line`."""
         return cls(
             api=Api(int(api)),
             fate=Fate(fate),
@@ -76,13 +76,13 @@ def key_of(frame: bytes) -> int:
 
 
 class Frames:
-    """Cuts a stream of bytes into whole requests, each with its length before it."""
+    """Splits a stream of bytes into whole requests, each with its length before it."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take what has come, and give the requests that are whole now."""
+        """Add received bytes, and return the requests that are complete now."""
         self._rest += data
         while len(self._rest) >= _LENGTH:
             end = _LENGTH + int.from_bytes(self._rest[:_LENGTH])

@@ -52,9 +52,9 @@ from tests.chaos.topic_faults import TopicFaults
 SHARDS: Final = 6
 PREFIX: Final = "_halfway."
 REST_WITHIN_S: Final = 400.0
-"""When all runs again, less must be pending after so long each time: what was denied is tried again after 300 s."""
+"""When everything runs again, fewer must be pending after each period: denied ends are retried after 300 s."""
 USED_AGAIN_AFTER_S: Final = 30.0
-"""Beyond the horizon: by then nothing of the former use is on its way any more."""
+"""Beyond the horizon: by then no request of the former use is in flight."""
 CLOCK_STEPS_S: Final = (-3600, -60, -5, 5, 60, 600)
 _LOOK_AGAIN_S: Final = 1.0
 _OPERATOR_LOOKS_S: Final = 3.0
@@ -71,7 +71,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_MASTER_SECRET": "chaos-chaos-chaos-chaos-chaos-chaos",
     "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
     "HALFWAY_OPEN_METRICS": "true",
-    # Limits that are met, and segments that are rolled while the run lasts.
+    # Limits that are reached, and segments that are rolled during the run.
     "HALFWAY_LANE_STALL_S": "15",
     "HALFWAY_MAX_PENDING": "2500",
     "HALFWAY_CHECK_QUEUE": "200",
@@ -83,20 +83,20 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """How large a run is to be."""
+    """The size of a run."""
 
     seed: int
     transactions: int
-    """So many prepares are to be acknowledged."""
+    """The number of prepares that must be acknowledged."""
     coordinator_faults: int = 0
-    """The load goes on until so many took effect; the same of brokers, and of everything at one instant."""
+    """The load continues until this many took effect; likewise for brokers and for full stops."""
     broker_faults: int = 0
     topic_faults: int = 0
     full_stops: int = 0
     instances: int = 3
     side_by_side: int = 8000
     a_second: float = 600.0
-    """Transactions begun, at most."""
+    """The most transactions that are begun."""
     coordinator_gap_s: float = 8.0
     broker_gap_s: float = 20.0
     topic_gap_s: float = 15.0
@@ -105,28 +105,28 @@ class Wanted:
     long_faults: bool = False
     """Whether some last for minutes."""
     kinds: tuple[str, ...] = ()
-    """Of faults; all of them where there are none."""
+    """The kinds of faults; all if it is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a run; the directory holds the history, the dump and all logs."""
+    """The result of a run; the directory contains the history, the dump and all logs."""
 
     verdict: Verdict
     directory: Path
     seconds: float
     deaths: list[str]
     answers: Mapping[str, int]
-    """What callers saw: how many tries got each status, or none."""
+    """The callers' results: the number of tries by status, or none."""
     effects: Effects
     forged: list[str]
-    """Checks that were not signed by a secret of their group, or copies of one before."""
+    """Checks without a signature of their group's secrets, or repeated ones."""
     audit: Agreement
-    """Of the pipeline's audit of the topics with the checker."""
+    """Differences between the pipeline's audit of the topics and the checker."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong, every check was signed, and the audit says so too."""
+        """Whether nothing is wrong, every check was signed, and the audit agrees."""
         return self.verdict.sound and not self.forged and not self.audit.differences
 
     def summary(self) -> dict[str, object]:
@@ -276,7 +276,7 @@ class _Chaos:
         return self._wanted.horizon_s < Wanted.horizon_s
 
     async def load(self) -> None:
-        """Send transactions while faults happen, until there were enough of both."""
+        """Send transactions during faults, until there were enough of both."""
         wanted = self._wanted
         self._fetching = asyncio.create_task(self.fetcher.run())
         helpers = [
@@ -314,7 +314,7 @@ class _Chaos:
         await self.faults.mend()
 
     async def _end_of_faults(self) -> None:
-        """Break nothing more once there is enough of everything: the last calls are to be answered."""
+        """Inject no more faults once there were enough: the last calls must be answered."""
         while self._progress() < 1 or not self._broken_enough():  # noqa: ASYNC110  counters set no event
             await asyncio.sleep(0.2)
         self.faults.over()
@@ -338,7 +338,7 @@ class _Chaos:
             before = stored
 
     async def come_to_rest(self) -> None:
-        """Wait until nothing is pending; an operator ends what is parked, by the producers' own database."""
+        """Wait until nothing is pending; an operator ends parked transactions by the producers' own database."""
         self._say("everything runs again; what is pending is resolved")
         left = self.follower
         fewest, deadline = sys.maxsize, 0.0
@@ -351,7 +351,7 @@ class _Chaos:
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
         self._say(f"{len(left.prepared)} are left without an outcome" if left.prepared else "all have an outcome")
-        self._fetching.cancel()  # checks that were pushed wait to be answered still, long after their outcome
+        self._fetching.cancel()  # pushed checks wait to be answered, long after their outcome
         await asyncio.gather(self._fetching, return_exceptions=True)
         await asyncio.sleep(_SETTLE_S)
         self._say("the topics are read to their ends")
@@ -364,7 +364,7 @@ class _Chaos:
         self._history.write(Rest())
 
     async def effects(self) -> Effects:
-        """Give what came of the run beside the verdict, and say the numbers."""
+        """Return the result of the run besides the verdict, and print the figures."""
         remaining = Topics(self.cluster.bootstrap_servers, prefix=PREFIX, topics=())
         effects = await asyncio.to_thread(
             Effects.of,

@@ -1,4 +1,4 @@
-"""What faults are played on, and the notes of those that took effect."""
+"""The system that faults are injected into, and the record of those that took effect."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.chaos.follower import Follower
 from tests.chaos.network_process import NetworkProcess
 
 SESSION_S: Final = 6.0
-"""Above the time in which the brokers find out that one of them is gone."""
+"""Longer than the brokers need to detect that one of them is gone."""
 RECOVERING: Final = 0.2
 """How often a fault hits a coordinator that may not be ready yet."""
 LOOK_AGAIN_S: Final = 0.1
 _PATIENCE_S: Final = 10.0
-"""For one that is to serve when it is hit; then it is hit as it is."""
+"""How long to wait for one that should serve; then it is hit as it is."""
 
 Kind = Callable[[], Awaitable[None]]
 
 
 class Stage:
-    """The parts that are broken; each side is broken one fault at a time, the sides side by side."""
+    """The parts with faults: one fault at a time for each side, the sides concurrently."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Stage:
     ) -> None:
         """Keep the parts.
 
-        `away` gives the shards that are not served, `clock_steps_s` are what clocks may be set ahead by, and a `long`
-        run has long faults too.
+        `away` returns the unserved shards, `clock_steps_s` are the steps by which clocks may be set ahead, and a
+        `long` run has long faults too.
         """
         self.away = away
         self.cluster = cluster
@@ -63,13 +63,13 @@ class Stage:
         self.brokers_free = asyncio.Lock()
         self.is_over = asyncio.Event()
         self.lull_until = 0.0
-        """Until then, on the loop's clock, no transaction begins."""
+        """No transaction begins before this time on the loop's clock."""
         self.happened: Counter[str] = Counter()
         """Faults that took effect, by kind."""
         self.played: Counter[str] = Counter()
-        """Faults that were played, by kind, whether or not they took effect."""
+        """Played faults by kind, whether or not they took effect."""
         self.at_once: Counter[str] = Counter()
-        """Pairs of kinds that were in effect at one time."""
+        """Pairs of kinds that were in effect at the same time."""
         self.coordinator_faults = 0
         """How many faults of coordinators have begun or ended."""
         self._playing: list[str] = []
@@ -95,7 +95,7 @@ class Stage:
         stops_ms: int | None = None,
         **detail: Any,
     ) -> None:
-        """Write down a fault that is over."""
+        """Record a fault that is over."""
         since = self.now() if since is None else since
         self._history.write(
             Fault(kind=kind, target=target, counts=counts, since=since, stops_ms=stops_ms, detail=detail)
@@ -106,7 +106,7 @@ class Stage:
 
     @contextmanager
     def playing(self, kind: str) -> Iterator[None]:
-        """Know a fault as being played, so that those of the other sides at the same time are counted."""
+        """Mark a fault as being played, to count simultaneous ones of the other sides."""
         self.at_once.update(" and ".join(sorted((kind, other))) for other in self._playing)
         self._playing.append(kind)
         try:
@@ -115,7 +115,7 @@ class Stage:
             self._playing.remove(kind)
 
     def busy(self, instance: Instance) -> int:
-        """Give how many requests a coordinator has not answered."""
+        """Return the number of a coordinator's unanswered requests."""
         return self.caller.in_flight[instance.number]
 
     async def until_busy(self, instance: Instance) -> None:
@@ -125,7 +125,7 @@ class Stage:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def some_instance(self, *others: Instance) -> Instance | None:
-        """Choose one that runs, none of `others`: most times one that serves, at times one that is still recovering."""
+        """Choose a running one that is not in `others`: usually one that serves, sometimes one that still recovers."""
         running = [one for one in self.instances if one.running and not one.paused and one not in others]
         if not running:
             return None

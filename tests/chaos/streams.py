@@ -1,4 +1,4 @@
-"""A stream of each group to each coordinator, opened anew when it is lost; each operation gets its own answer."""
+"""A stream of each group to each coordinator, opened again after a loss; each operation gets its own answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.chaos.answer import NOTHING, Answer
 from tests.chaos.coordinators import Instance
 
 BROKEN_OFF: Final = 0.001
-"""How many operations break their connection on the way, with all that is in flight on it."""
+"""How many operations break their connection in flight, with everything else on it."""
 CHECKS_AT_ONCE: Final = 50
 _CONNECT_S: Final = 8.0
 
@@ -32,11 +32,11 @@ class Streams:
         self._wanted: tuple[str, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self.checks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        """What the coordinators pushed."""
+        """The checks that the coordinators pushed."""
         self.opened = 0
 
     def want(self, *groups: str) -> None:
-        """Have the checks of these groups pushed to every stream of theirs that is opened from now on."""
+        """Let the checks of these groups be pushed to each of their streams that is opened from now on."""
         self._wanted = groups
 
     async def send(
@@ -49,9 +49,9 @@ class Streams:
         *,
         within_s: float,
     ) -> Answer:
-        """Send one operation to a coordinator on a stream that shows the group's key, and give its answer.
+        """Send one operation to a coordinator on a stream with the group's key, and return its answer.
 
-        None where the connection is lost before it.
+        None if the connection is lost before it.
         """
         client: StreamClient | None = None
         try:
@@ -63,7 +63,7 @@ class Streams:
                 answer = await asked
                 return Answer(status=answer.status, body=answer.document or {})
         except TimeoutError:
-            if client is not None:  # nobody hears from it any more
+            if client is not None:  # no caller waits for it any more
                 self._spawn(client.abort())
             return NOTHING
         except (aiohttp.ClientError, ConnectionError, StreamLostError):

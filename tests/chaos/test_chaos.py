@@ -1,4 +1,4 @@
-"""A short chaos run on a real cluster: whatever is broken, every transaction keeps the contract."""
+"""A short chaos run on a real cluster: every transaction keeps the contract, despite all faults."""
 
 import random
 from pathlib import Path
@@ -18,9 +18,9 @@ KINDS = tuple(kind for kind in EVERY_KIND if kind != FULL_STOP)
 async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_everything_breaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three brokers and three coordinators are killed, frozen and cut off while producers misbehave in every way.
+    """Three brokers and three coordinators are killed, paused and disconnected while producers misbehave in every way.
 
-    Producers show keys of their groups, and endpoints verify signatures. The pipeline's audit agrees
+    Producers send the keys of their groups, and endpoints verify signatures. The pipeline's audit agrees
     with the checker, transaction by transaction.
     """
     seed = random.randrange(10**6)

@@ -17,7 +17,7 @@ from tests.support.waiting import until_true
 SETTINGS = {"HALFWAY_SHARDS": "1"}
 AN_HOUR_S = 3600
 FORGOTTEN_BY_S = 2.0
-"""Many scans: by then an outcome is forgotten that is to be."""
+"""Many scans: by then an outcome is forgotten, if it is to be."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def rest(instance: Instance) -> AsyncIterator[Rest]:
 async def test_what_ended_by_another_clock_stays_ended(
     kafka: Kafka, instance: Instance, rest: Rest, at_prepare_s: float, at_end_s: float, afterwards_s: float
 ) -> None:
-    """The same prepare again and the same end again find the outcome, and one message stands."""
+    """The same prepare and the same end find the outcome again, and there is one message."""
     cluster = Cluster(kafka.bootstrap_servers)
     topic = await cluster.make_topic()
     (await rest.put_group("g", topics=[topic])).expect(200, 201)
@@ -65,7 +65,7 @@ async def test_what_ended_by_another_clock_stays_ended(
 async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
     kafka: Kafka, instance: Instance, rest: Rest
 ) -> None:
-    """What was prepared by the right clock and ended by one that was an hour behind is ended for the next start too."""
+    """A transaction that was prepared by the right clock and ended by one an hour behind stays ended after a start."""
     cluster = Cluster(kafka.bootstrap_servers)
     topic = await cluster.make_topic()
     (await rest.put_group("g", topics=[topic])).expect(200, 201)
@@ -74,7 +74,7 @@ async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
     await _set_clock(instance, -AN_HOUR_S)
     (await rest.end("one", "commit")).expect(200)
     await _set_clock(instance, 0)
-    for number in range(5):  # what comes after it, by the right clock
+    for number in range(5):  # records after it, by the right clock
         await rest.rollback(await rest.prepared("g", body, as_id=f"later-{number}"))
     instance.kill()
     instance.start()
@@ -84,7 +84,7 @@ async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
 
 
 async def _set_clock(instance: Instance, ahead_s: float) -> None:
-    """Set it, and wait until it was noticed: by then it has been so for a scan."""
+    """Set it, and wait until it was noticed, which takes at most a scan."""
     if instance.clock.ahead_s != ahead_s:
         noticed = instance.log.count("clock_jumped")
         instance.clock.set(ahead_s)

@@ -1,4 +1,4 @@
-"""What is done to real topics while they are written to: none of it is to stop what does not need that topic."""
+"""Faults of real topics during writes: none may affect work that does not need the topic."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.chaos.stage import LOOK_AGAIN_S, Stage
 
 _MOST_PARTITIONS: Final = 8
 _FAIL_OVER_MS: Final = 20_000
-"""For so long the loss of a broker explains that shards are away; that a real topic lacks it does not."""
+"""For how long the loss of a broker explains unserved shards; a missing real topic does not explain them."""
 
 
 class TopicFaults:
-    """What is played on the topics that may be broken: `fleeting` and `strict`."""
+    """The topics that may get faults: `fleeting` and `strict`."""
 
     def __init__(self, stage: Stage, history: HistoryWriter, fleeting: TopicKind, strict: TopicKind) -> None:
         """Keep the stage; `strict` is below its min.insync.replicas as soon as a broker is gone."""
@@ -30,7 +30,7 @@ class TopicFaults:
         self._strict = strict
 
     async def topic_deleted(self) -> None:
-        """Delete a topic, and make it again at once or some time later."""
+        """Delete a topic, and create it again at once or some time later."""
         stage, since, topic = self._stage, self._stage.now(), self._fleeting
         asked = self._refused()
         for_s = stage.chance.choice((0.0, stage.between(1, 8)))
@@ -49,14 +49,14 @@ class TopicFaults:
         stage.note("topic_deleted", topic.name, counts=True, since=since, stops_ms=0, seconds=for_s, refused=refused)
 
     async def topic_grown(self) -> None:
-        """Give a topic one more partition, until it has many."""
+        """Add one partition to a topic, until it has many."""
         stage, since, topic = self._stage, self._stage.now(), self._fleeting
         grown = await asyncio.to_thread(stage.cluster.grow_topic, topic.name, _MOST_PARTITIONS)
         await asyncio.to_thread(stage.cluster.wait_until_ready)
         stage.note("topic_grown", topic.name, counts=grown, since=since, stops_ms=0)
 
     async def topic_denied(self) -> None:
-        """Take the permission to write to a topic away, or to see it, and give it back."""
+        """Deny and restore the permission to write to a topic, or to see it."""
         stage, since, topic = self._stage, self._stage.now(), self._fleeting
         asked = self._refused("not_authorised")
         operation = stage.chance.choice((AclOperation.WRITE, AclOperation.DESCRIBE))
@@ -69,7 +69,7 @@ class TopicFaults:
         stage.note("topic_denied", topic.name, counts=refused > 0, since=since, stops_ms=0, refused=refused)
 
     async def topic_below_min_isr(self) -> None:
-        """Take a broker away that a topic needs and nothing else does, for long."""
+        """Stop a broker that only this topic needs, for a long time."""
         stage = self._stage
         async with stage.brokers_free:
             since, asked, broker = stage.now(), self._refused(), stage.chance.choice(stage.cluster.brokers)
@@ -86,7 +86,7 @@ class TopicFaults:
                 self._strict.name,
                 counts=below,
                 since=since,
-                # What a coordinator that was broken had written to that topic last is waited for until it is back.
+                # The last transaction of a failed coordinator on that topic is waited for until the broker is back.
                 stops_ms=_FAIL_OVER_MS if before == stage.coordinator_faults else None,
                 broker=broker.name,
                 refused=self._refused() - asked,
@@ -103,7 +103,7 @@ class TopicFaults:
             return False
 
     async def shards_idle(self) -> None:
-        """Have no transaction begin for a while, so that faults meet shards to which nothing is written."""
+        """Begin no transaction for a while, so that faults hit shards without writes."""
         stage, since = self._stage, self._stage.now()
         for_s = stage.between(5, 12)
         stage.lull_until = asyncio.get_running_loop().time() + for_s

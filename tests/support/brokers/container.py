@@ -1,4 +1,4 @@
-"""Kafka in the Docker engine, set up as the embedded broker is."""
+"""Kafka in the Docker engine, configured like the embedded broker."""
 
 import time
 from pathlib import PurePosixPath
@@ -17,7 +17,7 @@ PORT = 9092
 CONTROLLER_PORT = 9093
 SETTINGS = PurePosixPath("/tmp/halfway.properties")  # noqa: S108  inside the container
 DATA = PurePosixPath("/tmp/halfway-data")  # noqa: S108  inside the container
-# The port that clients reach it by is known only when the container runs, so it waits for the settings that name it.
+# The clients' port is known only when the container runs, so it waits for the settings with it.
 RUN = f"""
 set -e
 until grep -q '^# complete' {SETTINGS} 2>/dev/null; do sleep 0.1; done
@@ -62,7 +62,7 @@ class KafkaContainer(DockerContainer):
 
 
 def reap_if_possible() -> None:
-    """Have testcontainers' reaper remove what a killed run leaves behind; go on without it if it is not available."""
+    """Let testcontainers' reaper remove containers of a killed run; continue without it if it is not available."""
     if testcontainers_config.ryuk_disabled:
         return
     try:
@@ -72,7 +72,7 @@ def reap_if_possible() -> None:
 
 
 def container_properties(bootstrap_servers: str) -> str:
-    """Give `server.properties` for a broker in a container that clients reach by `bootstrap_servers`."""
+    """Return `server.properties` for a broker in a container that clients reach by `bootstrap_servers`."""
     return render_properties(
         server_properties(Node.single(port=PORT, controller_port=CONTROLLER_PORT))
         | {

@@ -2,10 +2,10 @@
 
 `embedded` (default): a broker of our own.
 `testcontainers`: the image `apache/kafka` in the Docker engine.
-Anything else: the bootstrap servers of a broker that runs already.
+Anything else: the bootstrap servers of a running broker.
 
 All workers of pytest-xdist share it.
-What is missing (Java, the network, a Docker engine) fails the tests with the remedy; nothing is skipped.
+If something is missing (Java, the network, a Docker engine), the tests fail with the remedy; nothing is skipped.
 """
 
 import os
@@ -30,7 +30,7 @@ class Kafka(Protocol):
 
 
 class GivenKafka:
-    """A broker that somebody else runs."""
+    """A broker that runs outside the tests."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -42,7 +42,7 @@ class GivenKafka:
 
 @contextmanager
 def run_kafka(choice: str) -> Iterator[Kafka]:
-    """Run or reach the Kafka that `choice` names, as HALFWAY_TEST_KAFKA does."""
+    """Run or connect to the Kafka that `choice` names, as in HALFWAY_TEST_KAFKA."""
     match choice:
         case "embedded":
             with EmbeddedKafka(
@@ -70,7 +70,7 @@ def run_kafka(choice: str) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def kafka(testrun_uid: str) -> Iterator[Kafka]:
-    """Give the broker of the whole run; tests keep apart by the names of their topics and groups."""
+    """Return the broker of the whole run; tests use different names of topics and groups."""
     choice = os.environ.get(VARIABLE) or "embedded"
     if choice in {"embedded", "testcontainers"}:
         with kept_kafka(choice, testrun_uid) as bootstrap_servers:

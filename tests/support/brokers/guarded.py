@@ -1,4 +1,4 @@
-"""A broker of our own with a second listener that asks for a password, and with access control lists."""
+"""Our own broker with a second listener that requires a password, and with access control lists."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ _ANSWER_WITHIN_S = 60.0
 
 
 class GuardedKafka(EmbeddedKafka):
-    """Who comes by the listener without a password may do everything; users of the other need ACLs."""
+    """Clients of the listener without a password may do everything; users of the other need ACLs."""
 
     def __init__(self, data_dir: Path, properties: Mapping[str, str] | None = None) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class GuardedKafka(EmbeddedKafka):
         )
 
     def allow(self, user: str, resource: ResourceType, name: str, *operations: AclOperation) -> None:
-        """Let a user do something to everything whose name begins with `name` (`*`: to everything)."""
+        """Allow a user an operation on everything whose name begins with `name` (`*`: on everything)."""
         pattern = ResourcePatternType.LITERAL if name == "*" else ResourcePatternType.PREFIXED
         self._create(
             AclBinding(resource, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
@@ -75,11 +75,11 @@ class GuardedKafka(EmbeddedKafka):
         )
 
     def deny(self, user: str, topic: str, operation: AclOperation) -> None:
-        """Keep a user from doing something to one topic, whatever else is allowed."""
+        """Deny a user an operation on one topic, regardless of other ACLs."""
         self._create([_denial(AclBinding, user, topic, operation)])
 
     def stop_denying(self, user: str, topic: str, operation: AclOperation) -> None:
-        """Take a denial back."""
+        """Remove a denial."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         denial = _denial(AclBindingFilter, user, topic, operation)
         for done in admin.delete_acls([denial], request_timeout=_ANSWER_WITHIN_S).values():
@@ -87,7 +87,7 @@ class GuardedKafka(EmbeddedKafka):
         _wait(lambda: not admin.describe_acls(denial).result(_ANSWER_WITHIN_S), f"{denial} to go")
 
     def _create(self, acls: Iterable[AclBinding]) -> None:
-        """Return when the broker judges by them: the controller has them a moment earlier."""
+        """Return when the broker applies them: the controller has them a moment earlier."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
         made = list(acls)
         for done in admin.create_acls(made, request_timeout=_ANSWER_WITHIN_S).values():
@@ -129,7 +129,7 @@ def _denial(kind: type[B], user: str, topic: str, operation: AclOperation) -> B:
 
 
 def credentials(user: str, password: str) -> dict[str, str]:
-    """Give the settings with which a coordinator shows who it is."""
+    """Return the settings with which a coordinator authenticates."""
     return {
         "HALFWAY_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",
         "HALFWAY_KAFKA__SASL_MECHANISM": "PLAIN",

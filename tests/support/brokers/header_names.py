@@ -1,4 +1,4 @@
-"""Records whose headers have any bytes as names, which Kafka takes and confluent_kafka's producer cannot write."""
+"""Records with arbitrary bytes as header names, which Kafka accepts and confluent_kafka's producer cannot write."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from typing import Final
 import confluent_kafka
 
 NO_TEXT: Final = b"\xff\xfe"
-"""A name that is no UTF-8."""
+"""A name that is not UTF-8."""
 
 _PRODUCER: Final = 0
 _COPY: Final = 0x2
 _TOPIC, _PARTITION, _VALUE, _KEY, _FLAGS, _HEADER = 1, 3, 4, 5, 7, 9
-"""Which field of a record is given: `rd_kafka_vtype_t`."""
+"""The field of a record that is set: `rd_kafka_vtype_t`."""
 _DELIVERED_WITHIN_MS: Final = 60_000
 _ERROR_BYTES: Final = 512
 
@@ -109,7 +109,7 @@ def _fields(topic: str, partition: int, key: bytes | None, value: bytes | None, 
 
 
 def _librdkafka() -> ctypes.CDLL:
-    """Return the library that confluent_kafka brings: one that the process has loaded already."""
+    """Return the library of confluent_kafka, which the process has loaded already."""
     package = Path(confluent_kafka.__file__).parent
     [path, *_] = [*package.parent.glob("confluent_kafka.libs/librdkafka*"), *package.glob(".dylibs/librdkafka*")]
     kafka = ctypes.CDLL(str(path))

@@ -1,7 +1,7 @@
-"""Options for the JVMs of test brokers: they live for seconds, so what counts is what their start costs.
+"""Options for the JVMs of test brokers: they live for seconds, so the cost of their start matters.
 
 A class archive (class data sharing) holds Kafka's classes as the JVM has them once they are loaded, those for clients'
-requests too: a start from it takes half the CPU time. The first run on a machine makes it, beside the list of Kafka's
+requests too: a start from it takes half the CPU time. The first run on a machine creates it, beside the list of Kafka's
 jars in the cache folder.
 """
 
@@ -30,41 +30,41 @@ STEADY = {
     "num.io.threads": "4",
     "num.network.threads": "2",
 }
-"""For a broker that nobody kills."""
+"""For a broker that is not killed."""
 MORTAL = {"broker.session.timeout.ms": "10000"}
-"""For one that is killed: its controller lets it in again only when that time is over."""
+"""For one that is killed: its controller admits it again only when that time is over."""
 
 
 @cache
 def short_lived() -> tuple[str, ...]:
-    """Give the options, with the archive if this Java can make one."""
+    """Return the options, with the archive if this Java can create one."""
     archive = _archive()
     return (*SHORT_LIVED, f"-XX:SharedArchiveFile={archive}") if archive.stat().st_size else SHORT_LIVED
 
 
 @pytest.fixture
 def short_lived_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every JVM that a test starts take these options, for brokers that a command or a server starts.
+    """Make every JVM that a test starts use these options, for brokers that a command or a server starts.
 
-    They find Kafka's jars where this process has them, also if the test takes another home (as `pytester` does).
+    They use the same Kafka jars as this process, also if the test has another home (as with `pytester`).
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(user_cache_dir().parent))
     monkeypatch.setenv("JDK_JAVA_OPTIONS", " ".join(f'"{option}"' for option in short_lived()))
 
 
 def _archive() -> Path:
-    """Give the archive for this Java and these jars; the file is empty if this Java cannot make one."""
+    """Return the archive for this Java and these jars; the file is empty if this Java cannot create one."""
     made_of = [find_java().path.resolve(), *resolve_jars(KAFKA_VERSION)]
     version = hashlib.sha256("\n".join(f"{path} {path.stat().st_mtime_ns}" for path in made_of).encode()).hexdigest()
     archive = user_cache_dir() / f"kafka-{KAFKA_VERSION}-used-{version[:16]}.jsa"
     with archive.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run ask at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run call this at the same time
         if not archive.exists():
             unfinished = archive.with_suffix(f".{os.getpid()}")
             options = (*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={unfinished}")
             with EmbeddedKafka(EmbeddedConfig(jvm_options=options, startup_timeout_s=STARTED_WITHIN_S)) as kafka:
                 _use(kafka.bootstrap_servers)
-                os.kill(kafka.pid, signal.SIGTERM)  # it writes the archive at its orderly end, however long that takes
+                os.kill(kafka.pid, signal.SIGTERM)  # it writes the archive when it shuts down, however long that takes
                 while kafka.running:
                     time.sleep(0.1)
             unfinished.touch()
@@ -73,7 +73,7 @@ def _archive() -> Path:
 
 
 def _use(bootstrap_servers: str) -> None:
-    """Have a broker load what it needs for topics, Kafka transactions and consumer groups."""
+    """Make a broker load its classes for topics, Kafka transactions and consumer groups."""
     given: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
     admin = AdminClient(given)
     (made,) = admin.create_topics([NewTopic("used", 1, 1)]).values()

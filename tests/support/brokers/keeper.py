@@ -1,4 +1,4 @@
-"""One Kafka for all workers of a test run: a program of its own keeps it, and the workers reach it here.
+"""One Kafka for all workers of a test run: a separate program runs it, and the workers connect to it here.
 
 The first worker that needs the Kafka starts the keeper. Each worker holds a connection to the keeper until the worker
 ends or dies. With the last of these connections the keeper ends its Kafka and itself.
@@ -40,7 +40,7 @@ def kept_kafka(choice: str, run: str) -> Iterator[str]:
 
 
 def address_of(run: str) -> Path:
-    """Return the path of the socket on which the keeper of a test run listens; it is there as long as the keeper."""
+    """Return the path of the socket on which the keeper of a test run listens; it exists as long as the keeper."""
     return Path(tempfile.gettempdir(), f"halfway-test-kafka-{os.getuid()}", run)
 
 
@@ -55,13 +55,13 @@ def _connection(choice: str, address: Path) -> socket.socket:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(address))
                 listener.listen()
-                connection.connect(str(address))  # before the keeper looks for connections that are left
+                connection.connect(str(address))  # before the keeper looks for remaining connections
                 subprocess.run(
                     [sys.executable, "-m", "tests.support.brokers.keeper", choice, address],
                     cwd=_ROOT,
                     stdin=listener.fileno(),
                     stdout=subprocess.DEVNULL,
-                    start_new_session=True,  # it ends by its connections, not by a Ctrl-C
+                    start_new_session=True,  # it ends by its connections, not by Ctrl-C
                     check=True,
                 )
     return connection
@@ -101,7 +101,7 @@ def main(choice: str, address: Path) -> None:
 
 
 def _answer(answer: str, listener: socket.socket, address: Path) -> None:
-    """Give the answer to each worker that connects; return when all connections are closed."""
+    """Send the answer to each worker that connects; return when all connections are closed."""
     connected: list[socket.socket] = []
     while True:
         readable, _, _ = select.select([listener, *connected], [], [])
@@ -119,7 +119,7 @@ def _answer(answer: str, listener: socket.socket, address: Path) -> None:
 
 
 def _has_ended(listener: socket.socket, address: Path) -> bool:
-    """Return whether no worker connects any more; from then on the next worker starts another keeper."""
+    """Return whether no worker connects any more; after that the next worker starts another keeper."""
     with _locked(address):
         waiting, _, _ = select.select([listener], [], [], 0)
         if not waiting:

@@ -1,8 +1,8 @@
-"""Takes the members of a consumer group out of it, in place of processes that were killed.
+"""Removes the members of a consumer group, on behalf of killed processes.
 
 Kafka waits for the end of a session before it gives a dead member's partitions to another one. A test that kills its
-only coordinator and starts it again would spend most of its time on that, or its sessions be so short that a slow
-machine ends those of coordinators that live.
+only coordinator and starts it again would mostly wait for that. With shorter sessions a slow machine would end those of
+live coordinators.
 """
 
 import socket
@@ -15,7 +15,7 @@ _ANSWER_WITHIN_S = 60.0
 
 
 def remove_members(bootstrap_servers: str, group: str) -> None:
-    """Have every member leave a group, if the only broker can be reached without a password; else do nothing.
+    """Remove every member of a group if the only broker needs no password; otherwise do nothing.
 
     Raises:
         OSError: the broker hung up or did not answer.
@@ -32,7 +32,7 @@ def remove_members(bootstrap_servers: str, group: str) -> None:
 
 
 def _leave_group(group: str, member: str) -> bytes:
-    """Give the request LeaveGroup in its first version: a header without tags, the group and the member."""
+    """Return the request LeaveGroup in its first version: a header without tags, the group and the member."""
     header = struct.pack(">hhi", _LEAVE_GROUP, _VERSION, 0) + _text("halfway-tests")
     body = header + _text(group) + _text(member)
     return struct.pack(">i", len(body)) + body

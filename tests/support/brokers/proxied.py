@@ -1,4 +1,4 @@
-"""A broker with more listeners, each of which can only be reached through a proxy of its own."""
+"""A broker with more listeners, each of which can only be reached through its own proxy."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,9 +14,9 @@ from tests.support.brokers.proxy import KafkaProxy
 
 
 class ProxiedKafka(EmbeddedKafka):
-    """`bootstrap_servers` is the way round all proxies; `through` is the way through one.
+    """`bootstrap_servers` bypasses all proxies; `through` goes through one.
 
-    Stop, kill and freeze it like any embedded broker: the proxies stay.
+    Stop, kill and pause it like any embedded broker: the proxies stay.
     """
 
     def __init__(self, *names: str, data_dir: Path | None = None, properties: Mapping[str, str] | None = None) -> None:
@@ -52,7 +52,7 @@ class ProxiedKafka(EmbeddedKafka):
         return next(iter(self.proxies.values()))
 
     def through(self, proxy: KafkaProxy) -> str:
-        """Give the bootstrap servers behind a proxy."""
+        """Return the bootstrap servers behind a proxy."""
         return f"{HOST}:{proxy.port}"
 
     def _port(self) -> int:

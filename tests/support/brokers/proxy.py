@@ -1,7 +1,7 @@
-"""A TCP proxy in front of one Kafka listener: it reads the requests that matter and decides the fate of each.
+"""A TCP proxy in front of one Kafka listener: it reads the relevant requests and decides the fate of each.
 
-The listener must advertise the proxy's port (`tests.support.brokers.proxied`), or clients go round it. Only PLAINTEXT.
-It runs on a thread of its own, so that it goes on while a test blocks.
+The listener must advertise the proxy's port (`tests.support.brokers.proxied`), or clients bypass it. Only PLAINTEXT.
+It runs on its own thread, so that it continues while a test blocks.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _READ = frozenset(Api)
 
 
 class Fate(Enum):
-    """What becomes of a request that is chosen."""
+    """The fate of a matching request."""
 
     HOLD_ANSWER = "the broker does it; the answer waits until it is released"
     HOLD_REQUEST = "the broker hears of it only when it is released"
@@ -50,7 +50,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One request as the client sent it; `commits` is of END_TXN only."""
+    """One request as the client sent it; `commits` applies to END_TXN only."""
 
     api: Api
     version: int
@@ -72,7 +72,7 @@ class Exchange:
 
 @dataclass(kw_only=True)
 class Intervention:
-    """A fate for the next requests that are like this; `met` is set when one has come."""
+    """A fate for the next matching requests; `met` is set when one has arrived."""
 
     fate: Fate
     when: Callable[[Request], bool]
@@ -84,7 +84,7 @@ class Intervention:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def release(self) -> None:
-        """Let go on what is held, and meet nothing more."""
+        """Release held requests, and match no more."""
         with self._lock:
             self._released, self.times = True, 0
             gates, self._gates = self._gates, []
@@ -92,7 +92,7 @@ class Intervention:
             gate()
 
     def gate(self) -> asyncio.Event:
-        """Give an event of the proxy's loop that is set with the release."""
+        """Return an event of the proxy's loop that is set with the release."""
         event, loop = asyncio.Event(), asyncio.get_running_loop()
         with self._lock:
             if self._released:
@@ -102,7 +102,7 @@ class Intervention:
         return event
 
     def take(self, exchange: Exchange) -> bool:
-        """Whether this is meant for a request."""
+        """Return whether a request matches."""
         if self.times <= 0 or not self.when(exchange.request):
             return False
         self.times -= 1
@@ -111,10 +111,10 @@ class Intervention:
 
 
 class KafkaProxy:
-    """`with KafkaProxy(port, upstream)`: listens on `port` and speaks with the broker's listener on `upstream`.
+    """`with KafkaProxy(port, upstream)`: listens on `port` and forwards to the broker's listener on `upstream`.
 
-    `journal` has every INIT_PRODUCER_ID and END_TXN in the order in which they came. `delay_s` is added to each request
-    and each answer.
+    `journal` contains every INIT_PRODUCER_ID and END_TXN in order of arrival. `delay_s` is added to each request and
+    each answer.
     """
 
     def __init__(self, port: int, upstream: int) -> None:
@@ -147,13 +147,13 @@ class KafkaProxy:
     # --- for tests, on any thread
 
     def intervene(self, fate: Fate, when: Callable[[Request], bool], *, times: int = 1) -> Intervention:
-        """Give this fate to the next requests for which `when` is true."""
+        """Apply this fate to the next requests for which `when` is true."""
         intervention = Intervention(fate=fate, when=when, times=times)
         self._interventions.append(intervention)
         return intervention
 
     def clear(self) -> None:
-        """Release whatever is held, and let everything pass from now on."""
+        """Release everything that is held, and let everything pass from now on."""
         interventions, self._interventions = self._interventions, []
         for intervention in interventions:
             intervention.release()
@@ -165,7 +165,7 @@ class KafkaProxy:
         self._run(self._cut())
 
     def part(self) -> None:
-        """Cut every connection and let nobody connect, until `join`."""
+        """Cut every connection and accept none, until `join`."""
         self._open = False
         self.cut()
 
@@ -211,7 +211,7 @@ class KafkaProxy:
             self._links.discard(link)
 
     def fate_of(self, exchange: Exchange) -> Intervention | None:
-        """Note a request, and give what was ordered for it."""
+        """Record a request, and return its fate."""
         self.journal.append(exchange)
         return next((one for one in self._interventions if one.take(exchange)), None)
 
@@ -220,7 +220,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Link:
-    """A client's connection and the one to the broker that belongs to it."""
+    """A client's connection and its connection to the broker."""
 
     def __init__(self, proxy: KafkaProxy, number: int, client: Stream, broker: Stream) -> None:
         self._proxy = proxy
@@ -270,7 +270,7 @@ class _Link:
             await intervention.gate().wait()
             await _send(self._to_broker, frame)
             if intervention.fate is Fate.STRAY_REQUEST:
-                # There is nobody to answer: the link ends with the broker's answer.
+                # The client is gone: the link ends with the broker's answer.
                 await asyncio.Event().wait()
 
     async def _answers(self) -> None:
@@ -307,11 +307,11 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
         loop.call_soon_threadsafe(callback)
 
 
-# --- Kafka's protocol, as far as it is needed
+# --- the needed part of Kafka's protocol
 
 
 def read_request(frame: bytes) -> Request | None:
-    """Read a request; None if it is of a kind that nobody asks about."""
+    """Parse a request; None if its kind is not relevant."""
     fields = _Fields(frame)
     key, version, correlation_id = fields.number(2), fields.number(2), fields.number(4)
     if key not in _READ:
@@ -338,7 +338,7 @@ def read_request(frame: bytes) -> Request | None:
 
 
 def _error_code(request: Request, frame: bytes) -> int:
-    """Read the error code of an answer: it stands behind the throttle time in both."""
+    """Read the error code of an answer: it is after the throttle time in both kinds."""
     fields = _Fields(frame)
     fields.number(4)  # correlation id
     if request.version >= request.api.first_flexible:

@@ -20,7 +20,7 @@ from tests.support.ownership.cluster_harness import (
 
 
 class GivenCursors:
-    """Cursors that a test gives."""
+    """Cursors that a test sets."""
 
     def __init__(self, cursors: dict[int, Cursors] | None = None) -> None:
         self._cursors = cursors or {}

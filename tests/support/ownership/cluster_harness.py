@@ -1,4 +1,4 @@
-"""A small service over KafkaCluster, and a reader that sees what users see."""
+"""A small service on KafkaCluster, and a reader with the view of users."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PATIENCE_S = 180.0
 
 
 def config_for(bootstrap_servers: str, **fields: object) -> KafkaConfig:
-    """Make a configuration with topics of its own."""
+    """Return a configuration with its own topics."""
     settings: dict[str, object] = {
         "prefix": f"_t{uuid4().hex[:8]}.",
         "shards": 2,
         "max_prepare_bytes": 1_000_000,
-        "session_timeout_s": 12,  # on a slow machine one that lives is silent for seconds
+        "session_timeout_s": 12,  # on a slow machine a live one is silent for seconds
     }
     settings |= fields
     return KafkaConfig(properties={"bootstrap.servers": bootstrap_servers}, **settings)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str
 
 
 def add_partitions(config: KafkaConfig, name: str, count: int) -> None:
-    """Give a topic more partitions, as anybody with the right to alter it can."""
+    """Add partitions to a topic, as any client with the right to alter it can."""
     admin = admin_of(config)
     admin.create_partitions([NewPartitions(name, count)])[name].result(PATIENCE_S)
     until = time.monotonic() + PATIENCE_S
@@ -75,7 +75,7 @@ def add_partitions(config: KafkaConfig, name: str, count: int) -> None:
 
 
 def create_internal_topics(config: KafkaConfig) -> None:
-    """Create the internal topics as far as the lane and acquisitions need them."""
+    """Create the internal topics that the lane and acquisitions need."""
     names = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
     create_topics(config, dict.fromkeys(names, config.shards), **{"max.message.bytes": "2000000"})
 
@@ -87,7 +87,7 @@ def delete_topics(config: KafkaConfig, names: Iterable[str]) -> None:
 
 
 class CountingObserver:
-    """Counts what tests ask for."""
+    """Counts the events that tests need."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class CountingObserver:
 
 @dataclass
 class SmallService:
-    """What the real service does with shards, less everything else."""
+    """The real service's handling of shards, and nothing else."""
 
     states: dict[int, ShardState] = field(default_factory=dict)
     events: list[tuple[str, int]] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Instance:
         await until_true(lambda: set(self.service.states) == wanted, f"serving {wanted}")
 
     async def write(self, write: LaneWrite) -> Written:
-        """Write once, and apply what was written."""
+        """Write once, and apply the write."""
         async with asyncio.timeout(PATIENCE_S):
             written = await submitted(self.cluster.lane, write)
         state = self.service.states.get(write.shard)
@@ -192,7 +192,7 @@ class Instance:
         return written
 
     async def write_until_known(self, write: LaneWrite) -> Written:
-        """Write, and again while lanes are lost and the transaction is still pending, as the service does."""
+        """Write, and retry after a lost lane while the transaction is pending, as the service does."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
@@ -204,7 +204,7 @@ class Instance:
                     await asyncio.sleep(0.02)
 
     async def write_until_taken(self, write: LaneWrite) -> Written:
-        """Write, and again while it is refused with an error that may pass."""
+        """Write, and retry while it is refused with a retryable error."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
@@ -227,7 +227,7 @@ async def running(config: KafkaConfig, *, serving: Iterable[int] | None = None) 
 
 
 def in_shard(shard: int, name: str, *, shards: int = 2) -> str:
-    """Give an id that begins with `name` and belongs to a shard."""
+    """Return an id that begins with `name` and belongs to a shard."""
     return next(made for made in (f"{name}.{n}" for n in count()) if shard_of(made, shards) == shard)
 
 
@@ -287,7 +287,7 @@ def commit_of(shard: int, one: Half, half_offset: int, *, within: float = PATIEN
 
 @dataclass(frozen=True)
 class Seen:
-    """A record as a consumer got it."""
+    """A record as a consumer gets it."""
 
     partition: int
     offset: int
@@ -298,7 +298,7 @@ class Seen:
 
 
 def read_topic(config: KafkaConfig, topic: str, *, isolation: str = "read_committed") -> list[Seen]:
-    """Read a topic to the end that read_uncommitted sees, as `isolation` shows it."""
+    """Read a topic up to the read_uncommitted end, with the given isolation."""
     servers = config.properties["bootstrap.servers"]
     options = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}
     raw = Consumer({**options, "isolation.level": "read_uncommitted"})

@@ -1,4 +1,4 @@
-"""An instance that commits, leaves a Kafka transaction of its lane open, says so on stdout, and waits to be killed.
+"""An instance that commits, leaves a Kafka transaction of its lane open, reports this, and waits to be killed.
 
 Arguments: bootstrap servers, prefix, shards, a real topic.
 """

@@ -1,4 +1,4 @@
-"""What the tests of the Kafka adapters start from: a prefix of their own, and what they observe."""
+"""Fixtures of the Kafka adapter's tests: a new prefix, and an observer."""
 
 from typing import Any, cast
 from uuid import uuid4
@@ -14,7 +14,7 @@ PATIENCE_S = 180.0
 
 
 def config_of(bootstrap_servers: str, **fields: Any) -> KafkaConfig:
-    """Give a configuration with a prefix that no other test uses."""
+    """Return a configuration with a prefix that no other test uses."""
     settings: dict[str, Any] = {
         "properties": {"bootstrap.servers": bootstrap_servers},
         "prefix": f"_k{uuid4().hex[:8]}.",
@@ -44,7 +44,7 @@ def produce(
     value: bytes | None,
     headers: Headers | None = None,
 ) -> int:
-    """Append a record as anybody could, and return its offset."""
+    """Append a record as any client could, and return its offset."""
     offsets: list[int] = []
 
     def delivered(error: object, message: Any) -> None:
@@ -58,7 +58,7 @@ def produce(
 
 
 class SkippedRecords:
-    """The part of an observer that counts records which could not be used."""
+    """The part of an observer that counts skipped records."""
 
     def __init__(self) -> None:
         self.skipped: list[tuple[str, str]] = []
@@ -68,5 +68,5 @@ class SkippedRecords:
 
     @property
     def observer(self) -> Observer:
-        """Itself, as the adapters take it."""
+        """Return itself, as the adapters expect it."""
         return cast("Observer", self)
