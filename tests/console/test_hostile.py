@@ -73,7 +73,7 @@ async def test_the_error_body_of_a_check_endpoint(
     await page.goto(shop.at("transactions/x-5"))
     await shown_as_text(page)
     await page.goto(shop.at("groups/shop"))
-    await expect(page.get_by_role("table", name="Endpoints as they answered last")).to_contain_text("HTTP 500")
+    await expect(page.get_by_role("table", name="Endpoints and their last answers")).to_contain_text("HTTP 500")
     assert await page.locator("img[src=x]").count() == 0
 
 

@@ -107,12 +107,12 @@ async def test_accepted_and_done_are_different_words(page: Page, shop: Shop) -> 
     await page.route("**/v1/jobs/held*", answer)
     await page.goto(shop.at("jobs/held"))
     main = page.get_by_role("main")
-    await expect(main).to_contain_text("accepted, not begun")
+    await expect(main).to_contain_text("accepted, not started")
     await expect(main).to_contain_text("nothing has been changed yet")
     await expect(main.locator(".heading").get_by_text("done")).to_have_count(0)
     held = False
     await expect(main.locator(".heading")).to_contain_text("done")
-    await expect(main).not_to_contain_text("accepted, not begun")
+    await expect(main).not_to_contain_text("accepted, not started")
 
 
 async def test_a_start_whose_answer_is_lost_is_repeated_under_the_same_id(page: Page, shop: Shop) -> None:

@@ -65,7 +65,7 @@ async def test_several_instances_are_shown_with_their_shards(page: Page, instanc
         await page.get_by_role("button", name="Sign in").click()
         await expect(tile(page, "Pending")).to_have_text("6")
         await expect(page.get_by_role("table", name="Instances").locator("tbody tr")).to_have_count(2)
-        await expect(page.get_by_text("answers here")).to_have_count(1)
+        await expect(page.get_by_text("serves this page")).to_have_count(1)
         await expect(page.locator(".shards li")).to_have_count(2)
 
 
@@ -73,8 +73,8 @@ async def test_a_shard_that_is_away_is_said_in_place_of_less_being_shown(page: P
     memory = Memory(shards=2, topics={"orders": 1, "coupons": 1}, owns={0})
     async with RestWorld(memory=memory) as world:
         await page.goto(f"{world.url}/console/")
-        await expect(page.get_by_role("alert").filter(has_text="Shard 1 is away.")).to_be_visible()
-        await expect(page.locator(".shards li").nth(1)).to_contain_text("away")
+        await expect(page.get_by_role("alert").filter(has_text="Shard 1 is not available.")).to_be_visible()
+        await expect(page.locator(".shards li").nth(1)).to_contain_text("not available")
         await page.get_by_role("link", name="Transactions").click()
         await expect(page.get_by_role("alert").filter(has_text="shard_unavailable")).to_be_visible()
         await expect(page.get_by_text("No transactions.")).to_have_count(0)
@@ -93,7 +93,7 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
     await expect(page.get_by_role("alert").filter(has_text="Figures are stale")).to_be_visible()
     await expect(page.locator(".tiles.stale")).to_be_visible()
     await page.get_by_role("link", name="Transactions").click()
-    await expect(page.get_by_role("alert").filter(has_text="tried again by itself")).to_be_visible()
+    await expect(page.get_by_role("alert").filter(has_text="The console retries automatically")).to_be_visible()
     after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
     async with RestWorld(memory=after, port=port) as second:
         await expect(page.get_by_role("link", name="r-1")).to_be_visible()

@@ -15,8 +15,8 @@ async def test_with_no_data_each_view_says_so(page: Page, shop: Shop) -> None:
     await page.goto(shop.at("failures"))
     for nothing in (
         "Every topic can be written.",
-        "Nothing is held back.",
-        "Nothing is kept apart.",
+        "No end is refused.",
+        "Nothing is in quarantine.",
         "Nothing was skipped.",
     ):
         await expect(page.get_by_text(nothing)).to_be_visible()
@@ -99,9 +99,9 @@ async def test_groups_are_paged_and_one_without_live_figures_has_its_own(page: P
     await expect(rows).to_have_count(100)
     await page.get_by_role("link", name="Next page").click()
     await expect(rows).to_have_count(20)
-    await expect(page.get_by_text("Figures come for the 100 groups")).to_be_visible()
+    await expect(page.get_by_text("live figures for the 100 groups")).to_be_visible()
     await page.get_by_role("link", name="g-119").click()
-    await expect(page.locator(".facts > div").filter(has_text="Breaker")).to_contain_text("closed")
+    await expect(page.locator(".facts > div").filter(has_text="Circuit breaker")).to_contain_text("closed")
     await page.go_back()
     await page.get_by_role("button", name="Previous page").click()
     await expect(rows).to_have_count(100)

@@ -56,7 +56,7 @@ async def test_a_job_whose_instance_has_ended_says_what_holds(page: Page) -> Non
         await expect(page.get_by_text("1 of 1")).to_be_visible()
     after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
     async with RestWorld(memory=after, port=port):
-        await expect(page.get_by_text("What it has done stands.")).to_be_visible()
+        await expect(page.get_by_text("The results of the job stay.")).to_be_visible()
 
 
 async def test_each_view_shows_the_same_through_any_instance(page: Page, instances: Guarded) -> None:

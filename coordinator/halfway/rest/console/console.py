@@ -36,49 +36,49 @@ HEADERS: Final[Mapping[str, str]] = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # A browser asks each time whether its copy is still good: the files change with the release.
+    # A browser revalidates its copy each time, because the files change with each release.
     "Cache-Control": "no-cache",
     "Vary": "Accept-Encoding",
 }
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """One file as it is sent, plain and compressed."""
+    """A file, plain and compressed."""
 
     content_type: str
     plain: bytes
-    packed: bytes
+    compressed: bytes
     etag: str
 
 
 class Console:
-    """The handler of `/console/` and what lies below it. All files are held in memory, compressed once."""
+    """The handler of `/console/` and the paths below it. It keeps all files in memory, compressed once."""
 
     def __init__(self) -> None:
         """Read the files of the package."""
-        self.files = {f"{ROOT}/{path}": _loaded(path, file) for path, file in _walk(files(__package__) / "static")}
+        self.files = {f"{ROOT}/{path}": _load(path, file) for path, file in _walk(files(__package__) / "static")}
         self.files[INDEX] = self.files.pop(f"{ROOT}/index.html")
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer with a file, 304 if the browser has it, or a problem."""
+        """Answer with a file, with 304 if the browser has it, or with a problem."""
         if request.method not in _METHODS:
-            return _refused(MethodNotAllowedError(request.method, _METHODS))
+            return _problem(MethodNotAllowedError(request.method, _METHODS))
         path = request.rel_url.raw_path
         if path == ROOT:
-            # Relative, so that it leads to the right place behind a proxy that adds a part to the path.
+            # The location is relative, so that it is right behind a proxy that adds a prefix to the path.
             return web.Response(status=308, headers={**HEADERS, "Location": "console/"})
         file = self.files.get(path)
         if file is None:
-            return _refused(UnknownPathError(f"the console has no such file: it begins at {INDEX}"))
-        packs = "gzip" in request.headers.get("Accept-Encoding", "")
-        etag = f'"{file.etag}{"-gzip" if packs else ""}"'
+            return _problem(UnknownPathError(f"the console has no such file: it starts at {INDEX}"))
+        gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
+        etag = f'"{file.etag}{"-gzip" if gzipped else ""}"'
         headers = {**HEADERS, "ETag": etag}
         if etag in [known.strip() for known in request.headers.get("If-None-Match", "").split(",")]:
             return web.Response(status=304, headers=headers)
-        if packs:
+        if gzipped:
             headers["Content-Encoding"] = "gzip"
         headers["Content-Type"] = file.content_type
-        return web.Response(body=file.packed if packs else file.plain, headers=headers)
+        return web.Response(body=file.compressed if gzipped else file.plain, headers=headers)
 
 
 def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
@@ -89,12 +89,12 @@ def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversa
             yield prefix + entry.name, entry
 
 
-def _loaded(path: str, file: Traversable) -> _File:
+def _load(path: str, file: Traversable) -> _File:
     content = file.read_bytes()
     return _File(
         content_type=TYPES[_suffix(path)],
         plain=content,
-        packed=gzip.compress(content, mtime=0),
+        compressed=gzip.compress(content, mtime=0),
         etag=sha256(content).hexdigest()[:32],
     )
 
@@ -103,7 +103,7 @@ def _suffix(name: str) -> str:
     return name[name.rfind(".") :]
 
 
-def _refused(error: MethodNotAllowedError | UnknownPathError) -> web.Response:
-    told = refusal(error)
-    headers = {**HEADERS, **dict(told.headers), "Content-Type": CONTENT_TYPE}
-    return web.Response(status=told.status, body=told.body, headers=headers)
+def _problem(error: MethodNotAllowedError | UnknownPathError) -> web.Response:
+    answer = refusal(error)
+    headers = {**HEADERS, **dict(answer.headers), "Content-Type": CONTENT_TYPE}
+    return web.Response(status=answer.status, body=answer.body, headers=headers)

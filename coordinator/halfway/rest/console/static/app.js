@@ -1,4 +1,4 @@
-// The frame around the views: who is signed in, where one is, and whether the coordinator is heard.
+// The frame around the views: the caller, the current view, and the state of the connection to the coordinator.
 
 import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { call, Problem, unreachable } from "./lib/api.js";
@@ -23,50 +23,50 @@ const VIEWS = [
   ["jobs", "Jobs"],
 ];
 const THEMES = ["auto", "light", "dark"];
-const ASK_AGAIN_MS = 2000;
+const RETRY_MS = 2000;
 
 function App() {
-  const [entry, setEntry] = useState("asking"); // asking, login, again, in
+  const [access, setAccess] = useState("checking"); // checking, login, expired, granted
   const [problem, setProblem] = useState(null);
   useEffect(() => onRefused(() => {
     stop();
-    setEntry((before) => (before === "in" ? "again" : before === "again" ? "again" : "login"));
+    setAccess((before) => (before === "granted" ? "expired" : before === "expired" ? "expired" : "login"));
     signOut();
   }), []);
   useEffect(() => {
-    if (entry === "in") start();
-    if (entry !== "asking") return undefined;
+    if (access === "granted") start();
+    if (access !== "checking") return undefined;
     let timer = null;
-    const ask = async () => {
+    const check = async () => {
       try {
         await call("/groups", { query: { limit: 1 } });
         setProblem(null);
-        setEntry("in");
+        setAccess("granted");
       } catch (error) {
         if (error instanceof Problem && error.status === 401) {
-          setEntry("login");
+          setAccess("login");
           return;
         }
         setProblem(error instanceof Problem ? error : unreachable());
-        timer = setTimeout(ask, ASK_AGAIN_MS);
+        timer = setTimeout(check, RETRY_MS);
       }
     };
-    void ask();
+    void check();
     return () => clearTimeout(timer);
-  }, [entry]);
-  if (entry === "asking") {
+  }, [access]);
+  if (access === "checking") {
     return html`<main class="login"><h1 class="waiting">halfway</h1>${problem ? html`<${Failure} problem=${problem} />` : html`<${Loading} what="the console" />`}</main>`;
   }
-  if (entry !== "in") return html`<${Login} again=${entry === "again"} onDone=${() => setEntry("in")} />`;
+  if (access !== "granted") return html`<${Login} expired=${access === "expired"} onDone=${() => setAccess("granted")} />`;
   const leave = () => {
     stop();
     signOut();
-    setEntry("asking");
+    setAccess("checking");
   };
-  return html`<${Frame} onLeave=${leave} />`;
+  return html`<${Frame} onSignOut=${leave} />`;
 }
 
-function Frame({ onLeave }) {
+function Frame({ onSignOut }) {
   const route = useRoute();
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the view</a>
@@ -76,14 +76,14 @@ function Frame({ onLeave }) {
       <div class="top-side">
         <${Connection} />
         <${Theme} />
-        ${currentKey() ? html`<span class="who">${callerKind() ?? "key"} <span class="mono">${publicId() ?? ""}</span></span><button class="small quiet" onClick=${onLeave}>Sign out</button>` : null}
+        ${currentKey() ? html`<span class="caller">${callerKind() ?? "key"} <span class="mono">${publicId() ?? ""}</span></span><button class="small quiet" onClick=${onSignOut}>Sign out</button>` : null}
       </div>
     </header>
     <${Warnings} />
     <main id="main" tabindex="-1"><${View} route=${route} key=${`${route.view}/${route.id ?? ""}`} /></main>`;
 }
 
-// The fragment is the address of a view, so a link to a place in the page has to be followed by hand.
+// The fragment of the URL names the view, so a link within the page cannot use it.
 function skip(event) {
   event.preventDefault();
   document.getElementById("main").focus();
@@ -102,7 +102,7 @@ function View({ route }) {
     case "jobs":
       return route.id === null ? html`<${Jobs} />` : html`<${Job} id=${route.id} query=${route.query} />`;
     default:
-      return html`<${Heading} title="Not found" /><${Empty} title="There is no such view.">The address names “${route.view}”. <a href=${to("overview")}>Go to the overview</a><//>`;
+      return html`<${Heading} title="Not found" /><${Empty} title="There is no such view.">The URL names the view “${route.view}”. <a href=${to("overview")}>Go to the overview</a><//>`;
   }
 }
 
@@ -112,7 +112,7 @@ function Connection() {
   return html`<span role="status"><${Badge} of=${word} tone=${tone} /></span>`;
 }
 
-// What makes the figures stale or less than whole; above every view.
+// Warnings above every view: the figures are stale, or do not include everything.
 function Warnings() {
   const { status, data, receivedAt, retryAt, problem } = useLive();
   useTick(1);
@@ -121,21 +121,21 @@ function Warnings() {
   return html`<div class="warnings">
     ${status === "lost"
       ? html`<${Note} tone="bad" role="alert" title="Not connected to the coordinator.">
-          ${problem ? `${problem.detail} ` : null}${receivedAt ? `Figures are stale: they are as of ${clock(receivedAt)}. ` : null}${retryAt === null ? null : `Next try in ${wait} s. `}<button class="link" onClick=${tryNow}>Try now</button>
+          ${problem ? `${problem.detail} ` : null}${receivedAt ? `Figures are stale, as of ${clock(receivedAt)}. ` : null}${retryAt === null ? null : `Next attempt in ${wait} s. `}<button class="link" onClick=${tryNow}>Try now</button>
         <//>`
       : null}
     ${away.length > 0
-      ? html`<${Note} tone="warn" role="alert" title=${awaySaid(away)}>
-          Figures are without ${away.length === 1 ? "it" : "them"}, and lists wait for ${away.length === 1 ? "it" : "them"}. ${away[0].detail}
+      ? html`<${Note} tone="warn" role="alert" title=${awayText(away)}>
+          Figures do not include ${away.length === 1 ? "it" : "them"}, and lists wait for ${away.length === 1 ? "it" : "them"}. ${away[0].detail}
         <//>`
       : null}
   </div>`;
 }
 
-function awaySaid(away) {
-  const shards = away.filter((one) => one.shard !== null).map((one) => one.shard);
-  if (shards.length === 0) return `The instance ${away[0].instance ?? ""} is away.`;
-  return shards.length === 1 ? `Shard ${shards[0]} is away.` : `Shards ${shards.join(", ")} are away.`;
+function awayText(away) {
+  const shards = away.filter((place) => place.shard !== null).map((place) => place.shard);
+  if (shards.length === 0) return `The instance ${away[0].instance ?? ""} is not available.`;
+  return shards.length === 1 ? `Shard ${shards[0]} is not available.` : `Shards ${shards.join(", ")} are not available.`;
 }
 
 function Theme() {
@@ -147,7 +147,7 @@ function Theme() {
     try {
       localStorage.setItem("halfway.theme", next);
     } catch {
-      // Then it holds for this page only.
+      // The theme then applies to this page only.
     }
     setTheme(next);
   };

@@ -1,10 +1,10 @@
-// Runs before the first paint, so that a chosen theme does not flash.
+// Runs before the first paint, so that the page does not flash in the wrong theme.
 (() => {
   let chosen = null;
   try {
     chosen = localStorage.getItem("halfway.theme");
   } catch {
-    // Storage is closed to this page: the system's theme it is.
+    // This page may not use storage, so the system's theme applies.
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();

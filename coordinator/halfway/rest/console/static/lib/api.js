@@ -3,7 +3,7 @@
 import { currentKey, refused } from "./session.js";
 
 const TIMEOUT_S = 30;
-const AGAIN = new Set([0, 429, 502, 503, 504]);
+const TRANSIENT = new Set([0, 429, 502, 503, 504]);
 
 export class Problem extends Error {
   constructor({ status, code, detail, retryAfterS = null, fields = {} }) {
@@ -15,13 +15,13 @@ export class Problem extends Error {
     this.fields = fields;
   }
 
-  // Whether the same call may succeed in a moment.
-  get passes() {
-    return AGAIN.has(this.status);
+  // Whether the same call may succeed later.
+  get isTransient() {
+    return TRANSIENT.has(this.status);
   }
 }
 
-// Relative to the page, so that a proxy may put the API below a path of its own.
+// Relative to the page, so that a proxy can serve the API below its own path.
 export function apiUrl(path, query = {}) {
   const url = new URL(`../v1${path}`, location.href.split("#")[0]);
   for (const [name, value] of Object.entries(query)) {
@@ -32,12 +32,12 @@ export function apiUrl(path, query = {}) {
 
 export function request(path, { method = "GET", query, body, headers = {}, signal } = {}) {
   const key = currentKey();
-  const sent = { ...headers };
-  if (key !== null) sent.Authorization = `Bearer ${key}`;
-  if (body !== undefined) sent["Content-Type"] = "application/json";
+  const allHeaders = { ...headers };
+  if (key !== null) allHeaders.Authorization = `Bearer ${key}`;
+  if (body !== undefined) allHeaders["Content-Type"] = "application/json";
   return fetch(apiUrl(path, query), {
     method,
-    headers: sent,
+    headers: allHeaders,
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
     cache: "no-store",
@@ -46,14 +46,14 @@ export function request(path, { method = "GET", query, body, headers = {}, signa
   });
 }
 
-// Returns the answer's document; raises a Problem for anything but a good answer.
+// Returns the JSON of the response; throws a Problem if the response is not a success.
 export async function call(path, options = {}) {
-  const late = AbortSignal.timeout(TIMEOUT_S * 1000);
-  const signal = options.signal ? AbortSignal.any([options.signal, late]) : late;
+  const timeout = AbortSignal.timeout(TIMEOUT_S * 1000);
+  const signal = options.signal ? AbortSignal.any([options.signal, timeout]) : timeout;
   try {
-    const answer = await request(path, { ...options, signal });
-    if (!answer.ok) throw await problemOf(answer);
-    return answer.status === 204 ? null : await answer.json();
+    const response = await request(path, { ...options, signal });
+    if (!response.ok) throw await problemOf(response);
+    return response.status === 204 ? null : await response.json();
   } catch (error) {
     if (error instanceof Problem || options.signal?.aborted) throw error;
     throw unreachable();
@@ -64,18 +64,18 @@ export function unreachable() {
   return new Problem({ status: 0, code: "unreachable", detail: "The coordinator does not answer." });
 }
 
-export async function problemOf(answer) {
+export async function problemOf(response) {
   let document = {};
   try {
-    document = await answer.json();
+    document = await response.json();
   } catch {
-    // A proxy's page, or nothing.
+    // The page of a proxy, or an empty body.
   }
-  const wait = Number(answer.headers.get("Retry-After"));
+  const wait = Number(response.headers.get("Retry-After"));
   const problem = new Problem({
-    status: answer.status,
-    code: document.error_code ?? `http_${answer.status}`,
-    detail: document.detail ?? `The answer was HTTP ${answer.status}.`,
+    status: response.status,
+    code: document.error_code ?? `http_${response.status}`,
+    detail: document.detail ?? `The coordinator answered HTTP ${response.status}.`,
     retryAfterS: Number.isFinite(wait) && wait > 0 ? wait : null,
     fields: document,
   });
@@ -83,7 +83,7 @@ export async function problemOf(answer) {
   return problem;
 }
 
-// An id that makes a repeated request harmless. (crypto.randomUUID is missing on pages that are not https.)
+// An id that makes a repeated request idempotent. (crypto.randomUUID is missing on pages that are not https.)
 export function newId(prefix) {
   const bytes = crypto.getRandomValues(new Uint8Array(10));
   return `${prefix}-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;

@@ -20,12 +20,12 @@ export function rate(value) {
   return value === null || value === undefined ? NONE : RATE.format(value);
 }
 
-// "many(1, 'transaction')" is "1 transaction".
-export function many(value, noun, plural = `${noun}s`) {
+// "countOf(1, 'transaction')" is "1 transaction".
+export function countOf(value, noun, plural = `${noun}s`) {
   return `${count(value)} ${value === 1 ? noun : plural}`;
 }
 
-// Seconds in the two largest units that they have: 3 h 20 m, 45 s, 120 ms.
+// Seconds in their two largest units: 3 h 20 m, 45 s, 120 ms.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return NONE;
   if (seconds > 0 && seconds < 1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
@@ -44,12 +44,12 @@ export function duration(seconds) {
 
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
-  if (value < 1024) return many(value, "byte");
+  if (value < 1024) return countOf(value, "byte");
   const exponent = Math.min(3, Math.floor(Math.log2(value) / 10));
   return `${RATE.format(value / 1024 ** exponent)} ${["", "KiB", "MiB", "GiB"][exponent]}`;
 }
 
-// The time of day by this machine's clock, with the date unless it is today.
+// The local time of day, with the date unless it is today.
 export function clock(time) {
   if (time === null || time === undefined) return NONE;
   const at = new Date(time);

@@ -1,4 +1,4 @@
-// The statistics as the coordinator sends them, one connection for all views; it comes back by itself.
+// The live statistics from the coordinator: one connection for all views, which is reopened automatically.
 
 import { useEffect, useState } from "../vendor/htm-preact.js";
 import { Problem, problemOf, request } from "./api.js";
@@ -15,12 +15,12 @@ export const SERIES = ["commit", "rollback", "prepares", "check_commit", "check_
 export const live = {
   status: "connecting", // connecting, live, lost
   data: null,
-  receivedAt: null, // when the coordinator was heard last, by this machine's clock
-  dataAt: null, // when the figures came
+  receivedAt: null, // when the coordinator last sent something, by the local clock
+  dataAt: null, // when the figures arrived
   lostAt: null,
   retryAt: null,
   problem: null,
-  connections: 0, // how often a connection was made: views load again when it changes
+  connections: 0, // how many connections were opened: views load again when it changes
   ring: new Ring(SERIES, POINTS),
 };
 
@@ -28,7 +28,7 @@ const listeners = new Set();
 let stopping = null;
 let retryNow = null;
 
-function changed(change) {
+function update(change) {
   Object.assign(live, change);
   for (const listener of listeners) listener();
 }
@@ -37,7 +37,7 @@ export function start() {
   stop();
   const stopper = new AbortController();
   stopping = stopper;
-  changed({ status: "connecting", data: null, receivedAt: null, lostAt: null, problem: null });
+  update({ status: "connecting", data: null, receivedAt: null, lostAt: null, problem: null });
   live.ring.clear();
   void follow(stopper.signal);
 }
@@ -56,7 +56,7 @@ async function follow(stopped) {
   while (!stopped.aborted) {
     let problem = null;
     try {
-      await connection(stopped, () => {
+      await readEvents(stopped, () => {
         failures = 0;
       });
     } catch (error) {
@@ -65,12 +65,13 @@ async function follow(stopped) {
     if (stopped.aborted || problem?.status === 401) return;
     const wait = problem?.retryAfterS ?? Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** failures) * (0.75 + Math.random() / 2);
     failures += 1;
-    changed({ status: "lost", lostAt: live.lostAt ?? Date.now(), retryAt: Date.now() + wait * 1000, problem });
-    await waited(wait, stopped);
+    update({ status: "lost", lostAt: live.lostAt ?? Date.now(), retryAt: Date.now() + wait * 1000, problem });
+    await sleep(wait, stopped);
   }
 }
 
-function waited(seconds, stopped) {
+// Waits until the time is over, `stopped` is aborted, or `tryNow` is called.
+function sleep(seconds, stopped) {
   return new Promise((resolve) => {
     const done = () => {
       clearTimeout(timer);
@@ -84,39 +85,39 @@ function waited(seconds, stopped) {
   });
 }
 
-// Follow one connection to its end. `heard` is called once the first event has come.
-async function connection(stopped, heard) {
-  const ours = new AbortController();
-  const signal = AbortSignal.any([stopped, ours.signal]);
-  let silence = setTimeout(() => ours.abort(), SILENT_S * 1000);
+// Reads events from one connection until it ends. Calls `onStatistics` for each statistics event.
+async function readEvents(stopped, onStatistics) {
+  const own = new AbortController();
+  const signal = AbortSignal.any([stopped, own.signal]);
+  let silence = setTimeout(() => own.abort(), SILENT_S * 1000);
   try {
-    const answer = await request("/events", { signal, headers: { Accept: "text/event-stream" } });
-    if (!answer.ok) throw await problemOf(answer);
-    for await (const event of events(answer.body)) {
+    const response = await request("/events", { signal, headers: { Accept: "text/event-stream" } });
+    if (!response.ok) throw await problemOf(response);
+    for await (const event of events(response.body)) {
       clearTimeout(silence);
-      silence = setTimeout(() => ours.abort(), SILENT_S * 1000);
+      silence = setTimeout(() => own.abort(), SILENT_S * 1000);
       if (event === null) {
-        // Nothing has changed: what came last still holds.
+        // A heartbeat: the last figures have not changed.
         if (live.data !== null) live.ring.push(Date.parse(live.data.at) + Date.now() - live.dataAt, pointOf(live.data));
-        changed({ receivedAt: Date.now() });
+        update({ receivedAt: Date.now() });
       } else if (event.event === "statistics") {
-        heard();
-        take(JSON.parse(event.data));
+        onStatistics();
+        setStatistics(JSON.parse(event.data));
       } else if (event.event === "end") {
-        const told = JSON.parse(event.data);
-        throw new Problem({ status: told.error_code === "unauthenticated" ? 401 : 503, code: told.error_code, detail: told.detail });
+        const end = JSON.parse(event.data);
+        throw new Problem({ status: end.error_code === "unauthenticated" ? 401 : 503, code: end.error_code, detail: end.detail });
       }
     }
   } finally {
     clearTimeout(silence);
-    ours.abort();
+    own.abort();
   }
 }
 
-function take(data) {
+function setStatistics(data) {
   live.ring.push(Date.parse(data.at), pointOf(data));
   const isNew = live.status !== "live";
-  changed({
+  update({
     status: "live",
     data,
     receivedAt: Date.now(),
@@ -135,13 +136,13 @@ export function pointOf(data) {
   return point;
 }
 
-// Draws the component again with each change.
+// Renders the component again with each change.
 export function useLive() {
-  const [, draw] = useState(0);
+  const [, render] = useState(0);
   useEffect(() => {
-    const listener = () => draw((turn) => (turn + 1) % 1_000_000);
+    const listener = () => render((turn) => (turn + 1) % 1_000_000);
     listeners.add(listener);
-    listener(); // It may have changed between the first drawing and this effect.
+    listener(); // The data may have changed between the first render and this effect.
     return () => listeners.delete(listener);
   }, []);
   return live;

@@ -1,4 +1,4 @@
-// What a view has loaded. A failed reload keeps what is shown, marked as stale, and tries again by itself.
+// Loads the data of a view. If a reload fails, the old data stays, marked as stale, and the load is tried again.
 
 import { useCallback, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { Problem, unreachable } from "./api.js";
@@ -7,12 +7,12 @@ import { useLive } from "./live.js";
 const FIRST_WAIT_S = 1;
 const LONGEST_WAIT_S = 15;
 
-const NOTHING = { data: null, problem: null, at: null, loading: true };
+const INITIAL = { data: null, problem: null, at: null, loading: true };
 
-// `load(signal)` returns the data; it runs again when one of `inputs` changes, after `everyS(data)` seconds if that is
-// a number, and when the coordinator is back. `problem` is null while `data` is as fresh as it should be.
+// `load(signal)` returns the data. It runs again when one of `inputs` changes, after `everyS(data)` seconds if that is
+// a number, and when the connection to the coordinator is back. `problem` is null while `data` is fresh.
 export function useLoad(load, inputs, { everyS = () => null } = {}) {
-  const [shown, setShown] = useState(NOTHING);
+  const [result, setResult] = useState(INITIAL);
   const [turn, setTurn] = useState(0);
   const { connections } = useLive();
   const latest = useRef(null);
@@ -27,26 +27,26 @@ export function useLoad(load, inputs, { everyS = () => null } = {}) {
     let failures = 0;
     if (last.current !== identity) {
       last.current = identity;
-      setShown(NOTHING);
+      setResult(INITIAL);
     } else {
-      setShown((before) => ({ ...before, loading: true }));
+      setResult((before) => ({ ...before, loading: true }));
     }
     const run = async () => {
-      let next = null;
+      let waitS = null;
       try {
         const data = await latest.current.load(stopper.signal);
         if (stopper.signal.aborted) return;
         failures = 0;
-        setShown({ data, problem: null, at: Date.now(), loading: false });
-        next = latest.current.everyS(data);
+        setResult({ data, problem: null, at: Date.now(), loading: false });
+        waitS = latest.current.everyS(data);
       } catch (error) {
         if (stopper.signal.aborted) return;
         const problem = error instanceof Problem ? error : unreachable();
-        setShown((before) => ({ ...before, problem, loading: false }));
-        if (problem.passes) next = problem.retryAfterS ?? Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** failures);
+        setResult((before) => ({ ...before, problem, loading: false }));
+        if (problem.isTransient) waitS = problem.retryAfterS ?? Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** failures);
         failures += 1;
       }
-      if (next !== null) timer = setTimeout(run, next * 1000);
+      if (waitS !== null) timer = setTimeout(run, waitS * 1000);
     };
     void run();
     return () => {
@@ -54,5 +54,5 @@ export function useLoad(load, inputs, { everyS = () => null } = {}) {
       clearTimeout(timer);
     };
   }, [identity, turn, connections]);
-  return { ...shown, reload };
+  return { ...result, reload };
 }

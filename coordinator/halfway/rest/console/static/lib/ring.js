@@ -1,4 +1,4 @@
-// The last points of several series, in a fixed amount of memory however long the page stays open.
+// The last points of several series, in a fixed amount of memory.
 
 export class Ring {
   constructor(names, length) {
@@ -9,7 +9,7 @@ export class Ring {
     this.count = 0;
   }
 
-  // A series without a value has a gap there.
+  // A series that has no value gets a gap.
   push(time, values) {
     this.times[this.next] = time;
     for (const [name, points] of Object.entries(this.series)) points[this.next] = values[name] ?? NaN;
@@ -17,12 +17,12 @@ export class Ring {
     this.count = Math.min(this.count + 1, this.length);
   }
 
-  // Calls `visit(time, value)` for each point of a series, the oldest first.
+  // Calls `visit(time, value)` for each point of a series, oldest first.
   each(name, visit) {
     const points = this.series[name];
-    for (let turn = 0; turn < this.count; turn += 1) {
-      const place = (this.next - this.count + turn + this.length) % this.length;
-      visit(this.times[place], points[place]);
+    for (let number = 0; number < this.count; number += 1) {
+      const index = (this.next - this.count + number + this.length) % this.length;
+      visit(this.times[index], points[index]);
     }
   }
 

@@ -1,14 +1,14 @@
-// The view and its filters are in the fragment: #/transactions?state=parked&group=shop
+// The view and its filters are in the fragment of the URL: #/transactions?state=parked&group=shop
 
 import { useEffect, useState } from "../vendor/htm-preact.js";
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
-  const parts = path.split("/").filter(Boolean).map(decoded);
+  const parts = path.split("/").filter(Boolean).map(decode);
   return { view: parts[0] ?? "overview", id: parts.slice(1).join("/") || null, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-function decoded(part) {
+function decode(part) {
   try {
     return decodeURIComponent(part);
   } catch {
@@ -17,8 +17,8 @@ function decoded(part) {
 }
 
 export function to(view, id = null, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const search = new URLSearchParams(given).toString();
+  const parameters = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const search = new URLSearchParams(parameters).toString();
   return `#/${view}${id === null ? "" : `/${encodeURIComponent(id)}`}${search ? `?${search}` : ""}`;
 }
 
@@ -34,10 +34,10 @@ export function go(address, { replace = false } = {}) {
 export function useRoute() {
   const [hash, setHash] = useState(location.hash);
   useEffect(() => {
-    const changed = () => setHash(location.hash);
-    addEventListener("hashchange", changed);
-    changed(); // It may have changed between the first drawing and this effect.
-    return () => removeEventListener("hashchange", changed);
+    const update = () => setHash(location.hash);
+    addEventListener("hashchange", update);
+    update(); // The hash may have changed between the first render and this effect.
+    return () => removeEventListener("hashchange", update);
   }, []);
   return parse(hash);
 }

@@ -1,4 +1,4 @@
-// The key that is shown to the API. It is kept in this tab only, unless the user asks for more; it is never in a URL.
+// The key for the API. It is stored for this tab only, unless the user wants to keep it. It is never part of a URL.
 
 const NAME = "halfway.key";
 const KINDS = { g: "group", o: "operator", r: "reader" };
@@ -25,16 +25,16 @@ export function currentKey() {
   return session.key;
 }
 
-// "operator", "group" or "reader"; null if no key is shown, so that the API alone knows who calls.
+// "operator", "group" or "reader"; null without a key: then only the API knows the caller.
 export function callerKind() {
-  const found = /^hw_([gor])_/.exec(session.key ?? "");
-  return found ? KINDS[found[1]] : null;
+  const match = /^hw_([gor])_/.exec(session.key ?? "");
+  return match ? KINDS[match[1]] : null;
 }
 
-// The public part of the key, by which the audit trail names it.
+// The public id of the key, as in the audit trail.
 export function publicId() {
-  const found = /^hw_[gor]_([0-9A-Za-z]{12})_/.exec(session.key ?? "");
-  return found ? found[1] : null;
+  const match = /^hw_[gor]_([0-9A-Za-z]{12})_/.exec(session.key ?? "");
+  return match ? match[1] : null;
 }
 
 export function signIn(key, { keep }) {
@@ -49,7 +49,7 @@ export function signOut() {
   for (const store of stores()) store.removeItem(NAME);
 }
 
-// Tell `listener` that the API no longer takes the key.
+// Calls `listener` when the API refuses the key.
 export function onRefused(listener) {
   session.listeners.add(listener);
   return () => session.listeners.delete(listener);

@@ -1,8 +1,8 @@
-// Server-sent events by fetch(): EventSource cannot send an Authorization header.
+// Server-sent events over fetch(), because EventSource cannot send an Authorization header.
 
-const MOST_CHARACTERS = 16 * 1024 * 1024;
+const MAX_CHARACTERS = 16 * 1024 * 1024;
 
-// Yields {event, data} for each event; ends when the connection does. Comments (heartbeats) yield null.
+// Yields {event, data} for each event, and null for each comment (heartbeat), until the connection ends.
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -12,7 +12,7 @@ export async function* events(body) {
       const { value, done } = await reader.read();
       if (done) return;
       rest += value;
-      if (rest.length > MOST_CHARACTERS) throw new Error("a line of the event stream is too long");
+      if (rest.length > MAX_CHARACTERS) throw new Error("a line of the event stream is too long");
       const lines = rest.split("\n");
       rest = lines.pop();
       for (const raw of lines) {

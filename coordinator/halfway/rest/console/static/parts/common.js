@@ -1,4 +1,4 @@
-// Small parts that every view uses. Text goes into the page as text only: nothing here, or anywhere, writes HTML.
+// Small components for all views. They put text into the page as text only: no code of the console writes HTML.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { ageS, clock, duration, NONE, words } from "../lib/format.js";
@@ -26,7 +26,7 @@ const TONES = {
   closed: "good",
 };
 
-// A state as a word, with a colour and a mark that says the same.
+// A state as a word, with a colour and a mark of the same meaning.
 export function Badge({ of, tone = TONES[of] ?? "calm", children }) {
   return html`<span class="badge tone-${tone}"><span class="mark" aria-hidden="true"></span>${children ?? words(of)}</span>`;
 }
@@ -39,21 +39,21 @@ export function Age({ at }) {
   return at ? html`<time datetime=${at} title=${at}>${duration(Math.round(ageS(at)))}</time>` : NONE;
 }
 
-// Since when the live figures hold. Each change comes at once, so old figures of a live connection are today's.
+// The age of the live figures. Every change arrives at once, so figures of a live connection are current, however old.
 export function AsOf() {
   const { status, receivedAt, dataAt } = useLive();
   return html`<span class="hint as-of">${status === "live" ? `unchanged since ${clock(dataAt)}` : `stale, as of ${clock(receivedAt)}`}</span>`;
 }
 
 export function Heading({ title, children }) {
-  const place = useRef(null);
+  const heading = useRef(null);
   useEffect(() => {
     document.title = `${title} · halfway`;
-    // So that a reader of the screen hears which view it is; not at the first paint, when nobody has moved.
-    if (document.body.dataset.moved) place.current?.focus({ preventScroll: true });
-    document.body.dataset.moved = "yes";
+    // Focus lets a screen reader announce the new view. The first view gets none: nobody has navigated yet.
+    if (document.body.dataset.navigated) heading.current?.focus({ preventScroll: true });
+    document.body.dataset.navigated = "yes";
   }, [title]);
-  return html`<div class="heading"><h1 tabindex="-1" ref=${place}>${title}</h1><div class="heading-side">${children}</div></div>`;
+  return html`<div class="heading"><h1 tabindex="-1" ref=${heading}>${title}</h1><div class="heading-side">${children}</div></div>`;
 }
 
 export function Panel({ title, side, children, tone = "" }) {
@@ -69,14 +69,14 @@ export function Note({ tone = "info", title, children, role = "status" }) {
   </div>`;
 }
 
-// What went wrong with a call, and whether it is tried again by itself.
+// Why a call failed, and whether it is retried automatically.
 export function Failure({ problem, at = null, reload }) {
   if (!problem) return null;
-  const title = problem.status === 403 ? "Not allowed." : problem.status === 0 ? "Not reached." : "Refused.";
-  return html`<${Note} tone=${problem.passes ? "warn" : "bad"} title=${title} role="alert">
+  const title = problem.status === 403 ? "Not allowed." : problem.status === 0 ? "Not reachable." : "Refused.";
+  return html`<${Note} tone=${problem.isTransient ? "warn" : "bad"} title=${title} role="alert">
     ${problem.detail} <span class="code">${problem.code}</span>
-    ${at ? html` What is shown is stale: it is as of ${clock(at)}.` : null}
-    ${problem.passes ? " It is tried again by itself." : null}
+    ${at ? html` The data shown is stale, as of ${clock(at)}.` : null}
+    ${problem.isTransient ? " The console retries automatically." : null}
     ${reload ? html` <button class="link" onClick=${reload}>Try now</button>` : null}
   <//>`;
 }
@@ -89,21 +89,21 @@ export function Empty({ title, children }) {
   return html`<div class="empty"><p class="empty-title">${title}</p>${children ? html`<p>${children}</p>` : null}</div>`;
 }
 
-// `columns`: [{label, kind}], kind "number" or "wide"; `rows`: [{id, cells}]. The roles are written out because a
-// narrow page lays rows out as blocks, and browsers then forget what a table is.
+// `columns`: [{label, kind}], kind "number" or "wide"; `rows`: [{id, cells}]. The roles are explicit because a narrow
+// page lays out rows as blocks, and browsers then drop the roles of a table.
 export function Table({ caption, columns, rows, empty }) {
   if (rows.length === 0) return empty;
   return html`<table role="table" aria-label=${caption}>
     <thead role="rowgroup"><tr role="row">${columns.map((column) => html`<th role="columnheader" scope="col" class=${column.kind ?? ""}>${column.label}</th>`)}</tr></thead>
     <tbody role="rowgroup">${rows.map(
       (row) => html`<tr role="row" key=${row.id} class=${row.tone ?? ""}>${row.cells.map(
-        (cell, place) => html`<td role="cell" class=${columns[place].kind ?? ""} data-label=${columns[place].label}><div>${cell}</div></td>`,
+        (cell, index) => html`<td role="cell" class=${columns[index].kind ?? ""} data-label=${columns[index].label}><div>${cell}</div></td>`,
       )}</tr>`,
     )}</tbody>
   </table>`;
 }
 
-// The way through pages: `address(place)` gives the address of a page, `next` is the cursor of the next one.
+// Links to other pages: `address({cursor, page})` returns the address of a page, `next` is the cursor of the next one.
 export function Pages({ page, next, address }) {
   if (!next && page <= 1) return null;
   return html`<nav class="pages" aria-label="Pages">
@@ -127,17 +127,17 @@ export function Copy({ text, what }) {
       setDone(true);
       setTimeout(() => setDone(false), 1500);
     } catch {
-      // Not allowed on this page (no https): the text can be selected.
+      // The clipboard is not available on this page (no https). The text can still be selected.
     }
   };
   return html`<button class="small quiet" onClick=${copy} aria-label="Copy ${what}">${done ? "Copied" : "Copy"}</button>`;
 }
 
-// Draws the component again every `everyS` seconds, for ages.
+// Renders the component again every `everyS` seconds, so that ages stay right.
 export function useTick(everyS) {
-  const [, draw] = useState(0);
+  const [, render] = useState(0);
   useEffect(() => {
-    const timer = setInterval(() => draw((turn) => (turn + 1) % 1_000_000), everyS * 1000);
+    const timer = setInterval(() => render((turn) => (turn + 1) % 1_000_000), everyS * 1000);
     return () => clearInterval(timer);
   }, [everyS]);
 }

@@ -1,4 +1,4 @@
-// The history of a transaction as a line of events, and where its messages are in Kafka.
+// The history of a transaction as a timeline, and where its messages are in Kafka.
 
 import { html } from "../vendor/htm-preact.js";
 import { bytes, duration, NONE } from "../lib/format.js";
@@ -7,11 +7,11 @@ import { Badge, Failure, Loading, Note, Table, Time } from "./common.js";
 const WORDS = {
   prepared: ["Prepared", "info"],
   check: ["Checked", "info"],
-  verdict_recorded: ["Verdict kept", "info"],
+  verdict_recorded: ["Verdict recorded", "info"],
   parked: ["Parked", "warn"],
   resumed: ["Resumed", "info"],
-  reanchored: ["Written again, to stay near the end of the log", "calm"],
-  unknown: ["The service said unknown", "info"],
+  reanchored: ["Written again at the end of the log", "calm"],
+  unknown: ["The service answered unknown", "info"],
   committed: ["Committed", "good"],
   rolled_back: ["Rolled back", "calm"],
 };
@@ -20,8 +20,8 @@ export function History({ data, problem, at, reload }) {
   if (!data) return problem ? html`<${Failure} problem=${problem} reload=${reload} />` : html`<${Loading} what="the history" />`;
   return html`
     ${problem ? html`<${Failure} problem=${problem} at=${at} reload=${reload} />` : null}
-    ${data.missing.length > 0 ? html`<${Note} tone="warn" title="Not the whole history.">${data.missing.join(" ")}<//>` : null}
-    <ol class="history">${data.events.map((event, place) => html`<${Event} key=${place} of=${event} before=${data.events[place - 1] ?? null} />`)}</ol>`;
+    ${data.missing.length > 0 ? html`<${Note} tone="warn" title="The history is not complete.">${data.missing.join(" ")}<//>` : null}
+    <ol class="history">${data.events.map((event, index) => html`<${Event} key=${index} of=${event} before=${data.events[index - 1] ?? null} />`)}</ol>`;
 }
 
 function Event({ of, before }) {
@@ -32,7 +32,7 @@ function Event({ of, before }) {
     <div class="when"><${Time} at=${of.at} />${since === null ? null : html`<span class="hint">+${since < 0.0005 ? "0 s" : duration(since)}</span>`}</div>
     <div class="what">
       <p class="event-title"><b>${word}</b>${of.attempt === null ? null : ` no. ${of.attempt}`}${of.event === "check" ? html` <${Verdict} of=${of} />` : null}${of.cause ? html` <span class="hint">by ${of.cause}</span>` : null}${of.by ? html` <span class="hint">(${of.by})</span>` : null}</p>
-      ${of.event === "check" ? html`<p class="hint">${asked(of)}</p>` : null}
+      ${of.event === "check" ? html`<p class="hint">${answerText(of)}</p>` : null}
       ${of.detail ? html`<p class="detail">${of.detail}</p>` : null}
       ${of.excerpt ? html`<pre class="excerpt" aria-label="What the endpoint answered">${of.excerpt}</pre>` : null}
       ${of.remark ? html`<p class="remark"><span class="hint">Remark:</span> ${of.remark}</p>` : null}
@@ -49,9 +49,9 @@ function Verdict({ of }) {
   return html`<${Badge} of=${of.verdict} tone=${toneOf(of)}>${of.verdict === "none" ? "no verdict" : of.verdict}<//>`;
 }
 
-function asked(check) {
-  // A check that this instance has not sent, or has forgotten: op has no more of it.
-  if (!check.host) return "what came back is not known any more";
+function answerText(check) {
+  // This instance did not send the check, or has forgotten it. The op marker does not record the answer.
+  if (!check.host) return "the answer is no longer known";
   const parts = [check.host];
   if (check.sent === false) parts.push("not sent");
   if (check.status !== null) parts.push(`HTTP ${check.status}`);

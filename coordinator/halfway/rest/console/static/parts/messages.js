@@ -1,8 +1,8 @@
-// The messages of a transaction: not fetched for show before somebody asks, and only for whom the API gives them.
+// The messages of a transaction. They are fetched only on demand, and only if the API gives them to the caller.
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { call, Problem, unreachable } from "../lib/api.js";
-import { many, NONE } from "../lib/format.js";
+import { countOf, NONE } from "../lib/format.js";
 import { Badge, Facts, Failure } from "./common.js";
 
 const LONG = 4000;
@@ -13,11 +13,11 @@ export function Messages({ path, of }) {
   useEffect(() => {
     setMessages(null);
   }, [path, of.state]);
-  if (!of.payloadHere) {
-    return html`<p class="hint">${of.ended_at ? "It has ended: its messages are in their topics, if it was committed, and nowhere else." : "Your key may not read its messages."}</p>`;
+  if (!of.hasPayload) {
+    return html`<p class="hint">${of.ended_at ? "The transaction has ended. Its messages are only in their topics, if it was committed." : "Your key may not read its messages."}</p>`;
   }
   if (messages === null) {
-    const ask = async () => {
+    const show = async () => {
       setProblem(null);
       try {
         setMessages((await call(path)).messages ?? []);
@@ -25,10 +25,10 @@ export function Messages({ path, of }) {
         setProblem(error instanceof Problem ? error : unreachable());
       }
     };
-    return html`<p>They are hidden, as they may hold personal data. <button onClick=${ask}>Show the messages</button></p>${problem ? html`<${Failure} problem=${problem} />` : null}`;
+    return html`<p>The messages are hidden, because they may contain personal data. <button onClick=${show}>Show the messages</button></p>${problem ? html`<${Failure} problem=${problem} />` : null}`;
   }
-  return html`<p>${many(messages.length, "message")}. <button onClick=${() => setMessages(null)}>Hide the messages</button></p>
-    <ol class="messages">${messages.map((message, place) => html`<li key=${place}><${Message} of=${message} /></li>`)}</ol>`;
+  return html`<p>${countOf(messages.length, "message")}. <button onClick=${() => setMessages(null)}>Hide the messages</button></p>
+    <ol class="messages">${messages.map((message, index) => html`<li key=${index}><${Message} of=${message} /></li>`)}</ol>`;
 }
 
 function Message({ of }) {
@@ -45,18 +45,18 @@ function Data({ of, whole = false }) {
   const [all, setAll] = useState(false);
   if (of === null) return html`<${Badge} of="null" tone="calm" />`;
   if (typeof of === "object") return html`<${Badge} of="binary" tone="calm">binary, base64<//> <span class="mono data">${of.data}</span>`;
-  const text = whole ? pretty(of) : of;
+  const text = whole ? indented(of) : of;
   if (text === "") return html`<${Badge} of="empty" tone="calm" />`;
   const shown = all ? text : text.slice(0, LONG);
   return html`${whole ? html`<pre class="payload">${shown}</pre>` : html`<span class="mono data">${shown}</span>`}
     ${shown.length < text.length ? html` <button class="link" onClick=${() => setAll(true)}>Show all ${text.length} characters</button>` : null}`;
 }
 
-// JSON is laid out only where that keeps it as it is: not numbers that JavaScript would round.
-function pretty(text) {
+// Indents JSON, but only if its content stays the same: JavaScript would round some numbers.
+function indented(text) {
   try {
-    const laidOut = JSON.stringify(JSON.parse(text), null, 2);
-    return laidOut.replace(/\s/g, "") === text.replace(/\s/g, "") ? laidOut : text;
+    const formatted = JSON.stringify(JSON.parse(text), null, 2);
+    return formatted.replace(/\s/g, "") === text.replace(/\s/g, "") ? formatted : text;
   } catch {
     return text;
   }

@@ -1,18 +1,18 @@
-// All that somebody without a valid key sees.
+// The login: the only view without a valid key.
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { call, Problem, unreachable } from "../lib/api.js";
 import { signIn, signOut } from "../lib/session.js";
 import { Note } from "../parts/common.js";
 
-export function Login({ onDone, again }) {
+export function Login({ onDone, expired }) {
   const [key, setKey] = useState("");
   const [keep, setKeep] = useState(false);
   const [problem, setProblem] = useState(null);
-  const [asking, setAsking] = useState(false);
+  const [checking, setChecking] = useState(false);
   const submit = async (event) => {
     event.preventDefault();
-    setAsking(true);
+    setChecking(true);
     setProblem(null);
     signIn(key.trim(), { keep });
     try {
@@ -21,20 +21,20 @@ export function Login({ onDone, again }) {
     } catch (error) {
       signOut();
       setProblem(error instanceof Problem ? error : unreachable());
-      setAsking(false);
+      setChecking(false);
     }
   };
   return html`<main class="login">
     <form class="panel" onSubmit=${submit} method="dialog">
       <h1><img src="icon.svg" alt="" width="28" height="28" /> halfway</h1>
-      <p>This coordinator asks for a key.</p>
-      ${again && !problem ? html`<${Note} tone="warn">Your key is no longer valid here. Sign in again.<//>` : null}
+      <p>This coordinator requires a key.</p>
+      ${expired && !problem ? html`<${Note} tone="warn">Your key is no longer valid. Sign in again.<//>` : null}
       <label class="field">Key
         <input name="key" type="password" autocomplete="off" spellcheck="false" required autofocus value=${key} onInput=${(event) => setKey(event.currentTarget.value)} placeholder="hw_…" />
       </label>
       <label class="check"><input name="keep" type="checkbox" checked=${keep} onChange=${(event) => setKeep(event.currentTarget.checked)} /> Keep it in this browser when the tab is closed</label>
       ${problem ? html`<${Note} tone="bad" role="alert">${problem.status === 401 ? "This key is not valid: it is mistyped, expired or revoked." : problem.detail}<//>` : null}
-      <button type="submit" class="primary" disabled=${asking || key.trim() === ""}>${asking ? "Asking…" : "Sign in"}</button>
+      <button type="submit" class="primary" disabled=${checking || key.trim() === ""}>${checking ? "Checking…" : "Sign in"}</button>
     </form>
   </main>`;
 }
