@@ -1,1 +1,1 @@
-"""The calls: the table of routes, a function for each, batches, and OpenAPI. May import requests and responses."""
+"""The calls: the table of routes, one handler per call, batches and OpenAPI. May import requests and responses."""

@@ -1,4 +1,4 @@
-"""What the calls of the REST interface are, and what a handler is given of one request."""
+"""The calls of the REST interface: their descriptions, and the request that a handler receives."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from halfway.service.coordinator import Coordinator
 
 SUBPROTOCOL: Final = "halfway.stream.v1"
-"""Of the WebSocket (docs/stream.md#connect)."""
-_NOTHING_BYTES: Final = 1024
-"""A longer body is never an empty object."""
+"""The subprotocol of the WebSocket (docs/stream.md#connect)."""
+_MAX_EMPTY_BYTES: Final = 1024
+"""A longer body is refused without parsing it: it is not an empty object."""
 
 Handler = Callable[["Call"], Awaitable["Answer"]]
 Errors = tuple[type["HalfwayError"], ...]
@@ -46,10 +46,10 @@ ALWAYS: Final[Errors] = (
 class Operation:
     """One call: its path, parameters and answers.
 
-    `responses` maps a status to its description and model; `errors` are its own errors, beside `ALWAYS`. `waits` is set
-    if it may wait long for an event, so it takes no place among the requests in flight; its answer must be read, so
-    HEAD is refused. `upgrades` is set if the connection is a stream after a good answer. `begins` is set if it begins a
-    transaction, so it is held up first under overload.
+    `responses` maps a status to its description and model. `errors` are the errors of this call, in addition to
+    `ALWAYS`. `waits` is set if the call may wait long for an event: it does not count among the requests in flight, and
+    HEAD is refused because its answer must be read. `upgrades` is set if the connection becomes a stream after a
+    successful answer. `begins` is set if the call begins a transaction: under overload such calls are delayed first.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Operation:
     summary: str
     handler: Handler
     access: Permission
-    """What the caller must be allowed to do; there is no default, so that none is forgotten."""
+    """The permission that the caller needs. There is no default, so that no call goes without one."""
     responses: Mapping[HTTPStatus, tuple[str, Any]]
     errors: Errors = ()
     parameter: tuple[str, Any] | None = None
@@ -70,11 +70,11 @@ class Operation:
     upgrades: bool = False
     begins: bool = False
     listens: bool = False
-    """Whether its answer is a stream of events, without an end."""
+    """Whether the answer is an endless stream of events."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What all calls share."""
+    """The objects that all calls share."""
 
     coordinator: Coordinator
     validation: Validation
@@ -84,42 +84,47 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
-    """One request: the parameter of its path, its body, and its deadline on the loop's clock."""
+    """One request: the parameter in its path, its body, and its deadline on the event loop's clock."""
 
     site: Site
     request: web.BaseRequest
     parameter: str
     deadline: float
     principal: Principal
-    """Who calls: for every item of the request."""
+    """The caller, for every item of the request."""
     id: str
-    """Of the request, as in the header X-Request-Id and in the log."""
+    """The id of the request, as in the header X-Request-Id and in the log."""
     body: bytes = b""
 
     @property
     def has_reader(self) -> bool:
-        """Whether the client is still connected and reads answers."""
+        """Whether the client is still connected and reads its answers."""
         transport = self.request.transport
         return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
 
     @property
     def query(self) -> tuple[Mapping[str, str], list[str]]:
-        """The query's parameters, and the names of those given more than once."""
-        pairs = self.request.rel_url.query
-        given: dict[str, str] = {}
+        """The query parameters, and the names that occur more than once."""
+        parameters: dict[str, str] = {}
         repeated = []
-        for name, value in pairs.items():
-            if name in given:
+        for name, value in self.request.rel_url.query.items():
+            if name in parameters:
                 repeated.append(name)
-            given[name] = value
-        return given, repeated
+            parameters[name] = value
+        return parameters, repeated
 
 
 def nothing_in(body: bytes) -> None:
-    """Accept no body or an empty object; raise MalformedJsonError or InvalidRequestError for any other."""
+    """Accept an absent body or an empty object.
+
+    Raises:
+        MalformedJsonError: the body is not JSON.
+        InvalidRequestError: it is JSON, but not an empty object, or it is too long.
+
+    """
     if not body:
         return
-    if len(body) > _NOTHING_BYTES:
+    if len(body) > _MAX_EMPTY_BYTES:
         raise invalid([("", "this call takes no fields: send no body, or {}")])
     try:
         document = msgspec.json.decode(body)

@@ -1,4 +1,4 @@
-"""Calls about jobs: previewed, accepted, shown, stopped (docs/rest.md#jobs)."""
+"""Calls that preview, start, show and stop jobs (docs/rest.md#jobs)."""
 
 from __future__ import annotations
 
@@ -31,52 +31,53 @@ _ID_BYTES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
+class _JobStart:
     spec: JobSpec
     preview: bool
 
 
 async def start_job(call: Call) -> Answer:
-    """Accept a job, or show what it would act on."""
-    wanted = call.site.validation.read(models.JobRequest, call.body, _wanted)
-    spec, jobs = wanted.spec, call.site.coordinator.jobs
-    if wanted.preview:
+    """Accept a job, or preview what it would act on."""
+    start = call.site.validation.read(models.JobRequest, call.body, _to_start)
+    spec, jobs = start.spec, call.site.coordinator.jobs
+    if start.preview:
         count, sample = await jobs.preview(spec, sample=models.SAMPLE, deadline=call.deadline, principal=call.principal)
-        shown = models.JobPreview(
+        preview = models.JobPreview(
             preview=True,
             action=spec.action,
             count=count,
             more=count > spec.most,
             sample=[convert.summary(view) for view in sample],
         )
-        return answer(HTTPStatus.OK, shown)
+        return answer(HTTPStatus.OK, preview)
     view = await jobs.start(spec, deadline=call.deadline, principal=call.principal)
     status = HTTPStatus.ACCEPTED if view.created else HTTPStatus.OK
-    return answer(status, _shown(call, view), ("Location", f"/v1/jobs/{spec.id}"))
+    return answer(status, _job_response(call, view), ("Location", f"/v1/jobs/{spec.id}"))
 
 
 async def list_jobs(call: Call) -> Answer:
     """Show the jobs of all instances."""
-    found = await call.site.coordinator.jobs.all(deadline=call.deadline, principal=call.principal)
+    listing = await call.site.coordinator.jobs.all(deadline=call.deadline, principal=call.principal)
     of_one_group = call.principal.group is not None
     away = [
         models.JobPlace(instance=None, detail=AWAY)
         if of_one_group
-        else models.JobPlace(instance=one.instance, detail=one.detail)
-        for one in found.away
+        else models.JobPlace(instance=place.instance, detail=place.detail)
+        for place in listing.away
     ]
-    return answer(HTTPStatus.OK, models.JobListResponse(jobs=[_shown(call, job) for job in found.jobs], away=away))
+    jobs = [_job_response(call, job) for job in listing.jobs]
+    return answer(HTTPStatus.OK, models.JobListResponse(jobs=jobs, away=away))
 
 
 async def get_job(call: Call) -> Answer:
     """Show a job and a page of its items."""
     job_id = path_parameter("id", call.parameter, models.JobId)
-    given = parameters(models.JobParameters, *call.query)
+    query = parameters(models.JobParameters, *call.query)
     page = await call.site.coordinator.jobs.page(
         job_id,
-        result=given.result,
-        start=given.cursor,
-        limit=given.limit,
+        result=query.result,
+        start=query.cursor,
+        limit=query.limit,
         deadline=call.deadline,
         principal=call.principal,
     )
@@ -91,23 +92,23 @@ async def get_job(call: Call) -> Answer:
         )
         for item in page.items
     ]
-    fields = msgspec.structs.asdict(_shown(call, page.job))
+    fields = msgspec.structs.asdict(_job_response(call, page.job))
     return answer(HTTPStatus.OK, models.JobPage(**fields, items=items, next=page.next))
 
 
 async def stop_job(call: Call) -> Answer:
-    """Have a job begin nothing more."""
+    """Stop a job: it starts no further item."""
     nothing_in(call.body)
     job_id = path_parameter("id", call.parameter, models.JobId)
     view = await call.site.coordinator.jobs.stop(job_id, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.ACCEPTED, _shown(call, view))
+    return answer(HTTPStatus.ACCEPTED, _job_response(call, view))
 
 
-def _wanted(request: models.JobRequest) -> _Wanted:
+def _to_start(request: models.JobRequest) -> _JobStart:
     if (request.filter is None) == (request.ids is None):
-        raise FieldRefusedError("filter", "give either a filter ({} for all that the action may act on) or ids")
+        raise FieldRefusedError("filter", "give either a filter ({} for every transaction of the action) or ids")
     if not request.reason and not request.preview:
-        raise FieldRefusedError("reason", "say why: it is kept as the remark of each transaction")
+        raise FieldRefusedError("reason", "missing: it is stored as the remark of each transaction")
     if request.reason is not None and not schemas.remark_fits(request.reason):
         raise FieldRefusedError("reason", f"larger than {MAX_REMARK_BYTES} bytes")
     spec = JobSpec(
@@ -119,24 +120,24 @@ def _wanted(request: models.JobRequest) -> _Wanted:
         rate=request.rate,
         most=request.most,
     )
-    return _Wanted(spec=spec, preview=request.preview)
+    return _JobStart(spec=spec, preview=request.preview)
 
 
-def _filter(given: models.JobFilter, action: JobAction) -> TransactionFilter:
-    wanted = to_filter(given)
-    if wanted.state is not None and wanted.state not in action.states:
-        raise FieldRefusedError("filter.state", f"{action} acts on what is {' or '.join(action.states)}")
-    return wanted
+def _filter(request: models.JobFilter, action: JobAction) -> TransactionFilter:
+    transactions = to_filter(request)
+    if transactions.state is not None and transactions.state not in action.states:
+        raise FieldRefusedError("filter.state", f"{action} acts on {' or '.join(action.states)} transactions only")
+    return transactions
 
 
-def _shown(call: Call, view: JobView) -> models.JobResponse:
-    """Show a job; a message's key in its filter only to those who may read payloads."""
+def _job_response(call: Call, view: JobView) -> models.JobResponse:
+    """Convert a job. A message key in its filter is shown only to callers that may read payloads."""
     spec = view.spec
     found = view.found
     return models.JobResponse(
         id=spec.id,
         action=spec.action,
-        filter=None if spec.filter is None else _shown_filter(call, spec.filter),
+        filter=None if spec.filter is None else _job_filter(call, spec.filter),
         ids=len(spec.ids) or None,
         reason=spec.reason,
         rate=spec.rate,
@@ -155,15 +156,16 @@ def _shown(call: Call, view: JobView) -> models.JobResponse:
     )
 
 
-def _shown_filter(call: Call, given: TransactionFilter) -> models.JobFilter:
-    reads = call.site.coordinator.authority.may(call.principal, Permission.READ_PAYLOADS, call.principal.group)
+def _job_filter(call: Call, transactions: TransactionFilter) -> models.JobFilter:
+    may_read = call.site.coordinator.authority.may(call.principal, Permission.READ_PAYLOADS, call.principal.group)
+    state = transactions.state
     return models.JobFilter(
-        state="prepared" if given.state is State.PREPARED else "parked" if given.state is State.PARKED else None,
-        group=given.group,
-        topic=given.topic,
-        key=given.key.decode() if given.key is not None and reads else None,
-        id=given.id,
-        older_than_s=given.older_than_s,
-        younger_than_s=given.younger_than_s,
-        error=given.error,
+        state="prepared" if state is State.PREPARED else "parked" if state is State.PARKED else None,
+        group=transactions.group,
+        topic=transactions.topic,
+        key=transactions.key.decode() if transactions.key is not None and may_read else None,
+        id=transactions.id,
+        older_than_s=transactions.older_than_s,
+        younger_than_s=transactions.younger_than_s,
+        error=transactions.error,
     )

@@ -1,4 +1,4 @@
-"""Calls about keys: made, listed, rotated, revoked by operators."""
+"""Calls by which operators create, list, rotate and revoke keys."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ T = TypeVar("T")
 
 
 async def create_key(call: Call) -> Answer:
-    """Make a key, or bind a certificate."""
+    """Create a key, or bind a certificate."""
     keys = _keys(call)
-    wanted = call.site.validation.read(models.KeyRequest, call.body, _same)
+    request = call.site.validation.read(models.KeyRequest, call.body, _identity)
     spec = KeySpec(
-        kind=PrincipalKind(wanted.kind),
-        name=wanted.name,
-        expires_in_ms=_ms(wanted.expires_in_s),
-        certificate=wanted.certificate,
+        kind=PrincipalKind(request.kind),
+        name=request.name,
+        expires_in_ms=_to_ms(request.expires_in_s),
+        certificate=request.certificate,
     )
     work = keys.create(spec, deadline=call.deadline, principal=call.principal)
-    return _made(await _audited(call, work, Audited.CREATE_KEY, wanted.name, _describe_new))
+    return _created(await _audited(call, work, Audited.CREATE_KEY, request.name, _describe_new))
 
 
 async def rotate_key(call: Call) -> Answer:
-    """Make another key for the principal of a key, which then expires."""
+    """Create another key for the principal of a key. The old key then expires."""
     keys = _keys(call)
     key_id = path_parameter("id", call.parameter, models.KeyId)
-    wanted = call.site.validation.read(models.RotateRequest, call.body or b"{}", _same)
+    request = call.site.validation.read(models.RotateRequest, call.body or b"{}", _identity)
     work = keys.rotate(
         key_id,
-        keep_ms=round(wanted.keep_s * 1000),
-        expires_in_ms=_ms(wanted.expires_in_s),
+        keep_ms=round(request.keep_s * 1000),
+        expires_in_ms=_to_ms(request.expires_in_s),
         deadline=call.deadline,
         principal=call.principal,
     )
-    return _made(await _audited(call, work, Audited.ROTATE_KEY, key_id, _describe_new))
+    return _created(await _audited(call, work, Audited.ROTATE_KEY, key_id, _describe_new))
 
 
 async def list_keys(call: Call) -> Answer:
     """Show a page of the keys, without their secrets."""
     keys = _keys(call)
-    given = parameters(models.KeyParameters, *call.query)
+    query = parameters(models.KeyParameters, *call.query)
     page = await keys.page(
-        name=given.name, limit=given.limit, after=given.cursor, deadline=call.deadline, principal=call.principal
+        name=query.name, limit=query.limit, after=query.cursor, deadline=call.deadline, principal=call.principal
     )
-    shown = [models.KeyResponse(**_fields(key)) for key in page.keys]
-    return answer(HTTPStatus.OK, models.KeyList(keys=shown, next=page.next))
+    listed = [models.KeyResponse(**_fields(key)) for key in page.keys]
+    return answer(HTTPStatus.OK, models.KeyList(keys=listed, next=page.next))
 
 
 async def revoke_key(call: Call) -> Answer:
@@ -97,17 +97,17 @@ def _describe(key: Key) -> dict[str, str]:
     return group | {"detail": f"of {key.kind.value} {key.name}"}
 
 
-def _same(request: M) -> M:
+def _identity(request: M) -> M:
     return request
 
 
-def _ms(seconds: float | None) -> int | None:
+def _to_ms(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def _made(new: NewKey) -> Answer:
-    shown = models.NewKeyResponse(**_fields(new.key), key=new.text)
-    return answer(HTTPStatus.CREATED, shown, ("Location", f"/v1/keys/{new.key.id}"), ("Cache-Control", "no-store"))
+def _created(new: NewKey) -> Answer:
+    response = models.NewKeyResponse(**_fields(new.key), key=new.text)
+    return answer(HTTPStatus.CREATED, response, ("Location", f"/v1/keys/{new.key.id}"), ("Cache-Control", "no-store"))
 
 
 def _fields(key: Key) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1, generated from the table of calls and the models."""
+"""Generates the OpenAPI 3.1 document from the table of calls and the models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADERS: Final = {
         "name": CAUSE_HEADER,
         "in": "header",
         "required": False,
-        "description": "`operator` where a person ends the transaction: the op marker keeps it as the cause",
+        "description": "`operator` if a person ends the transaction: the op marker records it as the cause",
         "schema": {"enum": ["producer", "operator"], "default": "producer"},
     }
 }
@@ -34,7 +34,7 @@ _HEADERS: Final = {
 
 @cache
 def encoded() -> bytes:
-    """Return the document of all calls as JSON; it is made once in a process."""
+    """Return the document of all calls as JSON. It is generated once per process."""
     from halfway.rest.handlers.routes import OPERATIONS
 
     return msgspec.json.encode(document(OPERATIONS))
@@ -44,7 +44,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of a table of calls."""
     models = [Problem]
     for operation in operations:
-        models += [one for _, model in operation.responses.values() for one in _one_of(model) if _is_struct(one)]
+        models += [member for _, model in operation.responses.values() for member in _structs_of(model)]
         if operation.body is not None:
             models.append(operation.body)
     from halfway.rest.requests import models as requests
@@ -105,22 +105,22 @@ def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> di
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     if operation.parameter is not None:
         name, kind = operation.parameter
-        found.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
+        described.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
     if operation.query is not None:
-        _, described = msgspec.json.schema_components([operation.query], ref_template=schemas.REFERENCE)
-        for name, schema in described[operation.query.__name__]["properties"].items():
-            found.append({"name": name, "in": "query", "required": False, "schema": _without_null(schema)})
-    return [*found, *(_HEADERS[name] for name in operation.headers)]
+        _, components = msgspec.json.schema_components([operation.query], ref_template=schemas.REFERENCE)
+        for name, schema in components[operation.query.__name__]["properties"].items():
+            described.append({"name": name, "in": "query", "required": False, "schema": _without_null(schema)})
+    return [*described, *(_HEADERS[name] for name in operation.headers)]
 
 
 def _response(text: str, model: Any) -> dict[str, Any]:
     if model is None:
         return {"description": text}
-    schemas_of = [_reference(one.__name__) for one in _one_of(model) if _is_struct(one)]
-    schema = {"anyOf": schemas_of} if len(schemas_of) > 1 else next(iter(schemas_of), {"type": "object"})
+    choices = [_reference(member.__name__) for member in _structs_of(model)]
+    schema = {"anyOf": choices} if len(choices) > 1 else next(iter(choices), {"type": "object"})
     return {"description": text, "content": {_JSON: {"schema": schema}}}
 
 
@@ -154,7 +154,7 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a parameter's schema without the null that stands for "left out"."""
+    """Return a parameter's schema without the null that means "left out"."""
     choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
     if len(choices) == 1:
         only: dict[str, Any] = choices[0]
@@ -166,13 +166,10 @@ def _reference(name: str) -> dict[str, str]:
     return {"$ref": schemas.REFERENCE.format(name=name)}
 
 
-def _one_of(model: Any) -> Sequence[Any]:
-    """Return the models of a union, or the one that it is."""
-    return get_args(model) if isinstance(model, UnionType) else [model]
-
-
-def _is_struct(model: Any) -> bool:
-    return isinstance(model, type) and issubclass(model, msgspec.Struct)
+def _structs_of(model: Any) -> Sequence[Any]:
+    """Return the msgspec models of a union, or of a single type."""
+    members = get_args(model) if isinstance(model, UnionType) else [model]
+    return [member for member in members if isinstance(member, type) and issubclass(member, msgspec.Struct)]
 
 
 def _version() -> str:

@@ -1,7 +1,7 @@
-"""Who sends a request, and for which page: keys, client certificates, and what browsers say.
+"""Authenticates the caller of a request, and refuses requests that a browser sends for another site.
 
-By the key in `Authorization: Bearer`, or by the client's certificate. What a browser may not do for a page of another
-site is in docs/rest.md#browsers.
+A caller is identified by the key in `Authorization: Bearer`, or by its client certificate. docs/rest.md#browsers lists
+what a browser may not do for a page of another site.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _SHORT: Final = {
     "streetAddress": "street",
 }
 _ALTERNATIVE: Final = ("DNS", "URI", "email")
-_OTHER_PAGES: Final = frozenset({"cross-site", "same-site"})
-_LOOKS: Final = frozenset({"GET", "HEAD"})
+_FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
+_READ_METHODS: Final = frozenset({"GET", "HEAD"})
 _HOST: Final = re.compile(r"([^:@\[\]]+|\[[0-9A-Fa-f:.]+\])(:[0-9]*)?")
-_REMEMBERED: Final = 1_000
+_MAX_CACHED_HOSTS: Final = 1_000
 
 
 def caller_of(request: web.BaseRequest, permission: Permission, authority: Authority) -> Principal:
-    """Return who sends a request and may do this at all, to some group.
+    """Return the caller of a request, once it has the permission for at least one group.
 
     Raises:
-        UnauthenticatedError: no key is shown, or one that is not valid.
-        ForbiddenError: no caller of this kind may do it; or a browser sends it for a page of another site.
+        UnauthenticatedError: the caller shows no key, or one that is not valid.
+        ForbiddenError: no caller of this kind has the permission, or a browser sends the request for another site.
 
     """
     if permission is Permission.DESCRIBE:
@@ -60,7 +60,7 @@ def caller_of(request: web.BaseRequest, permission: Permission, authority: Autho
 
 
 def _certificate(request: web.BaseRequest) -> Mapping[str, Any] | None:
-    """Return what the client showed; the connection may be lost already, so its transport cannot be asked."""
+    """Return the client's certificate as it was kept: the transport of a lost connection no longer has it."""
     return getattr(request.protocol, "certificate", None)
 
 
@@ -72,7 +72,7 @@ def _token(header: str | None) -> str | None:
 
 
 def names_in(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return what a certificate calls its holder: `DNS:…`, `URI:…`, `email:…`, and `subject:…` as in RFC 2253."""
+    """Return the names in a certificate: `DNS:…`, `URI:…`, `email:…`, and `subject:…` as in RFC 2253."""
     if not certificate:
         return ()
     alternative = [f"{kind}:{value}" for kind, value in certificate.get("subjectAltName", ()) if kind in _ALTERNATIVE]
@@ -93,26 +93,27 @@ def _escaped(value: str) -> str:
 
 
 def demand_own_page(request: web.BaseRequest, *, changes_nothing: bool = True) -> None:
-    """Raise ForbiddenError for what a page of another site has a browser send.
+    """Raise ForbiddenError if a browser sends the request for a page of another site.
 
-    A link may be followed to what `changes_nothing`. To fetch a check does: it counts as asked, and nobody answers.
+    A link on another site may lead to a call that `changes_nothing`. Fetching a check is not such a call: the check
+    counts as sent, and nobody answers it.
 
-    A browser shows a client certificate for any page. It says where a request is from in `Sec-Fetch-Site` if it
-    trusts the URL (https, or localhost), and else in `Origin` whenever a page changes something or wants to read it.
+    A browser presents a client certificate for every page. It names the origin of a request in `Sec-Fetch-Site` if it
+    trusts the URL (https, or localhost). Otherwise it sends `Origin` if a page changes something or reads the answer.
     """
     headers = request.headers
     site = headers.get("Sec-Fetch-Site")
     if site is None:
         if (origin := headers.get("Origin")) is not None:
             demand_same_origin(origin, headers.get("Host", ""))
-    elif site in _OTHER_PAGES and not (
-        changes_nothing and request.method in _LOOKS and headers.get("Sec-Fetch-Mode") == "navigate"
+    elif site in _FOREIGN_SITES and not (
+        changes_nothing and request.method in _READ_METHODS and headers.get("Sec-Fetch-Mode") == "navigate"
     ):
         raise ForbiddenError("a page of another site may not call halfway (Sec-Fetch-Site)")
 
 
 def demand_same_origin(origin: str, host: str) -> None:
-    """Raise ForbiddenError if an `Origin` is not of this host."""
+    """Raise ForbiddenError if an `Origin` is not this host."""
     try:
         own = urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:
@@ -122,36 +123,36 @@ def demand_same_origin(origin: str, host: str) -> None:
 
 
 class AllowedHosts:
-    """The names by which this API may be called: `localhost`, addresses, and those that the operator names.
+    """The host names of this API: `localhost`, IP addresses, and the names that the operator configures.
 
-    A page can have its own name resolve to this machine. To the browser, halfway is then the page's own site; the
-    header `Host` still says which name it asked for.
+    A web page can make its own host name resolve to this machine. To the browser, halfway then belongs to the page's
+    site, but the header `Host` still carries the name that was requested.
     """
 
     def __init__(self, patterns: Collection[str] = ()) -> None:
-        """Take host names, `*` for any characters."""
+        """Take host names, with `*` for any characters."""
         self._patterns = tuple(pattern.lower() for pattern in patterns)
-        self._known: set[str] = set()
+        self._allowed: set[str] = set()
 
     def demand(self, request: web.BaseRequest) -> None:
-        """Raise ForbiddenError if a request asks for another host; one of HTTP/1.0 may name none."""
+        """Raise ForbiddenError if a request names another host. A request in HTTP/1.0 may name none."""
         host = request.headers.get("Host")
-        if host is None or host in self._known:
+        if host is None or host in self._allowed:
             return
-        if not self._allows(host):
+        if not self._is_allowed(host):
             raise ForbiddenError(
-                f"{short(host)} is no name of this API: call it by localhost or by an address, or have the operator "
-                "name it in HALFWAY_ALLOWED_HOSTS"
+                f"{short(host)} is not a name of this API: use localhost or an IP address, or ask the operator to add "
+                "the name to HALFWAY_ALLOWED_HOSTS"
             )
-        if len(self._known) < _REMEMBERED:
-            self._known.add(host)
+        if len(self._allowed) < _MAX_CACHED_HOSTS:
+            self._allowed.add(host)
 
-    def _allows(self, host: str) -> bool:
-        found = _HOST.fullmatch(host)
-        if found is None:
+    def _is_allowed(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return False
-        name = found[1].strip("[]").removesuffix(".").lower()
-        return name == "localhost" or _is_address(name) or any(fnmatchcase(name, one) for one in self._patterns)
+        name = match[1].strip("[]").removesuffix(".").lower()
+        return name == "localhost" or _is_address(name) or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
 
 def _is_address(name: str) -> bool:

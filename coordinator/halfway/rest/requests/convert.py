@@ -1,4 +1,4 @@
-"""From the service's answers to response models."""
+"""Converts the service's answers to response models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepared(answer: Prepared) -> models.PreparedResponse:
-    """Show the answer to a prepare."""
+    """Convert the answer to a prepare."""
     return models.PreparedResponse(
         id=answer.id,
         state=answer.state,
@@ -27,7 +27,7 @@ def prepared(answer: Prepared) -> models.PreparedResponse:
 
 
 def summary(view: TransactionView) -> models.TransactionSummary:
-    """Show a transaction without its payload."""
+    """Convert a transaction, without its payload."""
     return models.TransactionSummary(
         id=view.id,
         state=view.state,
@@ -49,18 +49,18 @@ def summary(view: TransactionView) -> models.TransactionSummary:
 
 
 def transaction(view: TransactionView) -> models.TransactionResponse:
-    """Show a transaction with its payload."""
+    """Convert a transaction, with its payload."""
     messages = None if view.messages is None else [shown_message(message) for message in view.messages]
     return models.TransactionResponse(**msgspec.structs.asdict(summary(view)), messages=messages)
 
 
 def page(answer: Page) -> models.TransactionList:
-    """Show a page of a list."""
+    """Convert a page of a list."""
     return models.TransactionList(transactions=[summary(view) for view in answer.transactions], next=answer.next)
 
 
 def group_shown(view: GroupView) -> models.GroupResponse:
-    """Show a group."""
+    """Convert a group."""
     return models.GroupResponse(
         group=view.name,
         check=models.GroupCheck(mode="pull" if view.mode is CheckMode.PULL else "push", urls=list(view.urls)),
@@ -72,7 +72,7 @@ def group_shown(view: GroupView) -> models.GroupResponse:
 
 
 def fetched(check: LeasedCheck) -> models.FetchedCheck:
-    """Show a check that is handed out."""
+    """Convert a check that a client fetches."""
     return models.FetchedCheck(
         check_id=check.check_id,
         id=check.id,

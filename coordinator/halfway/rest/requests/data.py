@@ -15,7 +15,7 @@ class TypedData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
 
     type: Literal["STRING", "JSON", "BINARY"]
     data: msgspec.Raw
-    """STRING: a string. JSON: any JSON, whose bytes are kept unchanged. BINARY: a string of base64."""
+    """STRING: a string. JSON: any JSON; its bytes are kept unchanged. BINARY: a string of base64."""
 
 
 Data = str | TypedData | None
@@ -24,7 +24,7 @@ _STRING = msgspec.json.Decoder(str)
 
 
 def to_bytes(data: Data) -> bytes | None:
-    """Return the bytes that a key or a value stands for, None for null.
+    """Return the bytes of a key or a value, None for null.
 
     Raises:
         ValueError: the data does not fit its type, or is not UTF-8.
@@ -43,7 +43,7 @@ def to_bytes(data: Data) -> bytes | None:
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes of standard base64 with padding; ValueError for anything else."""
+    """Return the bytes of standard base64 with padding; raise ValueError for anything else."""
     return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
 
 

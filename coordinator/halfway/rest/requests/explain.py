@@ -1,8 +1,8 @@
-"""What is wrong with a body, for the user: each wrong field with its value and the remedy, and each repeated name.
+"""Explains to the user what is wrong with a body: each wrong field with its value and a remedy, and each repeated name.
 
-A refused body is validated again by the JSON schema that OpenAPI serves. JSON leaves open which of two fields of one
-name counts, and msgspec takes the last: a body that may have such names is parsed once more. JSON data of the caller is
-not searched.
+A refused body is validated again with the JSON schema that OpenAPI serves. JSON does not define which of two fields
+with the same name counts, and msgspec takes the last one, so a body that may have such fields is parsed once more. JSON
+data of the caller is not searched.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from halfway.rest.responses.errors import MalformedJsonError, invalid
 MAX_ERRORS: Final = 50
 MAX_EXPLAINED_BYTES: Final = 64 * 1024
 MAX_EXPLAINED_WEIGHT: Final = 500
-"""Of wrong bodies in one request: beyond it only the first wrong field is named."""
+"""Limits the wrong bodies of one request. Beyond it, only the first wrong field is named."""
 MAX_DETAIL: Final = 500
-"""Characters of the message about the first wrong field, which may name it."""
+"""Characters of the message about the first wrong field. The message may contain the name of the field."""
 MAX_COMPARED_WEIGHT: Final = 20_000
 """A body with more fields and items is not searched for repeated names."""
 SHOWN: Final = 60
-"""Characters of a value or a name that are shown."""
-_NAMED: Final = re.compile(r"Object (?:contains unknown|missing required) field `([^`]{1,60})`")
-_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
+"""Shown characters of a value or a name."""
+_NAMED_FIELD: Final = re.compile(r"Object (?:contains unknown|missing required) field `([^`]{1,60})`")
+_ANY_JSON: Final = msgspec.json.Decoder(msgspec.Raw)
 _DATA: Final = "data"
-_SHOWN_OF_MESSAGES: Final = ("topic", "partition")
+_SHOWN_MESSAGE_FIELDS: Final = ("topic", "partition")
 _TYPES: Final[Mapping[type, str]] = {
     dict: "object",
     list: "list",
     str: "string",
     int: "number",
     float: "number",
-    bool: "truth value",
+    bool: "boolean",
     type(None): "null",
 }
 
 
 class ExplanationBudget:
-    """How much of one request may still be explained, which takes much longer than reading it."""
+    """The remaining budget for explanations of one request. To explain a body takes much longer than to read it."""
 
     def __init__(self) -> None:
         """Start with the budget of one request."""
@@ -58,17 +58,17 @@ class ExplanationBudget:
         self._weight = MAX_EXPLAINED_WEIGHT
 
     def affords(self, body: bytes) -> bool:
-        """Whether a body may be explained; if so, it is deducted."""
-        if len(body) > self._bytes or (wanted := weight(body)) > self._weight:
+        """Return whether a body may be explained; if so, deduct it from the budget."""
+        if len(body) > self._bytes or (body_weight := weight(body)) > self._weight:
             return False
         self._bytes -= len(body)
-        self._weight -= wanted
+        self._weight -= body_weight
         return True
 
 
 @cache
-def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """Return the schemas of all bodies; nothing may change them."""
+def _schemas_of(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
+    """Return the schemas of all bodies. The result is shared, so do not change it."""
     return schemas.components(bodies)
 
 
@@ -76,12 +76,12 @@ class Explainer:
     """Names the wrong fields of bodies."""
 
     def __init__(self, bodies: tuple[type[msgspec.Struct], ...], internal_prefix: str) -> None:
-        """Make the schemas of the models; topics that begin with `internal_prefix` are refused."""
+        """Build the schemas of the models. Topics that begin with `internal_prefix` are refused."""
         checker = jsonschema.FormatChecker(formats=())
-        for name, holds in schemas.formats(internal_prefix).items():
-            checker.checks(name)(_of_strings(holds))
-        components = {"components": {"schemas": _described(bodies)}}
-        self._judges: dict[type, jsonschema.Draft202012Validator] = {
+        for name, is_valid in schemas.formats(internal_prefix).items():
+            checker.checks(name)(_strings_only(is_valid))
+        components = {"components": {"schemas": _schemas_of(bodies)}}
+        self._validators: dict[type, jsonschema.Draft202012Validator] = {
             model: jsonschema.Draft202012Validator(
                 {"$ref": schemas.REFERENCE.format(name=model.__name__), **components}, format_checker=checker
             )
@@ -91,7 +91,7 @@ class Explainer:
     def refusal(
         self, model: type[Any], body: bytes, first: tuple[str, str], budget: ExplanationBudget
     ) -> InvalidRequestError:
-        """Return the error for a body: with every wrong field, or only the `first` one beyond the budget.
+        """Return the error for a body: with every wrong field, or with only the `first` one if the budget is used up.
 
         Raises:
             MalformedJsonError: the body is not JSON after its first wrong field.
@@ -102,7 +102,7 @@ class Explainer:
             return invalid([first])
         try:
             document = json.loads(body, parse_constant=_no_constant, parse_int=_integer)
-            errors = list(islice(_distinct(self._judges[model].iter_errors(document)), MAX_ERRORS))
+            errors = list(islice(_distinct(self._validators[model].iter_errors(document)), MAX_ERRORS))
         except RecursionError:
             raise MalformedJsonError("the body is nested too deep") from None
         except ValueError as error:
@@ -111,20 +111,20 @@ class Explainer:
 
 
 def located(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Split msgspec's message into the field and what is wrong with it."""
-    detail, _, place = str(error).rpartition(" - at `$")
-    field = place.rstrip("`").lstrip(".") if detail else ""
-    what = detail or str(error)
-    named = _NAMED.match(what)
-    if named is not None:
-        field = f"{field}.{named[1]}" if field else named[1]
-    return field[:MAX_DETAIL], what[:MAX_DETAIL].encode(errors="backslashreplace").decode()
+    """Split msgspec's message into the field and the fault."""
+    fault, _, place = str(error).rpartition(" - at `$")
+    field = place.rstrip("`").lstrip(".") if fault else ""
+    fault = fault or str(error)
+    match = _NAMED_FIELD.match(fault)
+    if match is not None:
+        field = f"{field}.{match[1]}" if field else match[1]
+    return field[:MAX_DETAIL], fault[:MAX_DETAIL].encode(errors="backslashreplace").decode()
 
 
 def _demand_json(body: bytes) -> None:
     """Raise MalformedJsonError if a body is not JSON after its first wrong field."""
     try:
-        _ANYTHING.decode(body)
+        _ANY_JSON.decode(body)
     except RecursionError:
         raise MalformedJsonError("the body is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -134,18 +134,18 @@ def _demand_json(body: bytes) -> None:
 def _distinct(errors: Iterable[ValidationError]) -> Iterator[tuple[str, str]]:
     seen = set()
     for error in errors:
-        for one in _told(error):
-            if one not in seen:
-                seen.add(one)
-                yield one
+        for fault in _faults(error):
+            if fault not in seen:
+                seen.add(fault)
+                yield fault
 
 
-def _of_strings(holds: Callable[[str], bool]) -> Callable[[object], bool]:
-    return lambda value: not isinstance(value, str) or holds(value)
+def _strings_only(is_valid: Callable[[str], bool]) -> Callable[[object], bool]:
+    return lambda value: not isinstance(value, str) or is_valid(value)
 
 
 def _integer(digits: str) -> float:
-    """Return a number; an integer with more digits than Python reads is out of every bound as a float, too."""
+    """Return a number. An integer with more digits than Python reads becomes a float, which is out of bounds too."""
     return int(digits) if len(digits) <= sys.int_info.default_max_str_digits else float(digits)
 
 
@@ -153,15 +153,15 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _told(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """Return (field, what is wrong and the remedy) of an error, of its innermost errors if it has choices."""
+def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Yield (field, fault and remedy) for an error, or for its inner errors if only one of its choices can be meant."""
     if error.validator in ("anyOf", "oneOf"):
-        fitting = [inner for inner in error.context or () if not _wrong_type(error, inner)]
+        fitting = [inner for inner in error.context or () if not _is_wrong_type(error, inner)]
         if len({inner.schema_path[0] for inner in fitting}) == 1:
             for inner in fitting:
-                yield from _told(inner)
+                yield from _faults(inner)
             return
-    # The schema was made by msgspec, so each value has the type that its keyword requires.
+    # msgspec generated the schema, so each value has the type that its keyword requires.
     value: Any = error.validator_value
     schema: Any = error.schema
     field = _path(error)
@@ -171,48 +171,48 @@ def _told(error: ValidationError) -> Iterator[tuple[str, str]]:
         case "additionalProperties":
             yield from _unknown(field, error.instance, schema.get("properties", {}))
         case "enum":
-            yield field, f"{_given(error)} is not one of {', '.join(map(str, value))}"
+            yield field, f"{_shown_value(error)} is not one of {', '.join(map(str, value))}"
         case "anyOf" | "oneOf":
-            yield field, f"{_given(error)} is not {' or '.join(_choices(value))}"
+            yield field, f"{_shown_value(error)} is not {' or '.join(_choices(value))}"
         case keyword:
-            wanted = schema.get("description") or (f"of type {value}" if keyword == "type" else "accepted")
-            yield field, f"{_given(error)} is not {wanted}"
+            expected = schema.get("description") or (f"of type {value}" if keyword == "type" else "accepted")
+            yield field, f"{_shown_value(error)} is not {expected}"
 
 
 def short(value: object) -> str:
-    """Return a value as JSON, cut short, and safe to encode whatever it holds."""
+    """Return a value as JSON, cut to `SHOWN` characters. The text can always be encoded."""
     text = json.dumps(value[: 2 * SHOWN] if isinstance(value, str) else value)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
-def _given(error: ValidationError) -> str:
-    """Return the value that is wrong; of payloads and of what may hold them only its type, as errors end in logs."""
+def _shown_value(error: ValidationError) -> str:
+    """Return the wrong value, or only its type if it may contain payload, because errors are logged."""
     path = list(error.absolute_path)
-    may_hold_payload = not path or ("messages" in path and path[-1] not in _SHOWN_OF_MESSAGES)
+    may_hold_payload = not path or ("messages" in path and path[-1] not in _SHOWN_MESSAGE_FIELDS)
     return f"this {_TYPES[type(error.instance)]}" if may_hold_payload else short(error.instance)
 
 
 def _missing(field: str, instance: Any, required: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name in required:
         if name not in instance:
-            yield _under(field, name), "missing: it is required"
+            yield _child(field, name), "missing: it is required"
 
 
 def _unknown(field: str, instance: Any, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in instance:
         if name not in known:
-            yield _under(field, name), f"not a known field; there are {', '.join(known)}"
+            yield _child(field, name), f"not a known field; known fields: {', '.join(known)}"
 
 
-def _wrong_type(outer: ValidationError, inner: ValidationError) -> bool:
-    """Whether a choice is ruled out because the value has another type."""
+def _is_wrong_type(outer: ValidationError, inner: ValidationError) -> bool:
+    """Return whether a choice is ruled out because the value has another type."""
     return inner.validator == "type" and inner.absolute_path == outer.absolute_path
 
 
 def _choices(branches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for branch in branches:
         if "$ref" in branch:
-            yield "an object of " + branch["$ref"].rpartition("/")[2]
+            yield "an object " + branch["$ref"].rpartition("/")[2]
         else:
             yield str(branch.get("description") or branch.get("type") or "accepted")
 
@@ -220,26 +220,26 @@ def _choices(branches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _path(error: ValidationError) -> str:
     path = ""
     for part in error.absolute_path:
-        path = f"{path}[{part}]" if isinstance(part, int) else _under(path, str(part))
+        path = f"{path}[{part}]" if isinstance(part, int) else _child(path, str(part))
     return path
 
 
-def _under(path: str, name: str) -> str:
+def _child(path: str, name: str) -> str:
     safe = name[:SHOWN].encode(errors="backslashreplace").decode()
     return f"{path}.{safe}" if path else safe
 
 
-# --- names given twice
+# --- repeated names
 
 
-class _Repeating(dict[str, Any]):
-    """An object with a repeated name."""
+class _RepeatingObject(dict[str, Any]):
+    """A JSON object with repeated names."""
 
     names: tuple[str, ...]
 
 
 def demand_single(body: bytes, *, within: bool) -> None:
-    """Refuse repeated names; a body too large to be searched is accepted as it was read."""
+    """Refuse a body with repeated names. A body that is too large to search is accepted as it was read."""
     if weight(body) > MAX_COMPARED_WEIGHT:
         return
     errors = list(islice(repeated(body, within=within), MAX_ERRORS))
@@ -248,46 +248,46 @@ def demand_single(body: bytes, *, within: bool) -> None:
 
 
 def repeated(body: bytes, *, within: bool) -> Iterator[tuple[str, str]]:
-    """Yield (field, what is wrong) for each repeated name of an object, `within` the outermost one too.
+    """Yield (field, fault) for each repeated name in the outermost object, and with `within` in nested objects too.
 
     Raises:
-        RecursionError: it is nested too deep.
+        RecursionError: the body is nested too deep.
 
     """
-    # Numbers stay text: none is used, and Python refuses integers of more than 4,300 digits.
+    # Numbers stay text: they are not used, and Python refuses integers with more than 4,300 digits.
     document = json.loads(body, object_pairs_hook=_object, parse_int=str, parse_float=str)
-    return _found("", document) if within else _of(document, "")
+    return _search("", document) if within else _repeated_names(document, "")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     plain = dict(pairs)
     if len(plain) == len(pairs):
         return plain
-    repeating = _Repeating(plain)
-    repeating.names = tuple(_twice(name for name, _ in pairs))
+    repeating = _RepeatingObject(plain)
+    repeating.names = tuple(_duplicates(name for name, _ in pairs))
     return repeating
 
 
-def _twice(names: Iterable[str]) -> dict[str, None]:
+def _duplicates(names: Iterable[str]) -> dict[str, None]:
     seen: set[str] = set()
     return {name: None for name in names if name in seen or seen.add(name)}  # type: ignore[func-returns-value]
 
 
-def _found(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _search(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from _found(f"{path}[{number}]", one)
+        for index, item in enumerate(value):
+            yield from _search(f"{path}[{index}]", item)
     elif isinstance(value, dict):
-        yield from _of(value, path)
-        for name, one in value.items():
+        yield from _repeated_names(value, path)
+        for name, member in value.items():
             if name != _DATA:
-                yield from _found(_joined(path, name), one)
+                yield from _search(_joined(path, name), member)
 
 
-def _of(value: object, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, _Repeating):
+def _repeated_names(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, _RepeatingObject):
         for name in value.names:
-            yield _joined(path, name), "given twice in one object: give it once"
+            yield _joined(path, name), "occurs twice in one object: send it once"
 
 
 def _joined(path: str, name: str) -> str:

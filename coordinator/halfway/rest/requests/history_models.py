@@ -1,4 +1,4 @@
-"""What the history of a transaction looks like (docs/rest.md#history)."""
+"""The models of a transaction's history (docs/rest.md#history)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from halfway.rest.requests.models import Timestamp
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened; what does not apply to it, or is not known, is null."""
+    """One event. A field that does not apply, or is not known, is null."""
 
     at: Timestamp
     event: str
@@ -23,17 +23,17 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     status: int | None
     excerpt: str | None
-    """The beginning of the answer, only for those who may read payloads."""
+    """The beginning of the answer; only callers that may read payloads see it."""
     duration_s: float | None
     detail: str | None
     cause: str | None
     by: str | None
-    """Who did it by hand, as far as its instance still knows; the audit trail has it."""
+    """The caller that did it manually, if its instance still knows it; the audit trail always has it."""
     remark: str | None
 
 
 class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A message, and where it stands once it is committed."""
+    """A message, and its place in Kafka once it is committed."""
 
     message: int
     topic: str
@@ -43,17 +43,17 @@ class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a transaction."""
+    """The history of a transaction."""
 
     id: str
     group: str
     state: State
     prepared_at: Timestamp
     complete: bool
-    """False if `missing` says that something is not known."""
+    """False if something is not known; `missing` says what."""
     missing: list[str]
     events: list[HistoryEvent]
-    """The oldest first, the last 500 at most."""
+    """Oldest first; at most the last 500."""
     messages: list[MessagePlace]
     messages_detail: str | None
     """Why some places are null."""

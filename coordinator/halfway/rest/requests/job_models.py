@@ -1,4 +1,4 @@
-"""What requests and answers about jobs look like."""
+"""The models of requests and answers about jobs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ JobId = Annotated[
     str,
     Meta(
         pattern=r"^(?!\.{1,2}(?:$(?!\n)))[A-Za-z0-9._-]{1,64}$(?!\n)",
-        description="1 to 64 of letters, digits and . _ -, not . or ..",
+        description="1 to 64 letters, digits and . _ -, but not . or ..",
     ),
 ]
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which transactions; what is left out matches everything that the action may act on."""
+    """The transactions of a job. A field that is left out does not restrict them."""
 
     state: Literal["prepared", "parked"] | None = None
     group: GroupName | None = None
@@ -49,16 +49,16 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One action on everything that a filter finds, or on some ids; the ages of a filter count from its start."""
+    """One action on every transaction that a filter matches, or on given ids. Ages count from the start of the job."""
 
     action: JobAction
     filter: JobFilter | None = None
     ids: Annotated[list[TransactionId], Meta(min_length=1, max_length=1000, description="1 to 1000 ids")] | None = None
     reason: Remark | None = None
-    """Kept as the remark of each; only a preview needs none."""
+    """Stored as the remark of each transaction; required except for a preview."""
     id: JobId | None = None
-    """The same request with the same id again does nothing twice."""
-    rate: Annotated[float, Meta(ge=MIN_RATE, le=MAX_RATE, description=f"a second, from {MIN_RATE} to {MAX_RATE}")] = (
+    """If the same request is sent again with the same id, nothing is done twice."""
+    rate: Annotated[float, Meta(ge=MIN_RATE, le=MAX_RATE, description=f"per second, from {MIN_RATE} to {MAX_RATE}")] = (
         RATE
     )
     most: Annotated[int, Meta(ge=1, le=MAX_ITEMS, description=f"from 1 to {MAX_ITEMS}")] = MAX_ITEMS
@@ -66,15 +66,15 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class JobParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Which items of a job to show."""
+    """The items of a job to show."""
 
     result: ItemResult | None = None
     limit: PageSize = 100
-    cursor: Annotated[int, Meta(ge=0, le=MAX_ITEMS, description="`next` of the page before")] = 0
+    cursor: Annotated[int, Meta(ge=0, le=MAX_ITEMS, description="`next` of the previous page")] = 0
 
 
 class JobPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job would act on now; nothing is accepted and nothing is done."""
+    """The transactions that a job would act on now. No job is started."""
 
     preview: Literal[True]
     action: JobAction
@@ -82,43 +82,43 @@ class JobPreview(msgspec.Struct, frozen=True, kw_only=True):
     more: bool
     """Whether there are more than `most`."""
     sample: list[TransactionSummary]
-    """The oldest, 20 at most; none if ids were given."""
+    """The oldest, at most 20; none if ids were given."""
 
 
 class JobResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it stands."""
+    """A job and its progress."""
 
     id: str
     action: JobAction
     filter: JobFilter | None
     ids: int | None
-    """How many ids were given in place of a filter."""
+    """How many ids were given instead of a filter."""
     reason: str
     rate: float
     most: int
     by: str
-    """Who asked for it."""
+    """The caller that started it."""
     state: JobState
-    """`accepted`: nothing is done yet."""
+    """`accepted` means that nothing is done yet."""
     detail: str | None
-    """Why it failed, or what it waits for."""
+    """Why the job failed, or what it waits for."""
     instance: str
-    """Where it runs."""
+    """The instance that runs it."""
     accepted_at: Timestamp
     started_at: Timestamp | None
     finished_at: Timestamp | None
     found: int | None
-    """How many the filter found; null until they are found."""
+    """How many transactions the filter matches; null until the search is done."""
     more: bool
-    """Whether that is more than `most`: another job takes the rest."""
+    """Whether that is more than `most`: start another job for the rest."""
     finished: int
-    """How many have a result."""
+    """How many transactions have a result."""
     results: dict[str, int]
-    """How many have each result."""
+    """How many transactions have each result."""
 
 
 class JobItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one transaction; `done` of a check says that the group is asked, not what it said."""
+    """The result for one transaction. For a check, `done` means that the group was asked, whatever it answers."""
 
     id: str
     result: ItemResult
@@ -129,22 +129,22 @@ class JobItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPage(JobResponse, frozen=True, kw_only=True):
-    """A job and a page of its items, in the order in which they are acted on."""
+    """A job and a page of its items, in the order in which they are processed."""
 
     items: list[JobItem]
     next: int | None
 
 
 class JobPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance that could not be asked, and why."""
+    """An instance that did not answer, and why."""
 
     instance: str | None
     detail: str
 
 
 class JobListResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of all instances, the newest first."""
+    """The jobs of all instances, newest first."""
 
     jobs: list[JobResponse]
     away: list[JobPlace]
-    """Instances that could not be asked: their jobs are not listed."""
+    """Instances that did not answer: their jobs are not listed."""

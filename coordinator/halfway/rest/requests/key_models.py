@@ -1,4 +1,4 @@
-"""What requests and answers about keys look like."""
+"""The models of requests and answers about keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Certificate = Annotated[
 
 
 class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key to make, or a client certificate to bind: for a group, or for an operator or reader of that name."""
+    """A key to create, or a client certificate to bind: for a group, or for an operator or reader of that name."""
 
     kind: Kind
     name: NewGroupName
@@ -33,18 +33,18 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long the old key holds beside the new one, and how long the new one does; for ever if that is left out."""
+    """How long the old key stays valid beside the new one, and how long the new one is valid (default: for ever)."""
 
     keep_s: Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"seconds, from 0 to {MAX_SECONDS}")] = 86_400.0
     expires_in_s: Seconds | None = None
 
 
 class KeyParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Which keys to list."""
+    """The keys to list."""
 
     name: NewGroupName | None = None
     limit: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 1000
-    cursor: Annotated[KeyId, Meta(description="`next` of the page before")] | None = None
+    cursor: Annotated[KeyId, Meta(description="`next` of the previous page")] | None = None
 
 
 class KeyResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +59,10 @@ class KeyResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewKeyResponse(KeyResponse, frozen=True, kw_only=True):
-    """A key that was just made."""
+    """A key that was just created."""
 
     key: str | None
-    """To be kept by its holder: it is shown this once. Null for a certificate."""
+    """The key itself, shown only in this answer: its holder must store it. Null for a certificate."""
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What requests and answers look like; OpenAPI and the validation are made from these."""
+"""The models of requests and answers. OpenAPI and the validation are generated from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halfway.domain.records import MAX_REMARK_BYTES
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.rest.requests.data import Data
 
-# `$(?!\n)`: Python's `$` alone also matches before a last line feed.
+# `$(?!\n)`: Python's `$` alone also matches before a final line feed.
 _END = r"$(?!\n)"
 MAX_URLS = 10
 MAX_TOPICS = 1000
@@ -24,32 +24,32 @@ def _formatted(name: str) -> dict[str, Any]:
 
 
 TransactionId = Annotated[
-    str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="1 to 128 of letters, digits and . _ ~ -")
+    str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="1 to 128 letters, digits and . _ ~ -")
 ]
 GroupName = Annotated[
-    str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,100}}{_END}", description="1 to 100 of letters, digits and . _ -")
+    str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,100}}{_END}", description="1 to 100 letters, digits and . _ -")
 ]
-# A client that normalises paths never reaches `.` and `..`: new ids exclude them, and existing ones can be ended.
+# A client that normalises paths cannot address `.` and `..`, so new ids exclude them. Existing ones can still be ended.
 _NO_DOTS = r"^(?!\.{1,2}(?:$(?!\n)))"
 NewTransactionId = Annotated[
     str,
     Meta(
         pattern=rf"{_NO_DOTS}[A-Za-z0-9._~-]{{1,128}}{_END}",
-        description="1 to 128 of letters, digits and . _ ~ -, not . or ..",
+        description="1 to 128 letters, digits and . _ ~ -, but not . or ..",
     ),
 ]
 NewGroupName = Annotated[
     str,
     Meta(
         pattern=rf"{_NO_DOTS}[A-Za-z0-9._-]{{1,100}}{_END}",
-        description="1 to 100 of letters, digits and . _ -, not . or ..",
+        description="1 to 100 letters, digits and . _ -, but not . or ..",
     ),
 ]
 TopicName = Annotated[
     str,
     Meta(
         pattern=rf"^[a-zA-Z0-9._-]{{1,249}}{_END}",
-        description="a legal topic: 1 to 249 of letters, digits and . _ -, not . or .., not one of halfway's own",
+        description="a legal topic: 1 to 249 letters, digits and . _ -, but not . or .., nor a topic of halfway's own",
         extra_json_schema=_formatted("topic"),
     ),
 ]
@@ -57,7 +57,7 @@ HeaderName = Annotated[
     str,
     Meta(
         pattern=rf"^(?!halfway-)[^\x00-\x1f\x7f]{{1,255}}{_END}",
-        description="1 to 255 characters without control characters, not beginning with halfway-",
+        description="1 to 255 characters without control characters, and not starting with halfway-",
     ),
 ]
 Remark = Annotated[
@@ -75,7 +75,7 @@ CheckUrl = Annotated[
 ]
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1, description="a whole number from 0 to 9007199254740991")]
 PageSize = Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")]
-IdStart = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="what an id begins with")]
+IdStart = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="the beginning of an id")]
 MessageKey = Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")]
 Age = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"seconds, from 0 to {MAX_SECONDS}")]
 ErrorPart = Annotated[
@@ -108,22 +108,22 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ) = None
 
     def __repr__(self) -> str:
-        """Show no payload: what is shown may end in a log."""
+        """Show no payload, because the result may be logged."""
         return f"Message(topic={self.topic!r})"
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """All messages of one transaction."""
+    """A transaction to prepare, with all its messages."""
 
     group: GroupName
     messages: Annotated[list[Message], Meta(min_length=1, description="at least one message")]
     id: NewTransactionId | None = None
     check_after_s: Seconds | None = None
-    """When the first check comes, in place of the group's `first_check_after_s`."""
+    """When the first check is due, instead of the group's `first_check_after_s`."""
 
 
 class EndRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """What became of the local transaction."""
+    """The outcome of the local transaction."""
 
     outcome: Outcome
     remark: Remark | None = None
@@ -137,14 +137,14 @@ class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prepares and ends that have nothing to do with each other; they are done at the same time, not in order."""
+    """Independent prepares and ends. They are done concurrently, in no particular order."""
 
     prepare: list[msgspec.Raw] = []
     end: list[msgspec.Raw] = []
 
 
 class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same with its items, if none of them is wrong."""
+    """A batch with its items decoded, if all of them are valid."""
 
     prepare: list[PrepareRequest] = []
     end: list[BatchEnd] = []
@@ -161,7 +161,7 @@ class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     n: Number
     confirm: bool | None = None
-    """Whether the answer waits until the end is written: unless it is false."""
+    """If false, the answer does not wait until the end is written."""
 
 
 class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -173,7 +173,7 @@ class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Operations that have nothing to do with each other."""
+    """Independent operations."""
 
     prepare: list[msgspec.Raw] = []
     end: list[msgspec.Raw] = []
@@ -181,7 +181,7 @@ class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same with its operations, if none of them is wrong."""
+    """A frame with its operations decoded, if all of them are valid."""
 
     prepare: list[StreamPrepare] = []
     end: list[StreamEnd] = []
@@ -189,7 +189,7 @@ class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a group is asked: over HTTP at its `urls`, or it fetches its checks (`"mode": "pull"`)."""
+    """How checks reach a group: by HTTP at its `urls`, or the group fetches them (`"mode": "pull"`)."""
 
     urls: Annotated[list[CheckUrl], Meta(min_length=1, max_length=MAX_URLS, description="1 to 10 URLs")] | None = None
     mode: Literal["push", "pull"] | None = None
@@ -204,7 +204,7 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Which transactions to list; what is left out matches everything."""
+    """The transactions to list. A parameter that is left out does not restrict them."""
 
     state: State | None = None
     group: GroupName | None = None
@@ -212,20 +212,20 @@ class ListParameters(msgspec.Struct, frozen=True, kw_only=True):
     key: MessageKey | None = None
     id: IdStart | None = None
     older_than_s: Age | None = None
-    """Prepared at least so long ago."""
+    """Prepared at least this long ago."""
     younger_than_s: Age | None = None
-    """Prepared at most so long ago."""
+    """Prepared at most this long ago."""
     cause: Cause | None = None
     error: ErrorPart | None = None
     limit: PageSize = 100
-    cursor: Annotated[str, Meta(min_length=1, max_length=1024, description="`next` of the page before")] | None = None
+    cursor: Annotated[str, Meta(min_length=1, max_length=1024, description="`next` of the previous page")] | None = None
 
 
 class GroupParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Which groups to list."""
+    """The groups to list."""
 
     limit: PageSize = 1000
-    cursor: Annotated[GroupName, Meta(description="`next` of the page before")] | None = None
+    cursor: Annotated[GroupName, Meta(description="`next` of the previous page")] | None = None
 
 
 class PollParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,7 +246,7 @@ class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that stands now, and whether this very call changed it."""
+    """The state now, and whether this call changed it."""
 
     id: str
     state: State
@@ -254,7 +254,7 @@ class EndResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a transaction, without its payload."""
+    """A transaction, without its payload."""
 
     id: str
     state: State
@@ -268,18 +268,18 @@ class TransactionSummary(msgspec.Struct, frozen=True, kw_only=True):
     last_check_at: Timestamp | None
     last_error: str | None
     commit_verdict: bool
-    """A check has said commit, and it could not be written yet: it is never rolled back by policy."""
+    """A check answered commit, but the commit is not written yet. Policy never rolls such a transaction back."""
     parked_at: Timestamp | None
     reason: str | None
     """Why it was parked."""
     ended_at: Timestamp | None
     cause: Cause | None
-    """Who resolved it."""
+    """What ended it."""
     remark: str | None
 
 
 class TransactionResponse(TransactionSummary, frozen=True, kw_only=True):
-    """Everything that is known of a transaction; `messages` is null once it has ended."""
+    """A transaction with its payload. `messages` is null once it has ended."""
 
     messages: list[ShownMessage] | None
 
@@ -292,14 +292,14 @@ class TransactionList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How a group is asked."""
+    """How checks reach a group."""
 
     mode: Literal["push", "pull"]
     urls: list[str]
 
 
 class GroupResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with the policy in force."""
+    """A group, with its policy in force."""
 
     group: str
     check: GroupCheck
@@ -310,11 +310,11 @@ class GroupResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckSecretsResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group's checks are signed with, the newest first; the one before it is valid while it is rotated."""
+    """The secrets that a group's checks are signed with, newest first; during a rotation the previous one is valid."""
 
     group: str
     secrets: list[str]
-    """As libraries for Standard Webhooks take them; empty if the operator has set no master secret."""
+    """In the format of Standard Webhooks libraries; empty if the operator has set no master secret."""
 
     def __repr__(self) -> str:
         """Show no secret."""
@@ -329,7 +329,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchedCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A check to answer with an end that brings its `check_id` before `lease_until`."""
+    """A check. Answer it before `lease_until` with an end that contains its `check_id`."""
 
     check_id: str
     id: str
@@ -342,6 +342,6 @@ class FetchedCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckList(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks that are due; empty if none came due in time."""
+    """Due checks; empty if none came due in time."""
 
     checks: list[FetchedCheck]

@@ -1,4 +1,4 @@
-"""JSON schemas of the models: OpenAPI serves them, and refused bodies are explained by them."""
+"""JSON schemas of the models: OpenAPI serves them, and they explain refused bodies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INTERNAL_NAMES: Final = (".", "..")
 
 TYPED_DATA: Final[dict[str, Any]] = {
     "title": "TypedData",
-    "description": "Data with its type: a string; JSON whose bytes are kept as they came; or bytes as base64.",
+    "description": "Data with its type: a string; JSON, whose bytes are kept unchanged; or bytes as base64.",
     "type": "object",
     "properties": {"type": {"enum": ["STRING", "JSON", "BINARY"]}, "data": {}},
     "required": ["type", "data"],
@@ -44,7 +44,7 @@ TYPED_DATA: Final[dict[str, Any]] = {
 
 
 def components(types: Sequence[Any]) -> dict[str, Any]:
-    """Return the schemas of models and of all that they refer to, by name."""
+    """Return the schemas of models and of all models that they refer to, by name."""
     _, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
     schemas["TypedData"] = TYPED_DATA
     batch = schemas.get("BatchRequest")
@@ -55,16 +55,16 @@ def components(types: Sequence[Any]) -> dict[str, Any]:
 
 
 def topic_refusal(topic: str, internal_prefix: str) -> str | None:
-    """Return why a topic may not be named, None if it may; the pattern validates its characters."""
+    """Return why a topic name is refused, None if it is accepted. The pattern validates its characters."""
     if topic in _INTERNAL_NAMES:
-        return "Kafka has no topic of that name"
+        return "Kafka allows no topic with this name"
     if topic.startswith(internal_prefix):
-        return f"topics that begin with {internal_prefix} are halfway's own"
+        return f"topics that start with {internal_prefix} are halfway's own"
     return None
 
 
 def remark_fits(remark: str) -> bool:
-    """Whether a remark is at most 1 KiB in UTF-8."""
+    """Return whether a remark is at most 1 KiB in UTF-8."""
     return len(remark) * 4 <= MAX_REMARK_BYTES or len(remark.encode()) <= MAX_REMARK_BYTES
 
 

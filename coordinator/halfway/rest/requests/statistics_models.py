@@ -1,4 +1,4 @@
-"""What statistics look like (docs/rest.md#statistics)."""
+"""The models of the statistics (docs/rest.md#statistics)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from halfway.rest.requests.models import GroupName, Timestamp
 
 
 class StatisticsParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which group; of all if that is left out."""
+    """The group to show; all groups if it is left out."""
 
     group: GroupName | None = None
 
 
 class EventParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How many events to send; without an end if that is left out."""
+    """How many events to send; no limit if it is left out."""
 
     max: Annotated[int, Meta(ge=1, le=1_000_000, description="from 1 to 1000000")] | None = None
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is not in these figures, and why."""
+    """A shard that these figures do not include, and why."""
 
     shard: int | None
     instance: str | None
@@ -32,21 +32,21 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Over all shards that are not away."""
+    """Totals of all shards that are included."""
 
     pending: int
     parked: int
     remembered: int
-    """Outcomes."""
+    """Outcomes in memory."""
     oldest_pending_s: float
     resolving: int
-    """Ids that wait for a lane or are in one."""
+    """Transactions that wait for a lane, or are in one."""
     prepares_per_s: float
     ends_per_s: float
 
 
 class Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes that were written, by what decided them."""
+    """Written outcomes, by their cause."""
 
     outcome: str
     cause: str
@@ -55,7 +55,7 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks by what came back; `none` is no verdict."""
+    """Checks, by verdict; `none` means that no verdict came."""
 
     verdict: str
     per_s: float
@@ -63,11 +63,11 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """How an endpoint answered last."""
+    """The last answer of a check endpoint."""
 
     host: str
     well: bool
-    """Whether it gave a verdict."""
+    """Whether the answer was a verdict."""
     status: int | None
     detail: str | None
     at: Timestamp
@@ -85,7 +85,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     checks_in_flight: int
     checks_due: int
     breaker: str
-    """`open` while no endpoint could be reached, else `closed`."""
+    """`open` while no endpoint can be reached, otherwise `closed`."""
     breaker_until: Timestamp | None
     endpoints: list[EndpointState]
 
@@ -98,13 +98,13 @@ class LaneFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a lane does."""
+    """The state of a lane."""
 
     commits_per_s: float
-    """Kafka transactions."""
+    """Kafka transactions per second."""
     ends_per_s: float
     commit_s: float
-    """The mean time of a Kafka transaction."""
+    """The mean duration of a Kafka transaction."""
     failures: int
     last_failure: LaneFailure | None
 
@@ -114,7 +114,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     asked: bool
-    """Whether it is the one that answers."""
+    """Whether this instance answered the request."""
     since: Timestamp
     shards: list[int]
     resolving: int
@@ -122,7 +122,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard; its figures are null while it is away."""
+    """One shard. Its figures are null if they are not included."""
 
     shard: int
     instance: str | None
@@ -137,7 +137,7 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailingTopicState(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic that could not be written, until a write to it is done."""
+    """A topic to which a write failed, until a write to it succeeds."""
 
     topic: str
     error_code: str
@@ -148,11 +148,11 @@ class FailingTopicState(msgspec.Struct, frozen=True, kw_only=True):
     retry_at: Timestamp | None
     first_error_code: str
     first_detail: str
-    """Why it was refused first."""
+    """The first failure."""
 
 
 class RefusedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction whose end could not be written, until it is; it is still pending."""
+    """A transaction whose end could not be written, until it is written; the transaction is still pending."""
 
     id: str
     topic: str | None
@@ -163,27 +163,27 @@ class RefusedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuarantinedState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lane keeps apart from all other writes, since a Kafka transaction with it failed."""
+    """A transaction or a topic in quarantine: a Kafka transaction with it failed, so the lane writes it separately."""
 
     instance: str
-    """Whose lane it is."""
+    """The instance of the lane."""
     topic: str | None
-    """The topic itself; of a transaction the one that is to blame, if that is known."""
+    """The topic itself; for a transaction, the topic that caused the failure, if it is known."""
     id: str | None
-    """Null for a topic."""
+    """The id of the transaction; null for a topic."""
     state: Literal["suspected", "alone", "refused", "watched"]
-    """`suspected`: tried apart; `alone`: without any other; `refused` until `until`; `watched`: messages of at least
-    `min_bytes` are tried apart until `until`."""
+    """`suspected`: tried separately; `alone`: tried without any other write; `refused`: refused until `until`;
+    `watched`: messages of at least `min_bytes` are tried separately until `until`."""
     since: Timestamp
     until: Timestamp | None
     min_bytes: int | None
     error_code: str | None
     detail: str | None
-    """Why it was found bad; null if it has not been tried apart yet."""
+    """The failure when it was tried separately; null if it has not been tried yet."""
 
 
 class SkippedState(msgspec.Struct, frozen=True, kw_only=True):
-    """Records of an internal topic that could not be used."""
+    """Unusable records of an internal topic."""
 
     topic: str
     reason: str
@@ -192,7 +192,7 @@ class SkippedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody has to look at; 100 of each and instance at most, the latest."""
+    """Failures that need attention: at most the latest 100 of each kind and instance."""
 
     topics: list[FailingTopicState]
     refused: list[RefusedState]
@@ -201,17 +201,17 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatisticsResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What all instances know now."""
+    """The statistics of all instances."""
 
     at: Timestamp
     complete: bool
-    """False if a shard is away: then the figures are without it."""
+    """False if a shard is in `away`: the figures do not include it."""
     away: list[Away]
     totals: Totals
     ends: list[Ends]
     checks: list[Checks]
     groups: list[GroupState]
-    """At most 100, those with the most to look at first."""
+    """At most 100; the groups with the most parked and pending transactions come first."""
     groups_left_out: int
     instances: list[InstanceState]
     shards: list[ShardState]

@@ -1,6 +1,6 @@
-"""Counts the fields and items of a JSON body before it is decoded, because each of them costs time.
+"""Counts the fields and items of a JSON body before it is decoded, because each of them takes time.
 
-JSON data of the caller is kept as bytes and costs next to nothing, so it is not counted.
+JSON data of the caller stays bytes and takes almost no time, so it is not counted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SLICE: Final = 8192
 
 # The tokens of a body without escaped quotes: the start of JSON data, a bracket, a comma, a string.
 _TOKEN: Final = re.compile(rb'[^"\[\]{},]*+(?:"data"\s*+:\s*+([\[{])|([\[{])|([\]}])|(,)|"[^"]*+")')
-_WITHIN_DATA: Final = re.compile(rb'[^"\[\]{}]*+(?:()([\[{])|([\]}])|()"[^"]*+")')
-_DEEP: Final = 1024
+_TOKEN_IN_DATA: Final = re.compile(rb'[^"\[\]{}]*+(?:()([\[{])|([\]}])|()"[^"]*+")')
+_MAX_DEPTH: Final = 1024
 """The decoder refuses deeper nesting."""
 
 
@@ -29,10 +29,10 @@ def weight(body: bytes) -> int:
 
 
 async def demand_few_members(body: bytes) -> None:
-    """Refuse a body with more than `MAX_MEMBERS` fields and items; other requests go on meanwhile.
+    """Refuse a body with more than `MAX_MEMBERS` fields and items. Other requests can run during the count.
 
     Raises:
-        InvalidRequestError: it has more.
+        InvalidRequestError: the body has more.
 
     """
     if body.count(b",") <= MAX_MEMBERS:
@@ -41,25 +41,25 @@ async def demand_few_members(body: bytes) -> None:
     plain = body.replace(b"\\\\", b"")
     await asyncio.sleep(0)
     plain = plain.replace(b'\\"', b"")
-    members = looked_at = at = depth = 0
-    data_from: int | None = None
-    while depth <= _DEEP:
-        token = (_TOKEN if data_from is None else _WITHIN_DATA).match(plain, at)
+    members = tokens = position = depth = 0
+    data_depth: int | None = None
+    while depth <= _MAX_DEPTH:
+        token = (_TOKEN if data_depth is None else _TOKEN_IN_DATA).match(plain, position)
         if token is None:
             return  # the end, or not JSON, which the decoder refuses
-        at = token.end()
-        data, opens, closes, comma = token.groups()
-        if closes is not None:
+        position = token.end()
+        data, opening, closing, comma = token.groups()
+        if closing is not None:
             depth -= 1
-            if data_from == depth:
-                data_from = None
-        elif data or opens is not None:
-            data_from = depth if data else data_from
+            if data_depth == depth:
+                data_depth = None
+        elif data or opening is not None:
+            data_depth = depth if data else data_depth
             depth += 1
         elif comma:
             members += 1
             if members > MAX_MEMBERS:
-                raise invalid([("", f"more than {MAX_MEMBERS} fields and items in one body: send less at once")])
-        looked_at += 1
-        if looked_at % _SLICE == 0:
+                raise invalid([("", f"more than {MAX_MEMBERS} fields and items in one body: send fewer at once")])
+        tokens += 1
+        if tokens % _SLICE == 0:
             await asyncio.sleep(0)
