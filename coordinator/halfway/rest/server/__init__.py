@@ -1,1 +1,1 @@
-"""The server: connections, events, and the ports for clients, peers and the platform. May import every neighbour."""
+"""The server: connections, events, and the ports for clients, peers and the platform. May import the other folders."""

@@ -1,7 +1,7 @@
-"""Accepts the connections of a port: handshakes are bounded in time and number, and none is left open at the end.
+"""Accepts the connections of a port, bounds TLS handshakes in time and number, and leaves none open at the end.
 
-asyncio's own server tells of a connection only once its handshake is done, lets one take a minute, and never closes a
-connection that it accepts while it is closed.
+asyncio's own server reports a connection only after its handshake, allows a minute for it, and never closes a
+connection that it accepts while the server is being closed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 HANDSHAKE_S: Final = 5.0
-"""A handshake may take this long."""
+"""The time limit of a handshake."""
 _SHUTDOWN_S: Final = 1.0
-"""How long a client may take to answer that its connection is closed; its descriptor is held meanwhile."""
-_NOT_ACCEPTED_S: Final = 0.5
-"""To wait if no descriptor is free."""
-_MISSING: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-"""The machine does not have an address, or its family."""
+"""How long to wait for a client to confirm that its TLS connection is closed. Until then its descriptor is in use."""
+_ACCEPT_AGAIN_S: Final = 0.5
+"""How long to wait if no descriptor is free."""
+_MISSING_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+"""The machine does not have the address, or its address family."""
 
 
 class Acceptor:
-    """Listens, and hands a connection over at once, or of a port that speaks TLS, once its handshake is done."""
+    """Listens, and hands over each connection: at once, or after the handshake if the port uses TLS."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Acceptor:
         demand_room: Callable[[asyncio.Protocol], bool],
         within_s: float = HANDSHAKE_S,
     ) -> None:
-        """Keep the factory of connections; nothing is opened.
+        """Store the factory of connections. Nothing is opened yet.
 
-        At most `most` handshakes are under way: for one too many, the oldest is ended. `demand_room` is called with
-        each newcomer; if it returns False, the oldest handshake is ended too.
+        At most `most` handshakes are under way; one more ends the oldest. `demand_room` is called with each new
+        connection; if it returns False, the oldest handshake is ended too.
         """
         self._make = make
         self._context = context
@@ -53,36 +53,36 @@ class Acceptor:
         self._demand_room = demand_room
         self._within_s = within_s
         self._listeners: list[socket.socket] = []
-        self._again: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._under_way: dict[asyncio.Protocol, asyncio.Task[None]] = {}
+        self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._handshakes: dict[asyncio.Protocol, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Protocol] = set()
-        """Connections to end as soon as they are made."""
+        """Connections to abort as soon as they are made."""
 
     def __len__(self) -> int:
-        """Return how many handshakes are under way."""
-        return len(self._under_way)
+        """Return the number of handshakes under way."""
+        return len(self._handshakes)
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
-        """The sockets that it listens on."""
+        """The listening sockets."""
         return self._listeners
 
     async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Listen on every address of a host that this machine has.
+        """Listen on each address of a host that this machine has.
 
         Raises:
-            OSError: it has none of them, or one is taken or not permitted.
+            OSError: the machine has none of the addresses, or one is taken or not permitted.
 
         """
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         missing: OSError | None = None
         try:
-            for family, _, _, _, address in dict.fromkeys(found):
+            for family, _, _, _, address in dict.fromkeys(addresses):
                 try:
-                    self._listeners.append(_listening(family, address, backlog))
+                    self._listeners.append(_open_listener(family, address, backlog))
                 except OSError as error:
-                    if error.errno not in _MISSING:
+                    if error.errno not in _MISSING_ADDRESS:
                         raise
                     missing = error
                     log.info("address_missing", address=address[0], error=error.strerror)
@@ -96,28 +96,28 @@ class Acceptor:
 
     def made(self, connection: asyncio.Protocol, transport: asyncio.Transport) -> None:
         """Record that the handshake of a connection is done; abort the connection if it was ended before."""
-        self._under_way.pop(connection, None)
+        self._handshakes.pop(connection, None)
         if connection in self._ending:
             self._ending.remove(connection)
             transport.abort()
 
     async def close(self) -> None:
-        """Accept no more connections. TLS handshakes that are under way end; accepted plain connections stay."""
+        """Accept no more connections. TLS handshakes under way end; accepted plain connections stay."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.remove_reader(listener)
-            if listener in self._again:
-                self._again.pop(listener).cancel()
+            if listener in self._paused:
+                self._paused.pop(listener).cancel()
             listener.close()
         self._listeners.clear()
-        if tasks := [*self._under_way.values()]:
+        if tasks := [*self._handshakes.values()]:
             if self._context is not None:
                 for task in tasks:
                     task.cancel()
             await asyncio.wait(tasks)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection: while many wait, others get their turn too."""
+        """Accept one connection per call, so that the event loop can do other work while many connections wait."""
         try:
             accepted, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -126,56 +126,56 @@ class Acceptor:
             log.warning("connection_not_accepted", error=str(error))
             loop = asyncio.get_running_loop()
             loop.remove_reader(listener)
-            self._again[listener] = loop.call_later(_NOT_ACCEPTED_S, loop.add_reader, listener, self._accept, listener)
+            self._paused[listener] = loop.call_later(_ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
             return
         accepted.setblocking(False)
-        self._begin(accepted)
+        self._start_handshake(accepted)
 
-    def _begin(self, accepted: socket.socket) -> None:
+    def _start_handshake(self, accepted: socket.socket) -> None:
         connection = self._make()
-        task = asyncio.create_task(self._shake(accepted, connection))
-        self._under_way[connection] = task
+        task = asyncio.create_task(self._handshake(accepted, connection))
+        self._handshakes[connection] = task
 
-        def done(task: asyncio.Task[None]) -> None:
-            if self._under_way.pop(connection, None) is not None or connection in self._ending or task.cancelled():
+        def close_if_unowned(task: asyncio.Task[None]) -> None:
+            if self._handshakes.pop(connection, None) is not None or connection in self._ending or task.cancelled():
                 self._ending.discard(connection)
                 accepted.close()  # no transport owns it
 
-        task.add_done_callback(done)
-        if not self._demand_room(connection) or len(self._under_way) > self._most:
-            self._end(next(iter(self._under_way)))
+        task.add_done_callback(close_if_unowned)
+        if not self._demand_room(connection) or len(self._handshakes) > self._most:
+            self._end(next(iter(self._handshakes)))
 
     def _end(self, connection: asyncio.Protocol) -> None:
         """End a connection that is not made yet.
 
-        A plain connection is made within two turns of the loop, and is aborted then: if its task were cancelled in
-        between, uvloop would close its handle without calling `connection_lost`.
+        A plain connection is made within two turns of the event loop, and is aborted then. If its task were cancelled
+        in between, uvloop would close its handle without calling `connection_lost`.
         """
-        task = self._under_way.pop(connection)
+        task = self._handshakes.pop(connection)
         if self._context is None:
             self._ending.add(connection)
         else:
             task.cancel()
 
-    async def _shake(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
+    async def _handshake(self, accepted: socket.socket, connection: asyncio.Protocol) -> None:
         loop = asyncio.get_running_loop()
-        bounds = {"ssl_handshake_timeout": self._within_s, "ssl_shutdown_timeout": _SHUTDOWN_S}
-        with suppress(OSError):  # TimeoutError and SSLError are of its kind
+        timeouts = {"ssl_handshake_timeout": self._within_s, "ssl_shutdown_timeout": _SHUTDOWN_S}
+        with suppress(OSError):  # includes TimeoutError and SSLError
             await loop.connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._context, **(bounds if self._context else {})
+                lambda: connection, accepted, ssl=self._context, **(timeouts if self._context else {})
             )
 
 
-def _listening(family: int, address: tuple[object, ...], backlog: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+def _open_listener(family: int, address: tuple[object, ...], backlog: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setblocking(False)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
-        made.listen(backlog)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen(backlog)
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener

@@ -1,4 +1,4 @@
-"""The REST interface as one handler: route, bound, read, answer."""
+"""The handler of the REST interface: it routes, limits, reads and answers each request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from halfway.rest.responses.errors import (
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.events import Events
 from halfway.rest.server.limits import ApiLimits
-from halfway.rest.server.server import cancelled_when_lost, told_of_data
+from halfway.rest.server.server import call_on_data, cancelled_when_lost
 from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver
 from halfway.rest.stream.stream import StreamLimits
 from halfway.rest.stream.streams import Streams
@@ -63,28 +63,28 @@ class RequestObserver(StreamObserver, Protocol):
     """Counts requests."""
 
     def answered(self, operation: str, status: int) -> None:
-        """Count a request by operation (`none` if there is none) and status."""
+        """Count a request by its operation (`none` if it has none) and status."""
 
 
 _ABANDON_S: Final = 1.0
-"""Time to answer the requests that are not done at the deadline of a stop."""
+"""The time to answer requests that are not done at the deadline of a stop."""
 
 
 class Routes:
     """Finds the operation of a request."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        """Index the table by path and method; KeyError if nobody has said who may do one of them."""
+        """Index the table by path and method; raise KeyError if a permission has no rule."""
         self._paths: dict[str, dict[str, Operation]] = {}
         for operation in operations:
             RULES[operation.access]
             self._paths.setdefault(_shape(operation.path), {})[operation.method] = operation
 
     def find(self, method: str, path: str) -> tuple[Operation, str]:
-        """Return the operation and the parameter in its path, still quoted; "" if it has none.
+        """Return the operation and the parameter in its path, still quoted, or "" if it has none.
 
         Raises:
-            UnknownPathError, MethodNotAllowedError: there is none.
+            UnknownPathError, MethodNotAllowedError: there is no such operation.
 
         """
         methods, parameter = self._paths.get(path), ""
@@ -97,9 +97,9 @@ class Routes:
                 raise UnknownPathError
         operation = methods.get(method)
         if operation is None:
-            shown = methods.get(HTTPMethod.GET)
-            if method == HTTPMethod.HEAD and shown is not None and not shown.waits:
-                return shown, parameter
+            get = methods.get(HTTPMethod.GET)
+            if method == HTTPMethod.HEAD and get is not None and not get.waits:
+                return get, parameter
             raise MethodNotAllowedError(method, sorted(methods))
         return operation, parameter
 
@@ -110,7 +110,7 @@ def _shape(path: str) -> str:
 
 
 class Api:
-    """The handler of the first port."""
+    """The handler of the port for clients."""
 
     def __init__(
         self,
@@ -122,9 +122,9 @@ class Api:
         unsent: Unsent | None = None,
         demand_host: Callable[[web.BaseRequest], None] = lambda _: None,
     ) -> None:
-        """Make routes, validation and the OpenAPI document; nothing is started.
+        """Build the routes, the validation and the OpenAPI document. Nothing is started yet.
 
-        `demand_host` raises a HalfwayError if a request asks for a host that is not this API.
+        `demand_host` raises a HalfwayError if a request names a host that is not this API.
         """
         self._demand_host = demand_host
         self._limits = limits or ApiLimits()
@@ -139,7 +139,7 @@ class Api:
         )
         self._ids = count(1)
         self._instance = token_hex(6)
-        # Building a log entry costs more than a refusal, so the level is checked once.
+        # To build a log entry takes longer than to refuse a request, so the level is checked once.
         self._log_requests = logging.getLogger(__name__).isEnabledFor(logging.DEBUG)
         self._stopping = False
         self._idle = asyncio.Event()
@@ -181,9 +181,9 @@ class Api:
         )
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; nothing that a client sends is a 500."""
+        """Answer one request. No input of a client causes a 500."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started = loop.time()
         request_id = self._request_id(request)
         name = "none"
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -193,37 +193,37 @@ class Api:
             self._demand_host(request)
             operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
             name = operation.id
-            given = await self._answered(operation, request, parameter, began, request_id)
-            if isinstance(given, web.StreamResponse):
-                return given
+            answer = await self._answer(operation, request, parameter, started, request_id)
+            if isinstance(answer, web.StreamResponse):
+                return answer
         except HalfwayError as error:
-            given = refusal(error, instance=request_id)
-            if given.status == _SERVER_ERROR:
+            answer = refusal(error, instance=request_id)
+            if answer.status == _SERVER_ERROR:
                 log.exception("request_failed", operation=name, request_id=request_id)
         except (ConnectionError, HTTPException):
             raise
         except (TimeoutError, asyncio.CancelledError) as error:
-            given = refusal(self._cut_off(error, task), instance=request_id)
+            answer = refusal(self._late_error(error, task), instance=request_id)
         except Exception:
             log.exception("request_failed", operation=name, request_id=request_id)
-            given = refusal(InternalError(), instance=request_id)
+            answer = refusal(InternalError(), instance=request_id)
         finally:
             self._open.discard(task)
             if not self._open:
                 self._idle.set()
-        self._observer.answered(name, given.status)
+        self._observer.answered(name, answer.status)
         if self._log_requests:
-            seconds = loop.time() - began
+            seconds = loop.time() - started
             log.debug(
-                "request_answered", operation=name, status=int(given.status), request_id=request_id, seconds=seconds
+                "request_answered", operation=name, status=int(answer.status), request_id=request_id, seconds=seconds
             )
-        response = WholeResponse(given, ("X-Request-Id", request_id))
+        response = WholeResponse(answer, ("X-Request-Id", request_id))
         if self._stopping:
             response.force_close()
         return response
 
-    def _cut_off(self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any]) -> HalfwayError:
-        """Return the error for a request that is late, by its own deadline or by the deadline of a stop."""
+    def _late_error(self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any]) -> HalfwayError:
+        """Return the error for a request that missed its own deadline or the deadline of a stop."""
         if isinstance(error, asyncio.CancelledError):
             if not self._abandoning:
                 raise error
@@ -231,9 +231,9 @@ class Api:
         return KafkaUnavailableError("not done in time: try again")
 
     async def drain(self, deadline: float) -> None:
-        """Refuse new requests (503 `shutting_down`), and return once those in flight are answered.
+        """Refuse new requests (503 `shutting_down`), and return once the requests in flight are answered.
 
-        A request that is not done by `deadline` (on the loop's clock) is answered 503 then.
+        Requests that are not done by `deadline` (on the event loop's clock) are answered with 503.
         """
         self._stopping = True
         self.admission.close()
@@ -251,24 +251,24 @@ class Api:
             if abandoned:
                 await asyncio.wait(abandoned, timeout=_ABANDON_S)
 
-    async def _answered(
-        self, operation: Operation, request: web.BaseRequest, parameter: str, began: float, request_id: str
+    async def _answer(
+        self, operation: Operation, request: web.BaseRequest, parameter: str, started: float, request_id: str
     ) -> Answer | web.StreamResponse:
-        """Answer a call of its caller, once it is admitted; a stream or events are answered to their end."""
+        """Authenticate, admit and answer a call; serve a WebSocket or events until they end."""
         call = Call(
             site=self._site,
             request=request,
             parameter=unquote(parameter) if "%" in parameter else parameter,
-            deadline=began + self._limits.request_timeout_s,
+            deadline=started + self._limits.request_timeout_s,
             principal=caller_of(request, operation.access, self._site.coordinator.authority),
             id=request_id,
         )
         if self._stopping:
             raise ShuttingDownError
         if operation.upgrades:
-            return await self._upgraded(operation, call)
+            return await self._serve_stream(operation, call)
         if operation.listens:
-            return await self._listened(operation, call)
+            return await self._serve_events(operation, call)
         if operation.waits:
             with cancelled_when_lost(call.request):
                 return await operation.handler(call)
@@ -277,21 +277,21 @@ class Api:
             call.request, call.deadline, reads=expected or operation.takes_body, expected=expected
         )
         try:
-            given = await (self._begun(operation, call) if operation.begins else operation.handler(call))
+            answer = await (self._admit_and_handle(operation, call) if operation.begins else operation.handler(call))
         finally:
             self.in_flight.answered(call.body)
-        size = len(given.body or b"")
+        size = len(answer.body or b"")
         if operation.method == HTTPMethod.GET and size > LARGE_BYTES and not self._site.unsent.has_room(size):
-            raise OverloadedError("clients here do not read what they were answered: try again later")
-        return given
+            raise OverloadedError("too many answers that clients have not read yet: try again later")
+        return answer
 
-    async def _begun(self, operation: Operation, call: Call) -> Answer:
-        """Answer a call that begins transactions."""
+    async def _admit_and_handle(self, operation: Operation, call: Call) -> Answer:
+        """Admit and answer a call that begins transactions."""
         try:
             await self.admission.enter()
             try:
                 if call.request.transport is None:
-                    raise ConnectionResetError  # nobody would end a transaction that begins now
+                    raise ConnectionResetError  # the client is gone, so nobody would end the transaction
                 return await operation.handler(call)
             finally:
                 self.admission.leave()
@@ -299,26 +299,26 @@ class Api:
             await self._refusals.hold(str(error.fields["group"]))
             raise
 
-    async def _upgraded(self, operation: Operation, call: Call) -> web.StreamResponse:
-        """Accept a handshake, and serve the stream to its end."""
+    async def _serve_stream(self, operation: Operation, call: Call) -> web.StreamResponse:
+        """Accept a WebSocket handshake, and serve the stream until it ends."""
         self.streams.demand_room(call.principal)
-        given = await operation.handler(call)
+        answer = await operation.handler(call)
         stream = self.streams.make(call)
         if not stream.socket.can_prepare(call.request):
-            raise UpgradeRequiredError("the handshake is not one of WebSocket version 13")
+            raise UpgradeRequiredError("the request is not a handshake of WebSocket version 13")
         stream.socket.headers["X-Request-Id"] = call.id
-        self._observer.answered(operation.id, given.status)
-        with told_of_data(call.request, partial(self.streams.received, stream)):
+        self._observer.answered(operation.id, answer.status)
+        with call_on_data(call.request, partial(self.streams.received, stream)):
             return await self.streams.serve(stream, call.request)
 
-    async def _listened(self, operation: Operation, call: Call) -> web.StreamResponse:
-        """Send events to their end."""
+    async def _serve_events(self, operation: Operation, call: Call) -> web.StreamResponse:
+        """Send events until they end."""
         self._observer.answered(operation.id, HTTPStatus.OK)
         with cancelled_when_lost(call.request):
             return await self.events.serve(call)
 
     def _request_id(self, request: web.BaseRequest) -> str:
-        given = request.headers.get("X-Request-Id")
-        if given is not None and _REQUEST_ID.match(given) is not None:
-            return given
+        sent = request.headers.get("X-Request-Id")
+        if sent is not None and _REQUEST_ID.match(sent) is not None:
+            return sent
         return f"{self._instance}-{next(self._ids):x}"

@@ -1,4 +1,4 @@
-"""The second port: health and metrics, for the platform."""
+"""The health port: health and metrics for the platform."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardNotAcquired(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that is assigned to this instance and that it cannot acquire."""
+    """A shard that is assigned to this instance, but that it cannot acquire."""
 
     shard: int
     since: str
@@ -36,7 +36,7 @@ class ShardNotAcquired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthPort:
-    """The handler of the second port."""
+    """The handler of the health port."""
 
     def __init__(
         self,
@@ -49,8 +49,9 @@ class HealthPort:
     ) -> None:
         """Take the functions that return why this instance is not ready, and the metrics with their content type.
 
-        `not_acquired` is shown whether it is ready or not. `demand_reader` raises a HalfwayError if the caller may not
-        read metrics; health is for everybody. `api` answers what belongs to the API, for a console that is here.
+        `not_acquired` is shown whether the instance is ready or not. `demand_reader` raises a HalfwayError if the
+        caller may not read metrics; everybody may read health. `api` answers the calls of the API if this port serves
+        the console.
         """
         self._reasons = reasons
         self._not_acquired = not_acquired
@@ -59,19 +60,19 @@ class HealthPort:
         self._api = api
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer `/health/live`, `/health/ready` (503 with reasons until ready) and `/metrics`."""
+        """Answer `/health/live`, `/health/ready` (503 with the reasons until the instance is ready) and `/metrics`."""
         path = request.rel_url.raw_path
         if self._api is not None and path.startswith(_API):
             return await self._api(request)
         if path not in ("/health/live", "/health/ready", "/metrics"):
-            return _refused(UnknownPathError("here are /health/live, /health/ready and /metrics"))
+            return _problem(UnknownPathError("this port serves /health/live, /health/ready and /metrics"))
         if request.method not in _METHODS:
-            return _refused(MethodNotAllowedError(request.method, _METHODS))
+            return _problem(MethodNotAllowedError(request.method, _METHODS))
         if path == "/metrics":
             try:
                 self._demand_reader(request)
             except HalfwayError as error:
-                return _refused(error)
+                return _problem(error)
             body, content_type = self._metrics()
             return web.Response(body=body, headers={"Content-Type": content_type})
         document: dict[str, object] = {"status": "ok"}
@@ -84,7 +85,7 @@ class HealthPort:
         return web.Response(status=status, body=msgspec.json.encode(document), content_type="application/json")
 
 
-def _refused(error: HalfwayError) -> web.Response:
-    told = refusal(error)
-    headers = {**dict(told.headers), "Content-Type": CONTENT_TYPE}
-    return web.Response(status=told.status, body=told.body, headers=headers)
+def _problem(error: HalfwayError) -> web.Response:
+    answer = refusal(error)
+    headers = {**dict(answer.headers), "Content-Type": CONTENT_TYPE}
+    return web.Response(status=answer.status, body=answer.body, headers=headers)

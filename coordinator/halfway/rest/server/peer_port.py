@@ -1,4 +1,4 @@
-"""The port for other instances: one path, a credential, and no further hop."""
+"""The port for other instances: one path, protected by a credential. A call is never forwarded again."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ log = structlog.get_logger(__name__)
 __all__ = ["PATH", "PeerPort"]
 
 _BODY_S: Final = 10.0
+"""The time limit for reading a body."""
 
 
 class _RefusedError(Exception):
-    """The whole request is refused before any of its calls is done."""
+    """The whole request is refused before any of its calls is started."""
 
     def __init__(self, status: HTTPStatus, code: str) -> None:
         super().__init__(code)
@@ -56,7 +57,7 @@ class PeerPort:
     ) -> None:
         """Take the accepted credentials, and the incarnation of this instance.
 
-        `longest_s` bounds the time of one call, `max_calls` the number under way.
+        `longest_s` limits the duration of one call, `max_calls` the number of calls under way.
         """
         self._answering = answering
         self._credentials = [credential.encode() for credential in credentials]
@@ -79,17 +80,17 @@ class PeerPort:
             response = web.Response(status=refused.status, body=body, content_type="application/json")
             response.force_close()
             return response
-        done: list[bytes] = []
-        left = len(calls)
-        arrived = asyncio.Event()
+        unsent: list[bytes] = []
+        unanswered = len(calls)
+        answered = asyncio.Event()
 
         def finished(task: asyncio.Task[bytes]) -> None:
-            nonlocal left
-            left -= 1
+            nonlocal unanswered
+            unanswered -= 1
             self._calls.discard(task)
             if not task.cancelled():
-                done.append(task.result())
-            arrived.set()
+                unsent.append(task.result())
+            answered.set()
 
         tasks = [asyncio.create_task(self._answer(index, frame)) for index, frame in enumerate(calls)]
         self._calls.update(tasks)
@@ -98,28 +99,28 @@ class PeerPort:
         answers = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
         await answers.prepare(request)
         try:
-            while left or done:
-                await arrived.wait()
-                arrived.clear()
-                data, done[:] = b"".join(done), []
+            while unanswered or unsent:
+                await answered.wait()
+                answered.clear()
+                data, unsent[:] = b"".join(unsent), []
                 await answers.write(data)
             await answers.write_eof()
         except ConnectionError:
-            log.info("peer_gone", remote=request.remote, unanswered=left)  # its calls are finished nevertheless
+            log.info("peer_gone", remote=request.remote, unanswered=unanswered)  # its calls are finished nevertheless
         return answers
 
     async def drain(self, deadline: float) -> None:
-        """Refuse new calls, and return once those under way are answered, or at the deadline."""
+        """Refuse new calls, and return once the calls under way are answered, or at the deadline."""
         self._stopping = True
         if self._calls:
-            left = max(0.0, deadline - asyncio.get_running_loop().time())
-            await asyncio.wait(set(self._calls), timeout=left)
+            timeout = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait(set(self._calls), timeout=timeout)
 
     def _admit(self, request: web.BaseRequest) -> None:
-        """Validate the headers of a request, the credential first: a caller without it learns nothing."""
+        """Validate the headers of a request. The credential comes first, so that a caller without it learns nothing."""
         shown = request.headers.get(CREDENTIAL_HEADER, "").encode(errors="surrogateescape")
-        known = [hmac.compare_digest(shown, credential) for credential in self._credentials]
-        if not any(known):
+        matches = [hmac.compare_digest(shown, credential) for credential in self._credentials]
+        if not any(matches):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "wrong_credential")
         if request.method != "POST":
             raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed")
@@ -129,7 +130,7 @@ class PeerPort:
         if self._stopping:
             raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "shutting_down")
         if request.headers.get(TO_HEADER) != self._incarnation():
-            # The request means a former incarnation, or another cluster's instance that had this address.
+            # The request is for a former incarnation, or for an instance of another cluster that had this address.
             raise _RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "another_incarnation")
 
     async def _read(self, request: web.BaseRequest) -> list[CallFrame]:
@@ -150,16 +151,16 @@ class PeerPort:
             self._bytes -= length
 
     async def _answer(self, index: int, frame: CallFrame) -> bytes:
-        within = min(max(0, frame.within_ms) / 1000, self._longest_s)
-        deadline = asyncio.get_running_loop().time() + within
+        timeout_s = min(max(0, frame.within_ms) / 1000, self._longest_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             call = decode_call(frame.call)
-            done = await self._answering.answer(call, deadline=deadline, principal=frame.caller)
-            return encode_answer(index, done)
+            answer = await self._answering.answer(call, deadline=deadline, principal=frame.caller)
+            return encode_answer(index, answer)
         except HalfwayError as error:
             return encode_answer(index, error)
         except TimeoutError:
             return encode_answer(index, KafkaUnavailableError("not done in time: try again"))
         except Exception:
             log.exception("peer_call_failed")
-            return encode_answer(index, HalfwayError("something went wrong at the owner: its log has it"))
+            return encode_answer(index, HalfwayError("something went wrong at the owner: see its log"))

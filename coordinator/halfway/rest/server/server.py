@@ -1,4 +1,4 @@
-"""aiohttp's low-level server with bounds: on connections, on headers that stall, and with problems for bad HTTP."""
+"""aiohttp's low-level server with limits on connections and on slow headers. Bad HTTP is answered with a problem."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 IDLE_S: Final = 75.0
-"""A connection may be idle, or in the middle of its headers, for this long."""
+"""How long a connection may be idle, or in the middle of its headers."""
 LINGER_S: Final = 5.0
 MAX_CONNECTIONS: Final = 10_000
 UNREAD_S: Final = 20.0
 """The system closes a connection whose client acknowledges nothing for this long."""
-_LOOKED_AT: Final = 256
-"""Connections to look at for an idle one if there are too many."""
-_HANDSHAKES: Final = 4
-"""One connection in so many may be in its TLS handshake."""
+_IDLE_SEARCH: Final = 256
+"""How many connections to search for an idle one if there are too many."""
+_HANDSHAKE_SHARE: Final = 4
+"""One in this many connections may be in its TLS handshake."""
 _BACKLOG: Final = 1024
 _CLOSING_S: Final = 0.1
 _BAD_REQUEST: Final = 400
 
 
 class _Connection(RequestHandler):
-    """A connection that answers errors below the handler with problem documents, and ends if nobody reads it."""
+    """A connection that answers errors below the handler with problems, and ends if the client does not read."""
 
     def __init__(self, manager: _Server, **options: Any) -> None:
         super().__init__(manager, **options)
         self._unsent = manager.unsent
         self.certificate: Mapping[str, Any] | None = None
-        """The client's; it stands for a key also once the connection is lost."""
+        """The client's certificate. It is kept here because a lost connection no longer has it."""
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
         self.arrived: Callable[[int], bool] | None = None
-        """Told how much of a WebSocket arrives; the connection is cut if it returns False."""
+        """Called with the size of each piece of WebSocket data; the connection is aborted if it returns False."""
 
     @property
     def idle(self) -> bool:
-        """Whether it is open and no request is under way."""
+        """Whether the connection is open and no request is under way."""
         return self.transport is not None and not self._request_in_progress and not self._messages
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,14 +73,14 @@ class _Connection(RequestHandler):
         super().set_parser(cast("WebSocketReader", _CountingReader(self, parser)), data_received_cb)
 
     def give_way(self) -> None:
-        """Close for another one; TLS would first wait for the client to say that it has heard."""
+        """Close to make room for another connection. With TLS, abort: a normal close waits for the client."""
         transport = self.transport
         self.force_close()
         if transport is not None and transport.get_extra_info("ssl_object") is not None:
             transport.abort()
 
     async def start(self) -> None:
-        """Serve requests, unless the connection was one too many."""
+        """Serve requests, unless the connection was closed to make room."""
         if self.transport is not None:
             await super().start()
 
@@ -105,22 +105,22 @@ class _Connection(RequestHandler):
         request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - it can hold what the client sent
+        message: str | None = None,  # noqa: ARG002 - it can contain data of the client
     ) -> web.StreamResponse:
         """Answer bad HTTP or an internal error, and close the connection."""
         del request
         if isinstance(exc, ConnectionError):
-            raise exc  # the connection was lost while the request arrived: nobody to answer
+            raise exc  # the connection was lost while the request arrived, so there is nobody to answer
         if status != _BAD_REQUEST:
             log.error("request_failed", exc_info=exc)
-        told = refusal(BadHttpError() if status == _BAD_REQUEST else InternalError())
-        response = web.Response(status=told.status, body=told.body, content_type=CONTENT_TYPE)
+        answer = refusal(BadHttpError() if status == _BAD_REQUEST else InternalError())
+        response = web.Response(status=answer.status, body=answer.body, content_type=CONTENT_TYPE)
         response.force_close()
         return response
 
 
 class _CountingReader:
-    """Reads a WebSocket, and first tells its connection how much arrives."""
+    """Reads a WebSocket, and reports the size of arriving data to the connection first."""
 
     def __init__(self, connection: _Connection, reader: WebSocketReader) -> None:
         self._connection = connection
@@ -139,7 +139,7 @@ class _CountingReader:
 
 
 class _Server(web.Server):
-    """Makes connections, up to the limit; TLS handshakes under way count too."""
+    """Creates connections up to the limit. TLS handshakes under way count too."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class _Server(web.Server):
         unsent: Unsent,
         **options: Any,
     ) -> None:
-        super().__init__(handler if console is None else self._chosen, **options)
+        super().__init__(handler if console is None else self._dispatch, **options)
         self._handler = handler
         self._console = console
         self.unsent = unsent
         self.acceptor = Acceptor(
             self,
             None if tls is None else tls.context,
-            most=max_connections if tls is None else max(1, max_connections // _HANDSHAKES),
+            most=max_connections if tls is None else max(1, max_connections // _HANDSHAKE_SHARE),
             demand_room=self.demand_room,
             within_s=handshake_s,
         )
@@ -169,8 +169,8 @@ class _Server(web.Server):
     def __call__(self) -> _Connection:
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
-    def _chosen(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-        """Have the console answer at its path, and the handler at any other."""
+    def _dispatch(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Pass requests for the console's path to the console, and all others to the handler."""
         path = request.rel_url.raw_path
         if self._console is not None and (path == ROOT or path.startswith(INDEX)):
             return self._console(request)
@@ -181,12 +181,12 @@ class _Server(web.Server):
         self.acceptor.made(handler, transport)
 
     def demand_room(self, newcomer: asyncio.Protocol) -> bool:
-        """Close a connection if there is one too many; False if none can be closed but the newcomer."""
+        """Close a connection if there is one too many; return False if only the newcomer can be closed."""
         if len(self._connections) + len(self.acceptor) <= self._max_connections:
             return True
-        eldest = [one for one in islice(self._connections, _LOOKED_AT) if isinstance(one, _Connection)]
-        idle = next((one for one in eldest if one.idle and one is not newcomer), None)
-        idle = idle or next((one for one in eldest if one.waiting is not None), None)
+        oldest = [each for each in islice(self._connections, _IDLE_SEARCH) if isinstance(each, _Connection)]
+        idle = next((each for each in oldest if each.idle and each is not newcomer), None)
+        idle = idle or next((each for each in oldest if each.waiting is not None), None)
         if idle is not None:
             idle.give_way()
         return idle is not None
@@ -194,7 +194,7 @@ class _Server(web.Server):
 
 @contextmanager
 def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
-    """Cancel the current task if the request's connection is lost; ConnectionResetError if it is already."""
+    """Cancel the current task if the request's connection is lost; raise ConnectionResetError if it already is."""
     connection = request.protocol
     if request.transport is None:
         raise ConnectionResetError
@@ -209,8 +209,8 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
 
 
 @contextmanager
-def told_of_data(request: web.BaseRequest, arrived: Callable[[int], bool]) -> Iterator[None]:
-    """Call `arrived` with how much arrives on the request's WebSocket, which is cut if it returns False."""
+def call_on_data(request: web.BaseRequest, arrived: Callable[[int], bool]) -> Iterator[None]:
+    """Call `arrived` with the size of data on the request's WebSocket; abort the connection if it returns False."""
     connection = request.protocol
     if not isinstance(connection, _Connection):
         yield
@@ -223,7 +223,7 @@ def told_of_data(request: web.BaseRequest, arrived: Callable[[int], bool]) -> It
 
 
 class HttpServer:
-    """One listening port. `stop` closes it and every connection; the caller finishes requests first."""
+    """One listening port. `stop` closes it and every connection; finish the requests first."""
 
     def __init__(
         self,
@@ -234,11 +234,11 @@ class HttpServer:
         unsent: Unsent | None = None,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        """Keep the handler, and the console that answers at its own path; nothing is opened.
+        """Store the handler, and the console that answers at its own path. Nothing is opened yet.
 
-        For a connection too many, the oldest idle connection is closed instead, else the oldest one that only waits for
-        an event, else the new one itself. A TLS handshake that is under way counts as a connection; it ends after
-        `handshake_s`, and the oldest one ends sooner if they are a quarter of all.
+        If there is one connection too many, the oldest idle connection is closed; otherwise the oldest that only waits
+        for an event; otherwise the new one. A TLS handshake under way counts as a connection. It ends after
+        `handshake_s`, or sooner if it is the oldest and a quarter of all connections are in their handshake.
         """
         self._handler = handler
         self._console = console
@@ -249,7 +249,7 @@ class HttpServer:
         self.port = 0
 
     async def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
-        """Listen and return the port, a free one for 0; OSError if it is taken or not permitted."""
+        """Listen and return the port; 0 chooses a free one. Raise OSError if it is taken or not permitted."""
         server = _Server(
             self._handler,
             self._console,
@@ -269,7 +269,7 @@ class HttpServer:
         return self.port
 
     async def close_port(self) -> None:
-        """Accept no more connections; open ones stay."""
+        """Accept no more connections. Open connections stay open."""
         if self._server is not None:
             await self._server.acceptor.close()
 
@@ -278,6 +278,6 @@ class HttpServer:
         await self.close_port()
         if self._server is not None:
             server, self._server = self._server, None
-            await asyncio.sleep(0)  # what has arrived is begun before its connection is closed
+            await asyncio.sleep(0)  # start the requests that have arrived before their connections are closed
             server.pre_shutdown()
             await server.shutdown(_CLOSING_S)

@@ -1,4 +1,4 @@
-"""TLS on a listening port: certificates that are read again when their files change."""
+"""TLS for a listening port. Certificates are read again when their files change."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_LOOK_EVERY_S: Final = 2.0
+_POLL_S: Final = 2.0
 
 
 class ServerTls:
-    """What a port shows and whom it trusts. Each handshake takes the files as they were last read."""
+    """The certificate of a port and the authorities that it trusts. Each handshake uses the files as last read."""
 
     def __init__(self, *, certificate: Path, key: Path, client_authorities: Path | None = None) -> None:
-        """Read the files; ConfigurationError if they do not fit.
+        """Read the files; raise ConfigurationError if they cannot be used.
 
-        With `client_authorities` a client may show a certificate of one of them; one without shows a key.
+        With `client_authorities` a client may present a certificate of one of them; without one it shows a key.
         """
         self._certificate = certificate
         self._key = key
@@ -32,7 +32,7 @@ class ServerTls:
         self._seen = self._changed_at()
         self._current = self._read()
         self.context = self._read()
-        """For the port: it hands each handshake over to what was read last."""
+        """The context of the port. It switches each handshake to the files as last read."""
         self.context.sni_callback = self._hand_over
 
     def _hand_over(self, handshake: ssl.SSLObject, _name: str, _context: ssl.SSLContext) -> None:
@@ -41,14 +41,14 @@ class ServerTls:
     def _read(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self._client_authorities)
-            # Without a password OpenSSL would ask for that of an encrypted key, and wait.
+            # Without a password, OpenSSL would prompt for the password of an encrypted key and block.
             context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"certificate {str(self._certificate)!r}, its key or clients' authorities cannot be used: {error}"
+                f"cannot use the certificate {str(self._certificate)!r}, its key, or the client authorities: {error}"
             ) from None
         context.verify_mode = ssl.CERT_NONE if self._client_authorities is None else ssl.CERT_OPTIONAL
-        # A resumed session would not be judged by the authorities that are trusted now. Those of TLS 1.2 are resumed
+        # A resumed session would not be verified against the authorities that are trusted now. TLS 1.2 resumes sessions
         # without tickets too, which Python cannot switch off.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
@@ -61,12 +61,12 @@ class ServerTls:
         return [(file.stat().st_mtime_ns, file.stat().st_ino) for file in files if file is not None]
 
     async def watch(self) -> None:
-        """Read the files again when they have changed; if they cannot be used, what was used before stays."""
+        """Read the files again whenever they change. If they cannot be used, keep the previous ones."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            self.look()
+            await asyncio.sleep(_POLL_S)
+            self.reload_if_changed()
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Read the files again if they have changed."""
         try:
             seen = self._changed_at()

@@ -45,7 +45,7 @@ class Port:
 
     def trust(self, authorities: bytes) -> None:
         self.authorities.write_bytes(authorities)
-        self.tls.look()
+        self.tls.reload_if_changed()
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_files_that_cannot_be_used_change_nothing(port: Port) -> None:
         port.trust(broken)
         assert port.names()[0] == ("DNS:localhost", "subject:CN=localhost")
     port.authorities.unlink()
-    port.tls.look()
+    port.tls.reload_if_changed()
     assert port.names()[0] == ("DNS:localhost", "subject:CN=localhost")
 
 

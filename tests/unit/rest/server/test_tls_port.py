@@ -98,7 +98,7 @@ async def test_files_that_change_are_read_again(served: Served, authorities: tup
         async with kept.get(f"{served.world.url}/v1/groups") as answer:
             assert answer.status == 200
         served.use(two)
-        served.tls.look()
+        served.tls.reload_if_changed()
         assert await served.status(after) == 200
         assert isinstance(await served.status(before), str)
         async with kept.get(f"{served.world.url}/v1/groups") as answer:
@@ -110,13 +110,13 @@ async def test_files_that_are_of_no_use_leave_the_old_ones_in_use(
 ) -> None:
     one, two = authorities
     (served.folder / "certificate").write_text("half a file")
-    served.tls.look()
+    served.tls.reload_if_changed()
     assert await served.status(one.trusted()) == 401
     (served.folder / "key").unlink()
-    served.tls.look()
+    served.tls.reload_if_changed()
     assert await served.status(one.trusted()) == 401
     served.use(two)
-    served.tls.look()
+    served.tls.reload_if_changed()
     assert await served.status(two.trusted()) == 401
 
 
