@@ -1,4 +1,4 @@
-"""The coordinator over a Kafka broker, its own or one that runs already."""
+"""A coordinator on a Kafka broker: an embedded one, or one that is already running."""
 
 from __future__ import annotations
 
@@ -14,46 +14,47 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from pydantic import SecretStr
 
 from halfway.client.consumer import Record
-from halfway.runtime.backend import running
+from halfway.runtime.backend import running_backend
 from halfway.service.coordinator import Coordinator
 from halfway.testing.server import Server, ServerError
 
-_ANSWER_S: Final = 30.0
-_LOOK_EVERY_S: Final = 0.05
+_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.05
 
 
 class KafkaServer(Server):
-    """The coordinator over a real broker, one that is given or an embedded one.
+    """A coordinator on a real broker: the given one, or an embedded one.
 
-    The embedded one needs the extra `embedded`, and takes some seconds to start.
+    The embedded broker needs the extra `embedded`, and takes some seconds to start.
     """
 
     def __init__(self, bootstrap_servers: str | None = None) -> None:
-        """Start nothing yet. On a broker that is given, internal topics with names of their own stay behind."""
+        """Take the broker. Nothing is started yet. On a given broker, internal topics with unique names remain."""
         super().__init__()
         self.bootstrap_servers = bootstrap_servers or ""
 
     def create_topic(self, name: str, *, partitions: int = 3) -> None:
         """Create a real topic; raises ServerError if it exists."""
         admin = AdminClient(self._client)
-        (made,) = admin.create_topics([NewTopic(name, num_partitions=partitions)], operation_timeout=_ANSWER_S).values()
+        new_topic = NewTopic(name, num_partitions=partitions)
+        (future,) = admin.create_topics([new_topic], operation_timeout=_TIMEOUT_S).values()
         try:
-            made.result(_ANSWER_S)
+            future.result(_TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
             raise ServerError(f"the topic {name} exists: give another name, or use new_topic") from None
-        deadline = time.monotonic() + _ANSWER_S
-        while name not in admin.list_topics(timeout=_ANSWER_S).topics and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while name not in admin.list_topics(timeout=_TIMEOUT_S).topics and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def records(self, topic: str) -> Sequence[Record]:
-        """Return what a `read_committed` consumer sees of a topic now, by partition and offset."""
+        """Return the records that a `read_committed` consumer sees in a topic now, by partition and offset."""
         reader = Consumer(
             {**self._client, "group.id": uuid4().hex, "enable.auto.commit": False, "enable.partition.eof": True}
         )
         try:
-            return sorted(_read(reader, topic, self._ends(topic)), key=lambda one: (one.partition, one.offset))
+            return sorted(_read(reader, topic, self._ends(topic)), key=lambda record: (record.partition, record.offset))
         finally:
             reader.close()
 
@@ -62,18 +63,18 @@ class KafkaServer(Server):
         return {"bootstrap.servers": self.bootstrap_servers}
 
     def _ends(self, topic: str) -> Mapping[int, int]:
-        """Return where the partitions end. What has committed a moment ago lies before it, and may not be shown yet."""
-        asking = Consumer({**self._client, "group.id": uuid4().hex, "isolation.level": "read_uncommitted"})
+        """Return the end offsets, which include records that were just committed and are not yet visible."""
+        consumer = Consumer({**self._client, "group.id": uuid4().hex, "isolation.level": "read_uncommitted"})
         try:
-            partitions = asking.list_topics(timeout=_ANSWER_S).topics.get(topic)
-            if partitions is None:
+            metadata = consumer.list_topics(timeout=_TIMEOUT_S).topics.get(topic)
+            if metadata is None:
                 raise ServerError(f"the topic {topic} does not exist: create it with create_topic")
             return {
-                number: asking.get_watermark_offsets(TopicPartition(topic, number), timeout=_ANSWER_S)[1]
-                for number in partitions.partitions
+                number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_TIMEOUT_S)[1]
+                for number in metadata.partitions
             }
         finally:
-            asking.close()
+            consumer.close()
 
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
         if not self.bootstrap_servers:
@@ -86,27 +87,27 @@ class KafkaServer(Server):
         kafka = {"bootstrap.servers": SecretStr(self.bootstrap_servers)}
         settings = self._settings.model_copy(update={"kafka": kafka})
         config = settings.kafka_config(f"http://{self._settings.kafka_prefix.strip('._')}.invalid")
-        backend = await stack.enter_async_context(running(settings, config, self._metrics))
+        backend = await stack.enter_async_context(running_backend(settings, config, self._metrics))
         while backend.not_ready():
             backend.demand_permission()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_POLL_S)
         return backend.coordinator
 
 
 def _read(reader: Consumer, topic: str, ends: Mapping[int, int]) -> list[Record]:
-    found: list[Record] = []
-    waiting = {number for number, end in ends.items() if end > 0}
-    reader.assign([TopicPartition(topic, number, 0) for number in waiting])
-    deadline = time.monotonic() + _ANSWER_S
-    while waiting:
+    records: list[Record] = []
+    unfinished = {number for number, end in ends.items() if end > 0}
+    reader.assign([TopicPartition(topic, number, 0) for number in unfinished])
+    deadline = time.monotonic() + _TIMEOUT_S
+    while unfinished:
         if time.monotonic() > deadline:
-            raise ServerError(f"partitions {sorted(waiting)} of {topic} could not be read in {_ANSWER_S:g} s")
+            raise ServerError(f"partitions {sorted(unfinished)} of {topic} could not be read in {_TIMEOUT_S:g} s")
         for message in reader.consume(500, timeout=0.1):
             error = message.error()
             if error is None:
-                found.append(Record.of(message))
-            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library names it so
+                records.append(Record.of(message))
+            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's name
                 raise KafkaException(error)
             elif (message.offset() or 0) >= ends[number := message.partition() or 0]:
-                waiting.discard(number)
-    return found
+                unfinished.discard(number)
+    return records

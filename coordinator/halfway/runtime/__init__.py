@@ -1,1 +1,1 @@
-"""Settings, the command line and the one composition root."""
+"""Settings, the command line and the composition root."""

@@ -1,4 +1,4 @@
-"""The composition root: settings in, a running coordinator out, everything stopped once and in reverse."""
+"""The composition root: builds a coordinator from settings, runs it, and stops its parts in reverse order."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
-from halfway.runtime.backend import Backend, running
-from halfway.runtime.descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, connections_to_hold
-from halfway.runtime.garbage import collect_now_and_then, collect_rarely, freeze_what_stands
+from halfway.runtime.backend import Backend, running_backend
+from halfway.runtime.descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
+from halfway.runtime.garbage import collect_periodically, collect_rarely, freeze_existing
 from halfway.runtime.liveness import LoopPauses
 from halfway.runtime.logging import configure
 from halfway.runtime.metrics import Metrics
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to be reached, not to listen
-_LOOK_EVERY_S: Final = 0.05
-_PAUSED_S: Final = 5.0
-_LOOKED_BACK_S: Final = 10.0
+_LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to connect to, not to listen on
+_READY_POLL_S: Final = 0.05
+_MAX_PAUSE_S: Final = 5.0
+_PAUSE_WINDOW_S: Final = 10.0
 _PEER_REQUEST_BYTES: Final = 1024 * 1024
 _CLOSING_S: Final = 7.0
-"""The part of a stop that is kept for ending threads and Kafka clients, which take 4 s when Kafka does not answer."""
+"""The part of a stop that is reserved for threads and Kafka clients. They need 4 s if Kafka does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """Where a coordinator that is ready listens."""
+    """The URLs of a coordinator that is ready."""
 
     url: str
     health_url: str
 
 
 def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
-    """Run the coordinator until SIGTERM or SIGINT and return the exit status; a second signal ends it at once."""
+    """Run the coordinator until SIGTERM or SIGINT, and return the exit status. A second signal ends it at once."""
     configure(form=settings.log_format, level=settings.log_level)
     collect_rarely()
     try:
@@ -77,14 +77,14 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
 def _run_loop(main: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop
-    except ImportError:  # not on every platform
+    except ImportError:  # not available on every platform
         asyncio.run(main)
     else:
         uvloop.run(main)
 
 
 class _Stage:
-    """How far this instance has come, for two ports that answer all the time."""
+    """The state of this instance for its two ports, which answer from the start to the end."""
 
     def __init__(self, pauses: LoopPauses, *, metrics_need_key: bool = False) -> None:
         self.backend: Backend | None = None
@@ -98,18 +98,18 @@ class _Stage:
         if self.stopping:
             return [Reason(check="stopping", detail="this instance is stopping")]
         if self.backend is None or self.api is None:
-            return [Reason(check="kafka", detail="Kafka is not reached, or its topics are not verified yet")]
-        found = [Reason(check="shards", detail=detail) for detail in self.backend.not_ready()]
-        if (pause_s := self._pauses.longest_s(within_s=_LOOKED_BACK_S)) > _PAUSED_S:
-            found.append(Reason(check="event_loop", detail=f"it paused for {pause_s:.1f} s"))
-        return found
+            return [Reason(check="kafka", detail="Kafka cannot be reached, or the topics are not verified yet")]
+        reasons = [Reason(check="shards", detail=detail) for detail in self.backend.not_ready()]
+        if (pause_s := self._pauses.longest_s(within_s=_PAUSE_WINDOW_S)) > _MAX_PAUSE_S:
+            reasons.append(Reason(check="event_loop", detail=f"the event loop paused for {pause_s:.1f} s"))
+        return reasons
 
     def demand_reader(self, request: web.BaseRequest) -> None:
         """Raise a HalfwayError if the caller may not read metrics."""
         if not self._metrics_need_key:
             return
         if self.backend is None:
-            raise ShardUnavailableError("this instance is starting, and does not know its keys yet: try again")
+            raise ShardUnavailableError("this instance is starting, and has not read the keys yet: try again")
         caller_of(request, Permission.READ_METRICS, self.backend.coordinator.authority)
 
     def not_acquired(self) -> list[ShardNotAcquired]:
@@ -131,24 +131,23 @@ class _Stage:
         return self._starting() if self.api is None else self.api(request)
 
     async def _starting(self) -> web.StreamResponse:
-        told = refusal(ShardUnavailableError("this instance is starting: try again"))
-        return web.Response(
-            status=told.status, body=told.body, headers={**dict(told.headers), "Content-Type": CONTENT_TYPE}
-        )
+        answer = refusal(ShardUnavailableError("this instance is starting: try again"))
+        headers = {**dict(answer.headers), "Content-Type": CONTENT_TYPE}
+        return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
 async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
     stopping = asyncio.Event()
-    _on_signals(stopping, end_by_force_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
+    _stop_on_signals(stopping, kill_after_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
     pauses, metrics = LoopPauses(), Metrics()
     metrics.show_pauses(pauses)
     stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
     tls = _tls(settings)
     async with AsyncExitStack() as stack:
-        watching = asyncio.create_task(pauses.watch())
-        stack.callback(watching.cancel)
-        looking = asyncio.create_task(collect_now_and_then())
-        stack.callback(looking.cancel)
+        pauses_task = asyncio.create_task(pauses.watch())
+        stack.callback(pauses_task.cancel)
+        garbage_task = asyncio.create_task(collect_periodically())
+        stack.callback(garbage_task.cancel)
         health_port = HealthPort(
             reasons=stage.reasons,
             not_acquired=stage.not_acquired,
@@ -157,48 +156,49 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
             api=stage if settings.console == "health" else None,
         )
         console = Console() if settings.console != "off" else None
-        console_here = settings.console == "health"
+        on_health_port = settings.console == "health"
         unsent = Unsent()
         health = HttpServer(
             health_port,
-            console=console if console_here else None,
-            max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if console_here else 0),
+            console=console if on_health_port else None,
+            max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if on_health_port else 0),
             unsent=unsent,
         )
         stack.push_async_callback(health.stop)
         if tls is not None:
-            reading = asyncio.create_task(tls.watch())
-            stack.callback(reading.cancel)
+            tls_task = asyncio.create_task(tls.watch())
+            stack.callback(tls_task.cancel)
         health_tls = tls if settings.health_tls else None
         await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
         server = HttpServer(
             stage,
             console=console if settings.console == "api" else None,
-            max_connections=connections_to_hold(),
+            max_connections=raise_limit(),
             unsent=unsent,
         )
         stack.push_async_callback(server.stop)
         await listen(server, settings.host, settings.port, "HALFWAY_PORT", tls)
         ready = Ready(
-            url=reached_at(settings.host, server.port, tls),
-            health_url=reached_at(settings.health_host, health.port, health_tls),
+            url=local_url(settings.host, server.port, tls),
+            health_url=local_url(settings.health_host, health.port, health_tls),
         )
         log.info("listening", url=ready.url, health_url=ready.health_url)
 
-        serving = asyncio.ensure_future(_serving(settings, stage, metrics, ready, on_ready, server, unsent, stopping))
-        halt = asyncio.ensure_future(stopping.wait())
-        await asyncio.wait({serving, halt}, return_when=asyncio.FIRST_COMPLETED)
-        halt.cancel()
-        if not serving.done() and stage.backend is None:
-            serving.cancel()  # still waiting for Kafka: nothing is in flight
+        running = _run_backend(settings, stage, metrics, ready, on_ready, server, unsent, stopping)
+        backend_task = asyncio.ensure_future(running)
+        stop_task = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait({backend_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
+        if not backend_task.done() and stage.backend is None:
+            backend_task.cancel()  # it still waits for Kafka, so nothing is in flight
         try:
-            await serving
+            await backend_task
         except asyncio.CancelledError:
             log.info("stopped_before_it_was_ready")
     log.info("stopped")
 
 
-async def _serving(
+async def _run_backend(
     settings: Settings,
     stage: _Stage,
     metrics: Metrics,
@@ -208,11 +208,11 @@ async def _serving(
     unsent: Unsent,
     stopping: asyncio.Event,
 ) -> None:
-    """Run the backend and take requests until told to stop; then finish what is in flight, within the limit."""
+    """Run the backend and accept requests until the stop; then finish the requests in flight within the time limit."""
     loop = asyncio.get_running_loop()
     scheme = "http" if settings.tls_certificate_file is None else "https"
     instance_url = settings.instance_url or f"{scheme}://{socket.gethostname()}:{server.port}"
-    async with running(settings, settings.kafka_config(instance_url), metrics) as backend:
+    async with running_backend(settings, settings.kafka_config(instance_url), metrics) as backend:
         api = Api(
             backend.coordinator,
             internal_prefix=settings.kafka_prefix,
@@ -225,27 +225,27 @@ async def _serving(
         metrics.show_unsent(unsent)
         if backend.keys is not None:
             metrics.show_keys(backend.keys)
-        metrics.show_troubles(lambda: {one.shard: one.since for one in backend.status.troubles})
+        metrics.show_troubles(lambda: {trouble.shard: trouble.since for trouble in backend.status.troubles})
         if settings.peer_credentials:
             stage.peers = PeerPort(
                 backend.coordinator.peer_handler,
                 credentials=settings.peer_credentials,
                 incarnation=lambda: backend.status.incarnation,
-                # What fits into a request of a client may be somewhat larger here, with every default written out.
+                # A client's request can be somewhat larger here, because it includes every default.
                 max_body_bytes=2 * settings.max_body_bytes + _PEER_REQUEST_BYTES,
                 longest_s=settings.request_timeout_s,
             )
         stage.backend, stage.api = backend, api
-        announcing = asyncio.create_task(_announce(stage, backend, ready, on_ready))
-        halt = asyncio.ensure_future(stopping.wait())
+        announce_task = asyncio.create_task(_announce(stage, backend, ready, on_ready))
+        stop_task = asyncio.ensure_future(stopping.wait())
         try:
-            await asyncio.wait({announcing, halt}, return_when=asyncio.FIRST_COMPLETED)
-            if announcing.done():
-                announcing.result()
-            await halt
+            await asyncio.wait({announce_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+            if announce_task.done():
+                announce_task.result()
+            await stop_task
         finally:
-            announcing.cancel()
-            halt.cancel()
+            announce_task.cancel()
+            stop_task.cancel()
 
         stage.stopping = True
         finishing_s = time_to_finish(settings.shutdown_timeout_s)
@@ -257,97 +257,97 @@ async def _serving(
 
 
 async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
-    """Announce once that this instance is ready; ConfigurationError if it cannot become ready."""
+    """Announce that this instance is ready, once; raise ConfigurationError if it cannot become ready."""
     while stage.reasons():
         backend.demand_permission()
-        await asyncio.sleep(_LOOK_EVERY_S)
-    freeze_what_stands()
+        await asyncio.sleep(_READY_POLL_S)
+    freeze_existing()
     log.info("ready", url=ready.url, health_url=ready.health_url)
     if on_ready is not None:
         on_ready(ready)
 
 
 def time_to_finish(stop_s: float) -> float:
-    """Return how much of a stop is for what is in flight: all but the time for closing, and half of it at least."""
+    """Return the time for requests in flight, in seconds: a stop without the time for closing, but at least half."""
     return max(stop_s - _CLOSING_S, stop_s / 2)
 
 
-def _end_by_force_after(seconds: float) -> None:
-    """End the process if closing hangs; on a thread, because the event loop itself may hang."""
+def _kill_after(seconds: float) -> None:
+    """End the process if closing hangs. This uses a thread because the event loop itself may hang."""
 
-    def end() -> None:
+    def kill() -> None:
         log.error("stop_timed_out", after_s=seconds)
         os._exit(1)
 
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, kill)
     timer.daemon = True
     timer.start()
 
 
-def _on_signals(stopping: asyncio.Event, *, end_by_force_s: float) -> None:
-    def told() -> None:
+def _stop_on_signals(stopping: asyncio.Event, *, kill_after_s: float) -> None:
+    def handle_signal() -> None:
         if stopping.is_set():
             log.warning("stopped_at_once")
             os._exit(1)
         stopping.set()
-        _end_by_force_after(end_by_force_s)
+        _kill_after(kill_after_s)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told)
+        asyncio.get_running_loop().add_signal_handler(number, handle_signal)
 
 
 async def listen(server: HttpServer, host: str, port: int, setting: str, tls: ServerTls | None = None) -> None:
     try:
         await server.start(host, port, tls)
-    except (OSError, ValueError) as error:  # text that cannot be a host's name is a ValueError
-        raise not_listening(host, port, setting, error) from error
+    except (OSError, ValueError) as error:  # ValueError: the text is not a legal host name
+        raise cannot_listen(host, port, setting, error) from error
 
 
-def not_listening(host: str, port: int, setting: str, error: Exception) -> ConfigurationError:
-    """Return the error for a port that is taken, or for an address that is not of this machine."""
+def cannot_listen(host: str, port: int, setting: str, error: Exception) -> ConfigurationError:
+    """Return the error for a port that is taken, or for an address that this machine does not have."""
     if getattr(error, "errno", None) == errno.EADDRINUSE:
-        reason = "is taken by another process"
+        reason = "it is taken by another process"
     else:
-        reason = f"cannot be listened on ({getattr(error, 'strerror', None) or error})"
-    return ConfigurationError(f"port {port} of {host} {reason}: choose another with {setting}")
+        reason = str(getattr(error, "strerror", None) or error)
+    return ConfigurationError(f"cannot listen on port {port} of {host} ({reason}): choose another with {setting}")
 
 
-def reached_at(host: str, port: int, tls: ServerTls | None = None) -> str:
-    reached = _LOCAL.get(host, host)
+def local_url(host: str, port: int, tls: ServerTls | None = None) -> str:
+    address = _LOCAL.get(host, host)
     scheme = "http" if tls is None else "https"
-    return f"{scheme}://[{reached}]:{port}" if ":" in reached else f"{scheme}://{reached}:{port}"
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
 def demand_guarded(settings: Settings) -> None:
-    """Raise ConfigurationError if everybody in the network could do everything, and the operator did not say so."""
+    """Raise ConfigurationError if the whole network would have access, and the operator did not permit that."""
     if settings.access_control or settings.open_access:
         return
     for variable, host in _api_hosts(settings).items():
         if not _is_loopback(host):
             raise ConfigurationError(
-                f"the API would listen on {host or 'every address'} and ask nobody for a key: set "
+                f"the API would listen on {host or 'every address'} without asking for keys: set "
                 "HALFWAY_MASTER_SECRET (openssl rand -hex 32) and HALFWAY_OPERATOR_KEY (halfway keys generate), or "
-                f"{variable}=127.0.0.1, or HALFWAY_OPEN_ACCESS=true if everybody who reaches it may do everything"
+                f"{variable}=127.0.0.1, or HALFWAY_OPEN_ACCESS=true if everybody who can reach it may do everything"
             )
 
 
 def _api_hosts(settings: Settings) -> dict[str, str]:
-    """Return where the API listens, by the settings that say so: with the console it is on the health port too."""
+    """Return the hosts that the API listens on, by setting. With the console, the health port serves the API too."""
     hosts = {"HALFWAY_HOST": settings.host}
     return hosts | ({"HALFWAY_HEALTH_HOST": settings.health_host} if settings.console == "health" else {})
 
 
 def demand_host(settings: Settings) -> Callable[[web.BaseRequest], None]:
-    """Return what refuses requests that call the API by a name that is not its own.
+    """Return a function that raises ForbiddenError for requests with a host name that is not this API's.
 
-    On loopback without keys nobody is kept out but by the address, which a page gets around by a name that resolves
-    to it.
+    On loopback without keys, the address is the only protection. A web page gets around it with a name that resolves
+    to that address.
     """
-    named = settings.allowed_hosts
-    if not named and (settings.access_control or not _is_loopback(settings.host)):
+    allowed = settings.allowed_hosts
+    if not allowed and (settings.access_control or not _is_loopback(settings.host)):
         return lambda _: None
     own = urlsplit(settings.instance_url or "").hostname
-    return AllowedHosts(named if own is None else (*named, own)).demand
+    return AllowedHosts(allowed if own is None else (*allowed, own)).demand
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""`halfway audit-log`: who changed what, from the topic of the audit trail."""
+"""`halfway audit-log`: prints who changed what, from the topic of the audit trail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS: Final = ("at", "actor", "key", "action", "subject", "group", "result", 
 
 
 def show(settings: Settings, *, since_s: float, group: str | None, actor: str | None, as_json: bool) -> int:
-    """Print the events of the last `since_s` seconds, of one group or actor if it is named."""
+    """Print the events of the last `since_s` seconds, of one group or actor if given; return the exit status."""
     since_ms = max(0, round((time.time() - since_s) * 1000))
     rows: list[tuple[object, ...]] = []
     try:
@@ -41,5 +41,5 @@ def show(settings: Settings, *, since_s: float, group: str | None, actor: str | 
 
 def _row(event: AuditEvent) -> tuple[object, ...]:
     at = datetime.fromtimestamp(event.at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    who = f"{event.actor_kind} {event.actor}".strip()
-    return (at, who, event.key_id, event.action, event.subject, event.group, event.result, event.detail, event.remark)
+    actor = f"{event.actor_kind} {event.actor}".strip()
+    return (at, actor, event.key_id, event.action, event.subject, event.group, event.result, event.detail, event.remark)

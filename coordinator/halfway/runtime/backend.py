@@ -1,4 +1,4 @@
-"""The coordinator on a real Kafka: everything below the REST layer, started in order and stopped in reverse."""
+"""The coordinator on a real Kafka: starts everything below the REST layer, and stops it in reverse order."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ log = structlog.get_logger(__name__)
 Table = TypeVar("Table", bound=CompactedTable[Any])
 
 _RETRY_S: Final = 2.0
-_SAY_AFTER_S: Final = 5.0
+_WARN_AFTER_S: Final = 5.0
 _TABLE_READ_S: Final = 30.0
-_WATCH_EVERY_S: Final = 60.0
-_LOOK_EVERY_S: Final = 1.0
-_SAY_AGAIN_S: Final = 600.0
-_REFUSALS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
+_TOPICS_CHECK_S: Final = 60.0
+_OTHERS_CHECK_S: Final = 1.0
+_OTHERS_WARN_AGAIN_S: Final = 600.0
+_AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 
 
 class Backend:
-    """What runs below the REST layer."""
+    """Everything below the REST layer."""
 
     def __init__(
         self,
@@ -65,81 +65,87 @@ class Backend:
         prefix: str,
         keys: KeyFreshness | None = None,
     ) -> None:
-        """Keep what the health port asks for; `keys` if callers are asked for them."""
+        """Store the parts that the health port needs. `keys` is None if callers need no keys."""
         self.keys = keys
         self.coordinator = coordinator
         self._prefix = prefix
         self.unsafe: tuple[str, ...] = ()
-        """What has become unsafe of the internal topics since the start."""
+        """Problems of the internal topics that appeared after the start."""
         self.leave_by: float | None = None
-        """When the shards must have been released, on the loop's clock; set when the stop begins."""
+        """The deadline for releasing the shards, on the event loop's clock; set when the stop begins."""
         self._status = membership_status
         self._topics = topics
 
     @property
     def status(self) -> MembershipStatus:
-        """Where this instance stands in the cluster."""
+        """This instance's membership of the cluster."""
         return self._status()
 
     def not_ready(self) -> list[str]:
-        """Return why this instance should get no requests; nothing where it should.
+        """Return why this instance should get no requests, an empty list if it should.
 
-        Shards that cannot be acquired are no reason as long as others are served.
+        Shards that cannot be acquired are not a reason if other shards are served.
         """
         status = self._status()
         if not status.joined:
-            return [f"it has not joined the group of instances yet{_because(status.last_error)}"]
-        in_trouble = {trouble.shard for trouble in status.troubles}
-        if starting := [shard for shard in status.acquiring if shard not in in_trouble]:
-            return [f"it is recovering shards {', '.join(map(str, starting))}{_because(status.last_error)}"]
-        if in_trouble and not status.owned:
-            return ["it serves no shard, as none of those assigned to it could be acquired"]
+            return [f"this instance has not joined the group of instances yet{_in_brackets(status.last_error)}"]
+        failing = {trouble.shard for trouble in status.troubles}
+        if starting := [shard for shard in status.acquiring if shard not in failing]:
+            shards = ", ".join(map(str, starting))
+            return [f"this instance is recovering shards {shards}{_in_brackets(status.last_error)}"]
+        if failing and not status.owned:
+            return ["this instance serves no shard: none of the shards assigned to it could be acquired"]
         if self.keys is not None and self.keys.is_late:
-            return [f"it has not been able to read for {self.keys.age_s:.0f} s which keys were revoked"]
+            return [f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"]
         return list(self.unsafe)
 
     def demand_permission(self) -> None:
-        """Raise ConfigurationError if Kafka does not let this instance begin: to try again would not help.
+        """Raise ConfigurationError if Kafka's ACLs do not let this instance start: a retry would not help.
 
-        Ask it until this instance is ready for the first time; later on it is an operator's mistake to mend.
+        Call it until this instance is ready for the first time. After that, the operator must restore the ACLs.
         """
         status = self._status()
-        refused = next((code for code in _REFUSALS if code in (status.last_error or "")), None)
-        if refused is not None and status.incarnation is None:
+        code = next((code for code in _AUTHORIZATION_ERRORS if code in (status.last_error or "")), None)
+        if code is not None and status.incarnation is None:
             raise ConfigurationError(
-                f"Kafka refuses halfway's transactions ({refused}): grant Write and Describe on transactional ids that "
-                f"begin with {self._prefix!r}, and IdempotentWrite on the cluster (ACLs), or set HALFWAY_KAFKA_PREFIX"
+                f"Kafka refuses halfway's transactions ({code}): grant Write and Describe on transactional ids that "
+                f"start with {self._prefix!r}, and IdempotentWrite on the cluster (ACLs), or set HALFWAY_KAFKA_PREFIX"
             )
 
     async def watch(self) -> None:
-        """Verify the internal topics again and again; what is unsafe is logged and shown, never altered."""
+        """Verify the internal topics periodically. Problems are logged and shown, but nothing is changed."""
         while True:
-            await asyncio.sleep(_WATCH_EVERY_S)
+            await asyncio.sleep(_TOPICS_CHECK_S)
             try:
                 problems = await self._topics.watch()
             except (ConfigurationError, KafkaUnavailableError) as error:
                 log.warning("topics_not_verified", error=error.detail)
                 continue
-            # Nothing waits for the audit trail: its events are in the log as well.
+            # Problems of the audit topic do not make an instance unready: the events are in the log as well.
             self.unsafe = tuple(str(problem) for problem in problems if problem.topic != self._prefix + "audit")
             for problem in problems:
                 log.error("topic_unsafe", problem=str(problem))
 
 
-def _because(error: str | None) -> str:
+def _in_brackets(error: str | None) -> str:
     return "" if error is None else f" ({error})"
 
 
 async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
-    """Create or verify the internal topics, however long Kafka cannot be reached; ConfigurationError if unsafe."""
+    """Create or verify the internal topics. Wait for Kafka as long as it cannot be reached.
+
+    Raises:
+        ConfigurationError: a topic is unsafe.
+
+    """
     while True:
-        asking = asyncio.ensure_future(topics.ensure())
+        ensure_task = asyncio.ensure_future(topics.ensure())
         try:
-            while not (await asyncio.wait({asking}, timeout=_SAY_AFTER_S))[0]:
+            while not (await asyncio.wait({ensure_task}, timeout=_WARN_AFTER_S))[0]:
                 log.warning("kafka_does_not_answer_yet", bootstrap_servers=bootstrap)
-            asking.result()
+            ensure_task.result()
         except asyncio.CancelledError:
-            asking.cancel()
+            ensure_task.cancel()
             raise
         except KafkaUnavailableError as error:
             log.warning("kafka_not_reachable", bootstrap_servers=bootstrap, error=error.detail, again_in_s=_RETRY_S)
@@ -149,11 +155,11 @@ async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
 
 
 @asynccontextmanager
-async def running(settings: Settings, config: KafkaConfig, observer: Observer) -> AsyncIterator[Backend]:
-    """Run everything below the REST layer; at the end shards are released and what is in flight is finished.
+async def running_backend(settings: Settings, config: KafkaConfig, observer: Observer) -> AsyncIterator[Backend]:
+    """Run everything below the REST layer. At the end, finish the work in flight and release the shards.
 
     Raises:
-        ConfigurationError: an unsafe topic, wrong credentials, a missing ACL.
+        ConfigurationError: a topic is unsafe, the credentials are wrong, or an ACL is missing.
 
     """
     clock = SystemClock()
@@ -165,7 +171,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         await wait_for_topics(topics, config.properties["bootstrap.servers"])
 
         groups = await _read(stack, lambda: KafkaGroups(config, observer))
-        authority, keys, current = await _access(stack, settings, config, observer, clock)
+        authority, keys, freshness = await _access(stack, settings, config, observer, clock)
         half_log = KafkaHalfLog(config, observer)
         stack.push_async_callback(half_log.stop)
         await half_log.start()
@@ -208,7 +214,7 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
         stack.push_async_callback(scheduler.stop)
         scheduler.start()
 
-        backend = Backend(coordinator, lambda: cluster.membership.status, topics, prefix=config.prefix, keys=current)
+        backend = Backend(coordinator, lambda: cluster.membership.status, topics, prefix=config.prefix, keys=freshness)
 
         async def leave() -> None:
             await coordinator.drain()
@@ -217,29 +223,29 @@ async def running(settings: Settings, config: KafkaConfig, observer: Observer) -
 
         stack.push_async_callback(leave)
         await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
-        watching = asyncio.create_task(backend.watch())
-        stack.callback(watching.cancel)
+        watch_task = asyncio.create_task(backend.watch())
+        stack.callback(watch_task.cancel)
         if peers is None:
-            warning = asyncio.create_task(_warn_of_others(backend, owners))
-            stack.callback(warning.cancel)
+            warn_task = asyncio.create_task(_warn_of_others(backend, owners))
+            stack.callback(warn_task.cancel)
         yield backend
 
 
 async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
     if not settings.peer_credentials:
-        log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set: this is right for one instance only")
+        log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set, which is right only for one instance")
         return None
-    vouching = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
-    return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=vouching))
+    ssl_context = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=ssl_context))
 
 
 async def _warn_of_others(backend: Backend, owners: Owners) -> None:
-    """Warn if another instance serves shards that requests to this one do not reach."""
+    """Warn if another instance serves shards: requests to this instance do not reach them."""
     count = backend.coordinator.shards.count
     while True:
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_OTHERS_CHECK_S)
         if backend.not_ready():
-            continue  # a former owner's record may stand until the shard is acquired
+            continue  # until this instance has acquired its shards, the records may name their former owners
         others = {hint.url for shard in range(count) if (hint := owners.find(shard)) is not None}
         if others:
             log.warning(
@@ -247,44 +253,44 @@ async def _warn_of_others(backend: Backend, owners: Owners) -> None:
                 others=sorted(others),
                 remedy="set HALFWAY_PEER_CREDENTIAL to the same secret on every instance",
             )
-            await asyncio.sleep(_SAY_AGAIN_S)
+            await asyncio.sleep(_OTHERS_WARN_AGAIN_S)
 
 
 async def _access(
     stack: AsyncExitStack, settings: Settings, config: KafkaConfig, observer: Observer, clock: Clock
 ) -> tuple[Authority, Keys | None, KeyFreshness | None]:
-    """Return who decides about callers, what makes keys if there is a master secret, and what watches them."""
+    """Return the authority over callers, and with a master secret also the service for keys and their freshness."""
     if not settings.access_control:
-        log.warning("open_access", reason="everybody who reaches the API may do everything")
+        log.warning("open_access", reason="everybody who can reach the API may do everything")
     if not settings.master_secrets:
         return OpenAccess(), None, None
     store = await _read(stack, lambda: KafkaKeys(config, observer))
     secrets = [MasterSecret(master) for master in settings.master_secrets]
-    first = first_operator_key(settings)
-    current = KeyFreshness(store)
-    watching = asyncio.create_task(current.watch())
-    stack.callback(watching.cancel)
+    operator_key = first_operator_key(settings)
+    freshness = KeyFreshness(store)
+    watch_task = asyncio.create_task(freshness.watch())
+    stack.callback(watch_task.cancel)
     keyed = KeyedAccess(
         store.table,
         secrets,
         clock,
-        first_operator=first,
+        first_operator=operator_key,
         hide_payloads=settings.hide_payloads_from_operators,
         count_refusal=observer.refused_caller,
-        require_fresh_keys=current.require_fresh,
+        require_fresh_keys=freshness.require_fresh,
     )
-    if first is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
-        log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to what halfway keys generate prints")
+    if operator_key is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
+        log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to the output of halfway keys generate")
     authority = keyed if settings.access_control else OpenAccess(keyed)
-    made = Keys(authority, store, secrets[0], clock, max_keys=settings.max_keys, previous=secrets[1:])
-    return authority, made, current if settings.access_control else None
+    keys = Keys(authority, store, secrets[0], clock, max_keys=settings.max_keys, previous=secrets[1:])
+    return authority, keys, freshness if settings.access_control else None
 
 
-async def _read(stack: AsyncExitStack, made: Callable[[], Table]) -> Table:
-    """Read a table that every instance follows, however long Kafka cannot be reached."""
+async def _read(stack: AsyncExitStack, new_table: Callable[[], Table]) -> Table:
+    """Read a table that every instance follows. Wait for Kafka as long as it cannot be reached."""
     loop = asyncio.get_running_loop()
     while True:
-        table = made()
+        table = new_table()
         try:
             await table.start(deadline=loop.time() + _TABLE_READ_S)
         except KafkaUnavailableError as error:

@@ -1,4 +1,4 @@
-"""The caller of check endpoints, as the settings want it."""
+"""Builds the caller of check endpoints from the settings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,30 @@ if TYPE_CHECKING:
 
 
 def check_authorities(settings: Settings) -> ssl.SSLContext | None:
-    """Return what endpoints' certificates are judged by, None for the system's; ConfigurationError for no PEM file."""
+    """Return the TLS context that verifies endpoints, None for the system's authorities.
+
+    Raises ConfigurationError as `authorities` does.
+    """
     return authorities("HALFWAY_CHECK_CA_FILE", settings.check_ca_file)
 
 
 def authorities(setting: str, file: Path | None) -> ssl.SSLContext | None:
-    """Return what servers' certificates are judged by, None for the system's; ConfigurationError for no PEM file."""
+    """Return a TLS context that trusts the authorities in a file, None for the system's authorities.
+
+    Raises:
+        ConfigurationError: the file has no certificate in PEM format.
+
+    """
     try:
         return None if file is None else ssl.create_default_context(cafile=file)
     except ssl.SSLError as error:
-        raise ConfigurationError(f"{setting} {str(file)!r} holds no certificate in PEM: {error}") from None
+        raise ConfigurationError(f"{setting} {str(file)!r} contains no certificate in PEM format: {error}") from None
 
 
 def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]] | None = None) -> HttpCheckCaller:
-    """Return a caller that has opened nothing yet and signs with a group's secrets.
+    """Return a caller that signs checks with the secrets of their group. It has opened no connection yet.
 
-    Raises ConfigurationError as `check_authorities`.
+    Raises ConfigurationError as `check_authorities` does.
     """
     return HttpCheckCaller(
         timeout_s=settings.check_timeout_s,

@@ -38,14 +38,14 @@ halfway.add_command(top)
 config_option = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file of settings; the environment (HALFWAY_…) is above it.",
+    help="A TOML file of settings. Environment variables (HALFWAY_…) override it.",
 )
 
 
 @halfway.command()
 @config_option
 def serve(config: Path | None) -> None:
-    """Run the coordinator beside the Kafka of HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
+    """Run the coordinator with the Kafka at HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
     from halfway.runtime.app import run
 
     sys.exit(run(_load(config)))
@@ -53,50 +53,54 @@ def serve(config: Path | None) -> None:
 
 @halfway.command()
 @config_option
-@click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="REST; 0 for a free one.")
 @click.option(
-    "--health-port", type=click.IntRange(0, 65_535), default=8081, show_default=True, help="0 for a free one."
+    "--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="REST port; 0: a free one."
 )
-@click.option("--kafka-port", type=click.IntRange(0, 65_535), default=0, help="0, the default, for a free one.")
-@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep Kafka's data here.")
-@click.option("--keep", is_flag=True, help="Keep Kafka's data in its temporary directory.")
+@click.option(
+    "--health-port", type=click.IntRange(0, 65_535), default=8081, show_default=True, help="Health port; 0: a free one."
+)
+@click.option(
+    "--kafka-port", type=click.IntRange(0, 65_535), default=0, help="Kafka's port; 0, the default: a free one."
+)
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="The directory of Kafka's data.")
+@click.option("--keep", is_flag=True, help="Do not delete Kafka's data in its temporary directory.")
 @click.option("--topic", "topics", multiple=True, metavar="NAME[:PARTITIONS]", help="Create a topic; can be repeated.")
 @click.option(
     "--check-echo",
     type=click.Choice(["commit", "rollback", "unknown"]),
-    help="Answer checks with this, as a service would.",
+    help="Answer every check with this outcome, in place of a service.",
 )
 @click.option(
     "--check-port",
     type=click.IntRange(0, 65_535),
     default=9000,
     show_default=True,
-    help="Of --check-echo; 0 for a free one.",
+    help="Port of --check-echo; 0: a free one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
 @click.option("--with-parent", is_flag=True, help="Stop when standard input is closed.")
-def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **asked: Any) -> None:
+def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **options: Any) -> None:
     """Run a Kafka broker and the coordinator together on 127.0.0.1 until stopped."""
-    from halfway.runtime.dev import Dev, run_dev
+    from halfway.runtime.dev import DevOptions, run_dev
 
     over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
-    wanted = Dev(topics=_topics(topics), **asked)
-    sys.exit(run_dev(wanted, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
+    dev_options = DevOptions(topics=_topics(topics), **options)
+    sys.exit(run_dev(dev_options, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
 
 
 @halfway.group()
 def topics() -> None:
-    """The internal topics: list, verify, create."""
+    """List, verify and create the internal topics."""
 
 
 @halfway.command("audit-log")
 @config_option
 @click.option("--since-s", type=FiniteRange(0), default=86_400.0, show_default=True, help="How far to look back.")
-@click.option("--group", help="Only what concerns this group.")
-@click.option("--actor", help="Only what the operator, reader or group of this name did.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--group", help="Only events of this group.")
+@click.option("--actor", help="Only events of the operator, reader or group with this name.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def audit_log(config: Path | None, since_s: float, group: str | None, actor: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Show who changed what, from the audit trail in Kafka, the oldest first."""
+    """Show who changed what, from the audit trail in Kafka, oldest first."""
     from halfway.runtime.audit_log import show
 
     sys.exit(show(_load(config), since_s=since_s, group=group, actor=actor, as_json=as_json))
@@ -105,7 +109,7 @@ def audit_log(config: Path | None, since_s: float, group: str | None, actor: str
 @topics.command("list")
 @config_option
 def list_topics(config: Path | None) -> None:
-    """Show the internal topics and the settings that matter."""
+    """Show the internal topics and their required settings."""
     from halfway.runtime.topics import show
 
     sys.exit(show(_load(config)))
@@ -114,7 +118,7 @@ def list_topics(config: Path | None) -> None:
 @topics.command()
 @config_option
 def verify(config: Path | None) -> None:
-    """Compare the internal topics with what is needed; change nothing."""
+    """Compare the internal topics with their required settings, and change nothing."""
     from halfway.runtime.topics import compare
 
     sys.exit(compare(_load(config)))
@@ -123,7 +127,7 @@ def verify(config: Path | None) -> None:
 @topics.command()
 @config_option
 def create(config: Path | None) -> None:
-    """Create what is missing and verify the rest."""
+    """Create missing internal topics, and verify the others."""
     from halfway.runtime.topics import prepare
 
     sys.exit(prepare(_load(config)))
@@ -135,10 +139,10 @@ def create(config: Path | None) -> None:
     envvar="HALFWAY_HEALTH_URL",
     default="http://127.0.0.1:8081",
     show_default=True,
-    help="Where an instance shows its health.",
+    help="The URL of an instance's health port.",
 )
 def shards(health_url: str) -> None:
-    """Show the shards that an instance cannot acquire, since when, why, and the remedy."""
+    """Show the shards that an instance cannot acquire, with the time, the error and the remedy."""
     from halfway.runtime.topics import not_acquired
 
     sys.exit(not_acquired(health_url))
@@ -151,25 +155,25 @@ def _load(config: Path | None, over: dict[str, Any] | None = None) -> configurat
         fail(error.detail)
 
 
-def _topics(given: tuple[str, ...]) -> dict[str, int]:
-    wanted = {}
-    for text in given:
+def _topics(texts: tuple[str, ...]) -> dict[str, int]:
+    topics = {}
+    for text in texts:
         name, _, count = text.partition(":")
         partitions = int(count or 1) if _COUNT.fullmatch(count) else 0
         if not _TOPIC.fullmatch(name) or name in (".", "..") or not 0 < partitions <= _MAX_PARTITIONS:
             raise click.BadParameter(
-                f"{text!r} is not NAME or NAME:PARTITIONS: a name is 1 to 249 of letters, digits and . _ -, and there "
+                f"{text!r} is not NAME or NAME:PARTITIONS: a name has 1 to 249 letters, digits and . _ -, and there "
                 f"are 1 to {_MAX_PARTITIONS} partitions",
                 param_hint="--topic",
             )
-        wanted[name] = partitions
-    return wanted
+        topics[name] = partitions
+    return topics
 
 
 def main() -> None:
-    """Run the command line, and end without taking the interpreter apart.
+    """Run the command line, and exit without finalizing the interpreter.
 
-    A Kafka client that was not collected yet is destroyed there, which hangs if its broker is already gone.
+    Finalization would destroy Kafka clients that are not collected yet, which hangs if their broker is gone.
     """
     _open_streams()
     status: object = 0
@@ -182,16 +186,16 @@ def main() -> None:
         try:
             stream.flush()
         except OSError:
-            status = status or 1  # the reader is gone, or the disk is full: nothing more can be printed
+            status = status or 1  # the reader is gone or the disk is full, so nothing more can be printed
     os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def _open_streams() -> None:
-    """Make the standard streams writable: closed ones lead nowhere, and no character ends a command."""
+    """Make the standard streams writable: a closed stream discards its output, and every character can be encoded."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 

@@ -1,4 +1,4 @@
-"""`halfway transactions` and `halfway groups`: an operator's commands, over REST."""
+"""`halfway transactions` and `halfway groups`: commands for operators, over REST."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from halfway.runtime.terminal import FiniteRange, json_line, printable, say, say
 from halfway.service.job_records import MAX_RATE, MIN_RATE, RATE
 
 url_option = click.option(
-    "--url", envvar="HALFWAY_URL", default="http://127.0.0.1:8080", show_default=True, help="Where the coordinator is."
+    "--url", envvar="HALFWAY_URL", default="http://127.0.0.1:8080", show_default=True, help="The coordinator's URL."
 )
 token_option = click.option(
-    "--token", envvar="HALFWAY_TOKEN", help="A key; better set HALFWAY_TOKEN, which others do not see."
+    "--token", envvar="HALFWAY_TOKEN", help="A key. Better set HALFWAY_TOKEN: other users can see arguments."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 
@@ -31,13 +31,13 @@ def show_answer(answer: dict[str, Any], *, as_json: bool) -> None:
 
 
 def show_rows(answer: dict[str, Any], name: str, columns: tuple[str, ...], *, as_json: bool) -> None:
-    """Print one page of a list, a line for each row."""
+    """Print one page of a list, one line per row."""
     if as_json:
         say(json_line(answer))
         return
     say_rows(columns, [[row.get(column) for column in columns] for row in objects_of(answer, name)])
     if cursor := answer.get("next"):
-        # Not among the rows, which may be piped.
+        # On standard error, because the rows may go to a pipe.
         click.echo(f"more: --cursor {shlex.quote(printable(str(cursor)))}", err=True)
 
 
@@ -51,22 +51,22 @@ def transactions() -> None:
 @click.option("--group")
 @click.option("--topic")
 @click.option("--key")
-@click.option("--id", help="What the id begins with.")
+@click.option("--id", help="The beginning of the id.")
 @click.option(
-    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at least so long ago."
+    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at least this long ago."
 )
 @click.option(
-    "--younger-than", "younger_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at most so long ago."
+    "--younger-than", "younger_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at most this long ago."
 )
-@click.option("--cause", type=click.Choice(["producer", "check", "operator", "policy"]), help="Who ended it.")
-@click.option("--error", help="A part of the last error, or of why it was parked.")
+@click.option("--cause", type=click.Choice(["producer", "check", "operator", "policy"]), help="What ended it.")
+@click.option("--error", help="A part of the last error, or of the reason for parking.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option("--cursor")
 @url_option
 @token_option
 @json_option
 def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: Any) -> None:
-    """List what is pending, parked and lately ended, oldest first."""
+    """List pending, parked and recently ended transactions, oldest first."""
     query = {name: str(value) for name, value in filters.items() if value is not None}
     answer = Remote(url, token).ask("GET", path_of("transactions"), query=query)
     columns = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
@@ -86,12 +86,12 @@ def show(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> 
 @transactions.command()
 @click.argument("transaction_id")
 @click.argument("outcome", type=click.Choice(["commit", "rollback"]))
-@click.option("--remark", help="Why; kept in the op marker.")
+@click.option("--remark", help="The reason; stored in the op marker.")
 @url_option
 @token_option
 @json_option
 def end(transaction_id: str, outcome: str, remark: str | None, url: str, token: str | None, *, as_json: bool) -> None:
-    """Commit a transaction or roll it back, as its operator."""
+    """Commit a transaction or roll it back, as an operator."""
     body = {"outcome": outcome} | ({"remark": remark} if remark else {})
     path = path_of("transactions", transaction_id, "end")
     show_answer(Remote(url, token).ask("POST", path, body=body, headers={"Halfway-Cause": "operator"}), as_json=as_json)
@@ -109,17 +109,17 @@ def check(transaction_id: str, url: str, token: str | None, *, as_json: bool) ->
 
 @transactions.command()
 @click.argument("transaction_id", required=False)
-@click.option("--parked", is_flag=True, help="All that is parked, and matches the other options, by a job.")
-@click.option("--group", help="Only of this group.")
-@click.option("--error", help="Only what was parked for a reason with this part.")
+@click.option("--parked", is_flag=True, help="Run a job on all parked transactions that match the other options.")
+@click.option("--group", help="Only transactions of this group.")
+@click.option("--error", help="Only transactions whose reason for parking contains this text.")
 @click.option(
-    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Only if prepared so long ago."
+    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Only if prepared this long ago."
 )
 @click.option(
-    "--rate", type=FiniteRange(MIN_RATE, MAX_RATE), default=RATE, show_default=True, help="A second, at most."
+    "--rate", type=FiniteRange(MIN_RATE, MAX_RATE), default=RATE, show_default=True, help="At most so many per second."
 )
-@click.option("--reason", default="resumed from the command line", show_default=True, help="Kept with each.")
-@click.option("--dry-run", is_flag=True, help="Only say how many match.")
+@click.option("--reason", default="resumed from the command line", show_default=True, help="Stored as the remark.")
+@click.option("--dry-run", is_flag=True, help="Only print how many match.")
 @url_option
 @token_option
 @json_option
@@ -135,21 +135,21 @@ def resume(
     as_json: bool,
     **filters: Any,
 ) -> None:
-    """Take a parked transaction back among the prepared; or, with --parked, many."""
-    chosen = {name: value for name, value in filters.items() if value is not None}
-    if (transaction_id is None) != parked or (transaction_id is not None and (chosen or dry_run)):
-        raise click.UsageError("give either the id of a transaction, or --parked with what it is to match")
+    """Return a parked transaction to prepared; with --parked, many."""
+    filter_fields = {name: value for name, value in filters.items() if value is not None}
+    if (transaction_id is None) != parked or (transaction_id is not None and (filter_fields or dry_run)):
+        raise click.UsageError("give either the id of a transaction, or --parked with the options to match")
     remote = Remote(url, token)
     if transaction_id is not None:
         show_answer(remote.ask("POST", path_of("transactions", transaction_id, "resume")), as_json=as_json)
         return
-    job = {"action": "resume", "filter": {"state": "parked", **chosen}, "reason": reason, "rate": rate}
+    job = {"action": "resume", "filter": {"state": "parked", **filter_fields}, "reason": reason, "rate": rate}
     (preview if dry_run else run)(remote, job)
 
 
 @click.group()
 def groups() -> None:
-    """List, show, put and delete producer groups."""
+    """List, show, register and delete producer groups."""
 
 
 @groups.command("list")
@@ -177,10 +177,10 @@ def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> Non
 
 @groups.command()
 @click.argument("group")
-@click.option("--check-url", "urls", multiple=True, help="Where halfway asks; can be repeated.")
+@click.option("--check-url", "urls", multiple=True, help="The URL for checks; can be repeated.")
 @click.option("--pull", is_flag=True, help="The group fetches its checks.")
-@click.option("--topic", "topics", multiple=True, required=True, help="A topic it may write to; can be repeated.")
-@click.option("--policy", help="As JSON, such as '{\"max_checks\": 5}'.")
+@click.option("--topic", "topics", multiple=True, required=True, help="A topic that it may write to; can be repeated.")
+@click.option("--policy", help="The policy as JSON, such as '{\"max_checks\": 5}'.")
 @url_option
 @token_option
 @json_option
@@ -199,12 +199,12 @@ def put(
     if pull == bool(urls):
         raise click.UsageError("give either --check-url or --pull")
     try:
-        chosen = json.loads(policy) if policy else None
+        policy_fields = json.loads(policy) if policy else None
     except ValueError as error:
         raise click.BadParameter(f"{policy!r} is not JSON: {error}", param_hint="--policy") from None
     body: dict[str, Any] = {"check": {"mode": "pull"} if pull else {"urls": list(urls)}, "topics": list(topics)}
-    if chosen is not None:
-        body["policy"] = chosen
+    if policy_fields is not None:
+        body["policy"] = policy_fields
     show_answer(Remote(url, token).ask("PUT", path_of("groups", group), body=body), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""`halfway keys`: keys are made, listed, rotated and revoked over REST."""
+"""`halfway keys`: creates, lists, rotates and revokes keys over REST."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from halfway.runtime.terminal import FiniteRange, printable, say
 _DAY_S: Final = 86_400.0
 _COLUMNS: Final = ("id", "kind", "name", "created_at", "expires_at", "certificate")
 
-expires_option = click.option(
-    "--expires-in", type=FiniteRange(0), metavar="SECONDS", help="For ever, if it is left out."
-)
+expires_option = click.option("--expires-in", type=FiniteRange(0), metavar="SECONDS", help="Default: it never expires.")
 
 
 @click.group()
 def keys() -> None:
-    """Make, list, rotate and revoke keys; generate a first operator's key."""
+    """Create, list, rotate and revoke keys; generate the first operator's key."""
 
 
 @keys.command()
@@ -44,7 +42,7 @@ def create(
     *,
     as_json: bool,
 ) -> None:
-    """Make a key for a group, or for an operator or reader of that name; it is shown this once."""
+    """Create a key for a group, operator or reader of that name. The key is shown only once."""
     body: dict[str, Any] = {"kind": kind, "name": name}
     if expires_in is not None:
         body["expires_in_s"] = expires_in
@@ -54,7 +52,7 @@ def create(
 
 
 @keys.command("list")
-@click.option("--name", help="Of one group, operator or reader only.")
+@click.option("--name", help="Only keys of this group, operator or reader.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
 @click.option("--cursor")
 @url_option
@@ -74,14 +72,14 @@ def list_keys(url: str, token: str | None, *, as_json: bool, **filters: Any) -> 
     default=_DAY_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long the old one holds.",
+    help="How long the old key stays valid.",
 )
 @expires_option
 @url_option
 @token_option
 @json_option
 def rotate(key_id: str, keep: float, expires_in: float | None, url: str, token: str | None, *, as_json: bool) -> None:
-    """Make another key for the principal of a key, which then expires; the new one is shown this once."""
+    """Create another key for the principal of a key, which then expires. The new key is shown only once."""
     body = {"keep_s": keep} | ({} if expires_in is None else {"expires_in_s": expires_in})
     show_answer(Remote(url, token).ask("POST", path_of("keys", key_id, "rotate"), body=body), as_json=as_json)
 
@@ -91,12 +89,12 @@ def rotate(key_id: str, keep: float, expires_in: float | None, url: str, token: 
 @url_option
 @token_option
 def revoke(key_id: str, url: str, token: str | None) -> None:
-    """Revoke a key: no instance takes it any more, within a second."""
+    """Revoke a key: within a second, no instance accepts it any more."""
     Remote(url, token).ask("DELETE", path_of("keys", key_id))
     say(f"key {printable(key_id)} is revoked")
 
 
 @keys.command()
 def generate() -> None:
-    """Print a new operator's key for HALFWAY_OPERATOR_KEY; nothing is asked of a coordinator."""
+    """Print a new operator's key for HALFWAY_OPERATOR_KEY. This needs no coordinator."""
     say(key_text(PrincipalKind.OPERATOR, os.urandom(RANDOM_BYTES)))

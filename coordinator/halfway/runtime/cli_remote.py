@@ -1,4 +1,4 @@
-"""Calls a coordinator over REST for a command; every failure ends the command with a message."""
+"""Calls a coordinator over REST for a command. Every failure ends the command with a message."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LATER: Final = frozenset({429, 503})
 
 
 class _NotHalfwayError(Exception):
-    """The server at this URL is no coordinator."""
+    """The server at this URL is not a coordinator."""
 
 
 class Remote:
-    """A coordinator's URL and the caller's token; an invalid one ends the command with status 1."""
+    """A coordinator's URL and the caller's token. An invalid one ends the command with status 1."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Keep the URL and the token."""
+        """Validate and store the URL and the token."""
         self._base = _base(url)
         self._shown = str(self._base.with_user(None))
         self._headers = {}
@@ -39,7 +39,7 @@ class Remote:
 
     @property
     def shown(self) -> str:
-        """The URL without what may be secret in it."""
+        """The URL without its secrets."""
         return self._shown
 
     def ask_patiently(
@@ -51,7 +51,7 @@ class Remote:
         query: dict[str, str] | None = None,
         expected: int | None = None,
     ) -> dict[str, Any] | None:
-        """Do as `ask` does; None if no answer came, or one that says to come again."""
+        """Return the answer as `ask` does, or None if no answer came or the answer is to try again later."""
         try:
             status, answer = asyncio.run(self._ask(method, path, body, query or {}, {}))
         except (aiohttp.ClientError, TimeoutError, OSError):
@@ -74,12 +74,12 @@ class Remote:
         headers: dict[str, str] | None = None,
         expected: int | None = None,
     ) -> dict[str, Any]:
-        """Return the answer, a JSON object; an error or no answer ends the command with a message and status 1.
+        """Return the answer, a JSON object. An error or a missing answer ends the command with a message and status 1.
 
-        `expected` is an error status whose answer is returned like any other.
+        An answer with the error status `expected` is returned like a success.
         """
         try:
-            json.dumps([body, query], ensure_ascii=False).encode()  # yarl would leave out what is not UTF-8
+            json.dumps([body, query], ensure_ascii=False).encode()  # yarl would drop text that is not UTF-8
             status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
         except _NotHalfwayError as error:
             fail(f"{self._shown} {error}: is --url (HALFWAY_URL) the URL of a coordinator?")
@@ -87,7 +87,7 @@ class Remote:
             fail("an argument is not UTF-8")
         except aiohttp.ClientConnectorCertificateError as error:
             reason = printable(str(error.certificate_error))
-            remedy = "set SSL_CERT_FILE to the certificate (PEM) of the authority that has signed it"
+            remedy = "set SSL_CERT_FILE to the certificate (PEM) of the authority that signed it"
             fail(f"the certificate of {self._shown} is not trusted ({reason}): {remedy}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = printable(str(error)) or type(error).__name__
@@ -117,10 +117,10 @@ class Remote:
 
 
 def path_of(*parts: str) -> str:
-    """Return the path below /v1; a name that a path cannot hold ends the command."""
+    """Return the path below /v1. A name that is not legal in a path ends the command."""
     for part in parts:
         if part in ("", ".", ".."):
-            fail(f"{part!r} is no id or name")
+            fail(f"{part!r} is not an id or a name")
         try:
             part.encode()
         except UnicodeEncodeError:
@@ -129,7 +129,7 @@ def path_of(*parts: str) -> str:
 
 
 def objects_of(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the list of objects in this field of an answer; a missing list ends the command."""
+    """Return the list of objects in a field of an answer. If it is missing, the command ends."""
     rows = answer.get(name)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         fail(f"the answer has no list {name!r}: is --url (HALFWAY_URL) the URL of a coordinator?")
@@ -148,11 +148,11 @@ def _base(url: str) -> URL:
 
 
 def _header_value(token: str) -> str:
-    """Return the token after checking its characters; an error never shows it."""
-    for place, character in enumerate(token, 1):
+    """Return the token after a check of its characters. The error never shows the token."""
+    for position, character in enumerate(token, 1):
         if not "!" <= character <= "~":
             fail(
-                f"--token (HALFWAY_TOKEN) has a character at place {place} of {len(token)} that a header cannot carry: "
+                f"--token (HALFWAY_TOKEN) has an illegal character at position {position} of {len(token)}: "
                 "a token is visible ASCII without spaces or line breaks"
             )
     return token
@@ -172,7 +172,7 @@ def _object(status: int, received: bytes) -> dict[str, Any]:
 
 
 def _explained(problem: dict[str, Any]) -> str:
-    """Return a problem document's text, with the wrong fields of the request."""
+    """Return the text of a problem document, with the wrong fields of the request."""
     lines = [str(problem.get("detail") or "no detail")]
     errors = problem.get("errors")
     lines += [

@@ -1,4 +1,4 @@
-"""`halfway top`: what all instances know, again and again, in the terminal."""
+"""`halfway top`: live statistics of all instances in the terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PIPE_COLUMNS: Final = 400
 
 @click.command()
 @click.option("--interval", type=FiniteRange(0.5, 3600), default=1.0, show_default=True, metavar="SECONDS")
-@click.option("--once", is_flag=True, help="Print it once; so does an output that is no terminal.")
+@click.option("--once", is_flag=True, help="Print once. This is the default if the output is not a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer once, as JSON.")
 @url_option
 @token_option
@@ -37,7 +37,7 @@ def top(url: str, token: str | None, *, interval: float, once: bool, as_json: bo
     remote, path = Remote(url, token), path_of("statistics")
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _PIPE_COLUMNS  # the reader of a pipe cuts the lines
+        console.width = _PIPE_COLUMNS  # do not cut lines that go to a pipe
     if as_json:
         say(json_line(remote.ask("GET", path)))
         return
@@ -48,32 +48,33 @@ def top(url: str, token: str | None, *, interval: float, once: bool, as_json: bo
         with Live(screen(remote.ask("GET", path)), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
-                told = remote.ask_patiently("GET", path)
-                live.update(_silent(remote.shown) if told is None else screen(told), refresh=True)
+                statistics = remote.ask_patiently("GET", path)
+                live.update(_no_answer(remote.shown) if statistics is None else screen(statistics), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def screen(told: dict[str, Any]) -> RenderableType:
-    """Return statistics as they are shown; all text is printed as it is, and obeyed by nothing."""
-    parts: list[RenderableType] = [_totals(told)]
-    away = told.get("away") or []
+def screen(statistics: dict[str, Any]) -> RenderableType:
+    """Return the statistics as a rich renderable. Their text is escaped, so the terminal does not interpret it."""
+    parts: list[RenderableType] = [_totals(statistics)]
+    away = statistics.get("away") or []
     if away:
         lines = [
-            f"shard {one.get('shard')} is away ({one.get('instance') or 'nobody'}): {one.get('detail')}" for one in away
+            f"shard {place.get('shard')} of {place.get('instance') or 'nobody'} is not available: {place.get('detail')}"
+            for place in away
         ]
-        lines.append("the figures are without what is away")
+        lines.append("the figures do not include these shards")
         parts.append(Text("\n".join(map(_short, lines)), style="bold red"))
-    parts.append(_groups(told))
-    parts += _endpoints(told)
-    parts.append(_instances(told))
-    parts.append(_shards(told))
-    parts += _failures(told.get("failures") or {})
+    parts.append(_groups(statistics))
+    parts += _endpoints(statistics)
+    parts.append(_instances(statistics))
+    parts.append(_shards(statistics))
+    parts += _failures(statistics.get("failures") or {})
     return Group(*parts)
 
 
-def _totals(told: dict[str, Any]) -> Text:
-    totals = told.get("totals") or {}
+def _totals(statistics: dict[str, Any]) -> Text:
+    totals = statistics.get("totals") or {}
     names = (
         ("pending", "pending"),
         ("parked", "parked"),
@@ -82,82 +83,82 @@ def _totals(told: dict[str, Any]) -> Text:
         ("ends_per_s", "ends/s"),
         ("resolving", "resolving"),
     )
-    text = Text(f"halfway  {_short(told.get('at'))}\n")
+    text = Text(f"halfway  {_short(statistics.get('at'))}\n")
     for name, label in names:
-        alarming = name == "parked" and bool(totals.get(name))
-        text.append(f"{label} {_short(totals.get(name))}   ", style="bold yellow" if alarming else "bold")
-    ends = " ".join(f"{one['outcome']}/{one['cause']} {one['per_s']}" for one in told.get("ends") or [])
-    checks = " ".join(f"{one['verdict']} {one['per_s']}" for one in told.get("checks") or [])
+        is_warning = name == "parked" and bool(totals.get(name))
+        text.append(f"{label} {_short(totals.get(name))}   ", style="bold yellow" if is_warning else "bold")
+    ends = " ".join(f"{end['outcome']}/{end['cause']} {end['per_s']}" for end in statistics.get("ends") or [])
+    checks = " ".join(f"{check['verdict']} {check['per_s']}" for check in statistics.get("checks") or [])
     text.append(f"\nends/s  {_short(ends) or '-'}\nchecks/s  {_short(checks) or '-'}")
     return text
 
 
-def _groups(told: dict[str, Any]) -> Table:
+def _groups(statistics: dict[str, Any]) -> Table:
     fields = ("group", "pending", "parked", "prepares_per_s", "ends_per_s", "checks_in_flight", "checks_due", "breaker")
     columns = ("group", "pending", "parked", "prepares/s", "ends/s", "checks", "due", "breaker")
-    return _table(columns, [[one.get(name) for name in fields] for one in told.get("groups") or []])
+    return _table(columns, [[group.get(name) for name in fields] for group in statistics.get("groups") or []])
 
 
-def _endpoints(told: dict[str, Any]) -> Iterable[RenderableType]:
-    """Show each endpoint that gave no verdict, with what came of the last check."""
-    ill = [
-        (one.get("group"), end.get("host"), _answer_of(end))
-        for one in told.get("groups") or []
-        for end in one.get("endpoints") or []
-        if not end.get("well")
+def _endpoints(statistics: dict[str, Any]) -> Iterable[RenderableType]:
+    """Show each endpoint whose last answer was not a verdict, with that answer."""
+    broken = [
+        (group.get("group"), endpoint.get("host"), _answer_of(endpoint))
+        for group in statistics.get("groups") or []
+        for endpoint in group.get("endpoints") or []
+        if not endpoint.get("well")
     ]
-    if ill:
-        yield _table(("group", "endpoint that is not well", "answer"), ill)
+    if broken:
+        yield _table(("group", "broken endpoint", "answer"), broken)
 
 
 def _answer_of(endpoint: dict[str, Any]) -> str:
-    """Return what an endpoint answered, without its host, which stands beside it."""
+    """Return the answer of an endpoint, without its host, which is in the column before."""
     host = str(endpoint.get("host")).rpartition("://")[2]
     return str(endpoint.get("detail")).removeprefix(f"{host}: ")
 
 
-def _instances(told: dict[str, Any]) -> Table:
-    """Show each instance with its lane: a failure of the lane concerns all of its shards, and is counted once."""
+def _instances(statistics: dict[str, Any]) -> Table:
+    """Show each instance with its lane. A failure of the lane affects all its shards, but counts once."""
     rows = []
-    for one in told.get("instances") or []:
-        lane = one.get("lane") or {}
-        last = lane.get("last_failure") or {}
-        shards = len(one.get("shards") or [])
-        rows.append(
-            (one.get("url") or "this one", shards, lane.get("commits_per_s"), lane.get("failures"), last.get("reason"))
-        )
+    for instance in statistics.get("instances") or []:
+        lane = instance.get("lane") or {}
+        failure = lane.get("last_failure") or {}
+        url, shards = instance.get("url") or "this one", len(instance.get("shards") or [])
+        rows.append((url, shards, lane.get("commits_per_s"), lane.get("failures"), failure.get("reason")))
     return _table(("instance", "shards", "lane commits/s", "lane failures", "last failure"), rows)
 
 
-def _shards(told: dict[str, Any]) -> Table:
+def _shards(statistics: dict[str, Any]) -> Table:
     rows = [
         (
-            one.get("shard"),
-            one.get("instance") or "away",
-            one.get("pending"),
-            one.get("parked"),
-            one.get("oldest_pending_s"),
-            one.get("due"),
+            shard.get("shard"),
+            shard.get("instance") or "not available",
+            shard.get("pending"),
+            shard.get("parked"),
+            shard.get("oldest_pending_s"),
+            shard.get("due"),
         )
-        for one in told.get("shards") or []
+        for shard in statistics.get("shards") or []
     ]
     return _table(("shard", "instance", "pending", "parked", "oldest (s)", "due"), rows)
 
 
 def _failures(failures: dict[str, Any]) -> Iterable[RenderableType]:
     topics = [
-        (one.get("topic"), one.get("error_code"), one.get("refused"), one.get("detail"))
-        for one in failures.get("topics") or []
+        (topic.get("topic"), topic.get("error_code"), topic.get("refused"), topic.get("detail"))
+        for topic in failures.get("topics") or []
     ]
     if topics:
         yield _table(("topic that cannot be written", "error", "refused", "detail"), topics)
     quarantined = [
-        (one.get("id") or f"topic {one.get('topic')}", one.get("state"), one.get("detail"))
-        for one in failures.get("quarantined") or []
+        (entry.get("id") or f"topic {entry.get('topic')}", entry.get("state"), entry.get("detail"))
+        for entry in failures.get("quarantined") or []
     ]
     if quarantined:
         yield _table(("in quarantine", "state", "detail"), quarantined)
-    skipped = [(one.get("topic"), one.get("reason"), one.get("count")) for one in failures.get("skipped") or []]
+    skipped = [
+        (records.get("topic"), records.get("reason"), records.get("count")) for records in failures.get("skipped") or []
+    ]
     if skipped:
         yield _table(("skipped records of", "reason", "count"), skipped)
 
@@ -177,5 +178,5 @@ def _short(value: object) -> str:
     return "-" if value is None else printable(str(value)[:_DETAIL])
 
 
-def _silent(url: str) -> Text:
-    return Text(f"{printable(url)} gives no answer; asking again", style="bold red")
+def _no_answer(url: str) -> Text:
+    return Text(f"{printable(url)} does not answer; trying again", style="bold red")

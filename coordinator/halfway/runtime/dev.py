@@ -1,4 +1,4 @@
-"""`halfway dev`: an embedded Kafka broker and the coordinator in one command, on 127.0.0.1."""
+"""`halfway dev`: runs an embedded Kafka broker and the coordinator together on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from halfway.checkback import LOOPBACK_NETWORKS
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.topics.admin_requests import admin_client
-from halfway.runtime.app import Ready, not_listening, run
+from halfway.runtime.app import Ready, cannot_listen, run
 from halfway.runtime.check_caller import check_authorities
 from halfway.runtime.check_echo import HOST, CheckEcho
 from halfway.runtime.terminal import complain, json_line, say
@@ -28,48 +28,48 @@ from halfway.runtime.terminal import complain, json_line, say
 if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
 
-_ASK_S = 30.0
-_NOT_YET = "127.0.0.1:1"
-"""Stands for the broker's address while the settings are checked; nothing connects to it."""
+_ADMIN_TIMEOUT_S = 30.0
+_PLACEHOLDER = "127.0.0.1:1"
+"""The broker's address while the settings are validated. Nothing connects to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dev:
-    """What `halfway dev` was asked for; `topics` are names and their partitions."""
+class DevOptions:
+    """The options of `halfway dev`. `topics` maps names to numbers of partitions."""
 
     kafka_port: int
     data_dir: Path | None
     keep: bool
     topics: Mapping[str, int]
     check_echo: str | None
-    """The outcome that every check is answered with on `check_port`; None: nothing answers there."""
+    """The outcome for every check on `check_port`; None: nothing listens there."""
     check_port: int
     as_json: bool
     with_parent: bool
 
 
-def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
+def run_dev(options: DevOptions, settings_for: Callable[[str], Settings]) -> int:
     """Start the broker, then the coordinator; return the exit status once both have stopped."""
     from halfway.embedded import EmbeddedConfig, EmbeddedKafka, EmbeddedKafkaError
 
     config = EmbeddedConfig(
-        data_dir=wanted.data_dir,
-        keep_data=wanted.keep,
-        port=wanted.kafka_port,
+        data_dir=options.data_dir,
+        keep_data=options.keep,
+        port=options.kafka_port,
         progress=lambda line: click.echo(line, err=True),
     )
     try:
         with ExitStack() as stack:
-            _demand_usable(settings_for(_NOT_YET), wanted)
-            echo = (
-                None if wanted.check_echo is None else stack.enter_context(_echo(wanted.check_echo, wanted.check_port))
-            )
-            if wanted.with_parent:
-                threading.Thread(target=_end_with_stdin, name="halfway-parent", daemon=True).start()
+            _demand_usable(settings_for(_PLACEHOLDER), options)
+            echo = None
+            if options.check_echo is not None:
+                echo = stack.enter_context(_echo(options.check_echo, options.check_port))
+            if options.with_parent:
+                threading.Thread(target=_stop_when_stdin_closes, name="halfway-parent", daemon=True).start()
             bootstrap = stack.enter_context(EmbeddedKafka(config)).bootstrap_servers
-            _create(bootstrap, wanted.topics)
-            settings = reaching_this_machine(logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty()))
-            return run(settings, on_ready=lambda ready: _announce(wanted, settings, ready, bootstrap, echo))
+            _create(bootstrap, options.topics)
+            settings = allowing_local_endpoints(logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty()))
+            return run(settings, on_ready=lambda ready: _announce(options, settings, ready, bootstrap, echo))
     except ConfigurationError as error:
         complain(error.detail)
     except EmbeddedKafkaError as error:
@@ -77,46 +77,46 @@ def run_dev(wanted: Dev, settings_for: Callable[[str], Settings]) -> int:
     return 1
 
 
-def _demand_usable(settings: Settings, wanted: Dev) -> None:
-    """Raise ConfigurationError for all that the coordinator would refuse, before Kafka starts."""
+def _demand_usable(settings: Settings, options: DevOptions) -> None:
+    """Raise ConfigurationError for everything that the coordinator would refuse, before Kafka starts."""
     admin_client(settings.kafka_config(""))
     check_authorities(settings)
-    ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": wanted.kafka_port}
-    if wanted.check_echo is not None:
-        ports["--check-port"] = wanted.check_port
-    asked = {option: port for option, port in ports.items() if port}
-    if len(set(asked.values())) < len(asked):
-        given = ", ".join(f"{option} {port}" for option, port in asked.items())
-        raise ConfigurationError(f"each port is taken by one server only: give other ports than {given}")
+    ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": options.kafka_port}
+    if options.check_echo is not None:
+        ports["--check-port"] = options.check_port
+    fixed = {option: port for option, port in ports.items() if port}
+    if len(set(fixed.values())) < len(fixed):
+        listed = ", ".join(f"{option} {port}" for option, port in fixed.items())
+        raise ConfigurationError(f"two servers cannot share a port: choose different ports in {listed}")
     for option, host in (("--port", settings.host), ("--health-port", settings.health_host)):
         try:
             socket.create_server((host, ports[option])).close()
         except OSError as error:
-            raise not_listening(host, ports[option], option, error) from error
+            raise cannot_listen(host, ports[option], option, error) from error
 
 
 def _echo(outcome: str, port: int) -> CheckEcho:
     try:
         return CheckEcho(outcome, port)
     except OSError as error:
-        raise not_listening(HOST, port, "--check-port", error) from error
+        raise cannot_listen(HOST, port, "--check-port", error) from error
 
 
-def reaching_this_machine(settings: Settings) -> Settings:
-    """Return settings with which services on this machine are checked."""
+def allowing_local_endpoints(settings: Settings) -> Settings:
+    """Return settings that also allow check endpoints on this machine."""
     return settings.model_copy(update={"check_also_networks": (*settings.check_also_networks, *LOOPBACK_NETWORKS)})
 
 
 def logging_for(settings: Settings, *, terminal: bool) -> Settings:
-    """Return settings that log for people if logs go to a terminal and no format was chosen."""
+    """Return settings with the readable log format if logs go to a terminal and no format is set."""
     if "log_format" in settings.model_fields_set or not terminal:
         return settings
     return settings.model_copy(update={"log_format": "console"})
 
 
-def _end_with_stdin() -> None:
-    """Stop this process when the one that holds the other end of its standard input is gone, however it ended."""
-    # Not through `sys.stdin`: its lock, held here, would keep the interpreter from ending.
+def _stop_when_stdin_closes() -> None:
+    """Stop this process when the process at the other end of its standard input has ended, in any way."""
+    # This does not use `sys.stdin`: its lock, held here, would keep the interpreter from ending.
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -124,20 +124,23 @@ def _end_with_stdin() -> None:
 
 def _create(bootstrap: str, topics: Mapping[str, int]) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    wanted = [NewTopic(name, num_partitions=count, replication_factor=1) for name, count in topics.items()]
-    if not wanted:
+    new_topics = [NewTopic(name, num_partitions=count, replication_factor=1) for name, count in topics.items()]
+    if not new_topics:
         return
-    for name, made in admin.create_topics(wanted, operation_timeout=_ASK_S, request_timeout=_ASK_S).items():
+    timeout_s = _ADMIN_TIMEOUT_S
+    for name, created in admin.create_topics(
+        new_topics, operation_timeout=timeout_s, request_timeout=timeout_s
+    ).items():
         try:
-            made.result(_ASK_S)
+            created.result(timeout_s)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 complain(f"topic {name!r} was not created: {error.args[0].str()}")
 
 
-def _announce(wanted: Dev, settings: Settings, ready: Ready, bootstrap: str, echo: CheckEcho | None) -> None:
+def _announce(options: DevOptions, settings: Settings, ready: Ready, bootstrap: str, echo: CheckEcho | None) -> None:
     console = _console_url(settings, ready)
-    if wanted.as_json:
+    if options.as_json:
         line = {"url": ready.url, "health_url": ready.health_url, "bootstrap_servers": bootstrap}
         line |= {} if console is None else {"console_url": console}
         say(json_line(line if echo is None else line | {"check_url": echo.url}))
@@ -148,13 +151,13 @@ def _announce(wanted: Dev, settings: Settings, ready: Ready, bootstrap: str, ech
     say(f"health   {ready.health_url}/health/ready    metrics: {ready.health_url}/metrics")
     say(f"kafka    {bootstrap}")
     if echo is not None:
-        say(f"checks   {echo.url}    (each is answered {wanted.check_echo})")
+        say(f"checks   {echo.url}    (answers {options.check_echo})")
     if not settings.access_control:
-        say("access   open: everybody on this machine may do everything    (HALFWAY_MASTER_SECRET asks for keys)")
+        say("access   open: everybody on this machine may do everything    (set HALFWAY_MASTER_SECRET to require keys)")
     say("Stop with Ctrl-C.")
 
 
 def _console_url(settings: Settings, ready: Ready) -> str | None:
-    """Return where the console is; None if it is off."""
+    """Return the URL of the console, None if it is off."""
     host = {"api": ready.url, "health": ready.health_url, "off": None}[settings.console]
     return None if host is None else f"{host}/console/"

@@ -1,6 +1,6 @@
-"""A histogram that takes many equal observations in one step, and a counter that takes no lock.
+"""A histogram that adds many equal observations in one step, and a counter without a lock.
 
-What prometheus_client has of both is dearer: these are fed for each group of a batch.
+The classes of prometheus_client cost more CPU time, and these are updated for each group of a batch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Tally(Collector):
-    """Counts by their labels; fed and read on one thread."""
+    """Counts by label values. Update and read it on one thread only."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        """Start with none."""
+        """Start without counts."""
         self._name = name
         self._text = text
         self._labels = labels
         self._counts: dict[tuple[str, ...], int] = {}
 
     def count(self, labels: tuple[str, ...], times: int) -> None:
-        """Count so many more."""
+        """Add `times` to the count of these label values."""
         self._counts[labels] = self._counts.get(labels, 0) + times
 
     def describe(self) -> Iterator[Metric]:
@@ -35,7 +35,7 @@ class Tally(Collector):
         yield CounterMetricFamily(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Show the counts."""
+        """Return the counts."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, count in self._counts.items():
             family.add_metric(labels, count)
@@ -43,7 +43,7 @@ class Tally(Collector):
 
 
 class Distribution(Collector):
-    """Observations by their labels; fed and read on one thread."""
+    """Observations by label values. Update and read it on one thread only."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> None:
         """Take the upper bounds of the buckets, without infinity."""
@@ -56,7 +56,7 @@ class Distribution(Collector):
         self._sums: dict[tuple[str, ...], float] = {}
 
     def observe(self, value: float, *labels: str, count: int) -> None:
-        """Take the same value so many times."""
+        """Add `count` observations of the same value."""
         counts = self._counts.get(labels)
         if counts is None:
             counts = self._counts[labels] = [0] * len(self._names)
@@ -69,7 +69,7 @@ class Distribution(Collector):
         yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
-        """Show the buckets, each with all below it."""
+        """Return the cumulative buckets."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for labels, counts in self._counts.items():
             buckets = list(zip(self._names, accumulate(counts), strict=True))

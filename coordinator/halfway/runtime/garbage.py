@@ -1,7 +1,7 @@
-"""When Python looks for reference cycles: rarely, since transactions leave none.
+"""Makes Python search for reference cycles only rarely, because transactions leave none.
 
-With the interpreter's own thresholds a third of the CPU time of a batch of transactions went into looking for cycles
-among those in flight.
+With the default thresholds, a third of the CPU time of a batch went into the search for cycles among the transactions
+in flight.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import asyncio
 import gc
 from typing import Final
 
-_YOUNG: Final = 50_000
-"""Objects made and not yet freed before the youngest are looked through: more than a few full batches in flight."""
-_OLDER: Final = 20
+_THRESHOLD_0: Final = 50_000
+"""The youngest generation is searched after this many net allocations: more than a few full batches in flight."""
+_THRESHOLD_1: Final = 20
 EVERY_S: Final = 30.0
 
 
 def collect_rarely() -> None:
-    """Look for cycles rarely; `collect_now_and_then` finds them nevertheless."""
-    gc.set_threshold(_YOUNG, _OLDER, _OLDER)
+    """Set thresholds for a rare search. `collect_periodically` finds cycles nevertheless."""
+    gc.set_threshold(_THRESHOLD_0, _THRESHOLD_1, _THRESHOLD_1)
 
 
-async def collect_now_and_then(every_s: float = EVERY_S) -> None:
-    """Look through everything that came since, until cancelled: what is in a cycle may hold threads and connections."""
+async def collect_periodically(every_s: float = EVERY_S) -> None:
+    """Collect all cycles periodically until cancelled, because objects in a cycle may hold threads and connections."""
     while True:
         await asyncio.sleep(every_s)
         gc.collect()
 
 
-def freeze_what_stands() -> None:
-    """Never look through what was made so far: modules, settings, and what a recovery read."""
+def freeze_existing() -> None:
+    """Exclude all existing objects from later searches: modules, settings, and the records of a recovery."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""How long the event loop pauses: a pause delays every request."""
+"""Measures pauses of the event loop. A pause delays every request."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections import deque
 from typing import Final
 
 _EVERY_S: Final = 0.025
-"""A pause is measured short by this much at most."""
-_KEPT_S: Final = 60
+"""The measured pause can be shorter than the real one by at most this time."""
+_WINDOW_S: Final = 60
 
 
 class LoopPauses:
-    """Measures by how much short sleeps are late; the longest of each of the last sixty seconds is kept."""
+    """Measures how late short sleeps end, and stores the longest pause of each of the last sixty seconds."""
 
     def __init__(self) -> None:
-        """Start with nothing measured."""
-        self._longest: deque[tuple[int, float]] = deque(maxlen=_KEPT_S)
+        """Start without measurements."""
+        self._longest: deque[tuple[int, float]] = deque(maxlen=_WINDOW_S)
 
-    def longest_s(self, *, within_s: float = _KEPT_S) -> float:
-        """Return the longest pause of the last seconds."""
+    def longest_s(self, *, within_s: float = _WINDOW_S) -> float:
+        """Return the longest pause of the last `within_s` seconds."""
         since = time.monotonic() - within_s
         return max((pause for second, pause in self._longest if second >= since), default=0.0)
 
-    def note(self, now: float, pause_s: float) -> None:
-        """Keep a pause that ended now."""
+    def record(self, now: float, pause_s: float) -> None:
+        """Record a pause that ended now."""
         second = int(now)
         if self._longest and self._longest[-1][0] == second:
             self._longest[-1] = (second, max(self._longest[-1][1], pause_s))
@@ -38,4 +38,4 @@ class LoopPauses:
             due = time.monotonic() + _EVERY_S
             await asyncio.sleep(_EVERY_S)
             now = time.monotonic()
-            self.note(now, max(0.0, now - due))
+            self.record(now, max(0.0, now - due))

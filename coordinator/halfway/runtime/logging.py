@@ -1,4 +1,4 @@
-"""Logs: structlog, an event that never changes and fields; secrets are redacted by type and by name."""
+"""Logs with structlog: a constant event name and fields. Secrets are redacted by their type and by the field's name."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SECRET_WORDS: Final = ("password", "secret", "token", "credential", "authorizat
 
 
 def redact(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Replace every value that is a secret by its type or by the name of its field."""
+    """Replace every value that is a secret according to its type or the name of its field."""
     for name, value in event.items():
         if isinstance(value, SecretStr | SecretBytes) or any(word in name.lower() for word in _SECRET_WORDS):
             event[name] = REDACTED
     return event
 
 
-def harmless(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape what a terminal would obey: fields hold what clients and endpoints sent."""
+def escape(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape control characters, because fields contain text of clients and endpoints."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = "\n".join(map(printable, value.split("\n"))) if name == "exception" else printable(value)
@@ -34,7 +34,7 @@ def harmless(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapp
 
 
 def configure(*, form: str, level: str) -> None:
-    """Send all logs, those of libraries too, to standard error: as JSON, one object a line, or for a person."""
+    """Send all logs, including those of libraries, to standard error: as JSON (one object per line) or readable."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -47,10 +47,10 @@ def configure(*, form: str, level: str) -> None:
     last: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
-        # The plain traceback: the other one shows local variables, which may hold secrets.
+        # A plain traceback: the rich one shows local variables, which may contain secrets.
         else [
             structlog.processors.format_exc_info,
-            harmless,
+            escape,
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR")),
         ]
     )
@@ -64,7 +64,7 @@ def configure(*, form: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Each job's start and end, every second, for every shard.
+    # It logs the start and the end of each job, every second and for every shard.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     structlog.configure(
         processors=[

@@ -1,4 +1,4 @@
-"""Prometheus metrics: the `Observer` of the service and of the REST layer, and gauges that are read at each scrape."""
+"""Prometheus metrics: the observer of the service and of the REST layer, and gauges that are read at each scrape."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import ShardTable
 
 MAX_GROUPS: Final = 500
-"""Further groups are counted together as `other`, so that no client can fill the memory with series."""
+"""Further groups are counted together as `other`, so that clients cannot fill the memory with series."""
 OTHER: Final = "other"
 
 _LATENCY_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15)
@@ -44,7 +44,7 @@ _BYTES: Final = (1_024, 16_384, 131_072, 524_288, 1_048_576, 4_194_304, 16_777_2
 
 
 class _Groups:
-    """The groups that have series of their own."""
+    """The groups that have their own series."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -59,11 +59,11 @@ class _Groups:
 
 
 class Metrics:
-    """The observer; the counter of each label combination is looked up once and then cached."""
+    """The observer. The counter of each combination of labels is looked up once and then cached."""
 
     def __init__(self) -> None:
         """Create all metrics in a new registry."""
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series, and nobody reads them
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series, and nobody uses them
         self.registry = CollectorRegistry()
         registry = self.registry
         self._groups = _Groups()
@@ -76,8 +76,8 @@ class Metrics:
         self._outcome_s = Distribution(
             "halfway_time_to_outcome_seconds", "Time from prepare to outcome", ["group", "outcome"], _OUTCOME_S
         )
-        for each in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s):
-            registry.register(each)
+        for collector in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s):
+            registry.register(collector)
         self._checks = Counter("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"], registry=registry)
         self._check_s = Histogram(
             "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
@@ -135,7 +135,7 @@ class Metrics:
             registry=registry,
             buckets=_AWAY_S,
         )
-        Info("halfway_build", "The version that runs", registry=registry).info(
+        Info("halfway_build", "The running version", registry=registry).info(
             {"version": version("halfway"), "python": platform.python_version()}
         )
         ProcessCollector(registry=registry)
@@ -221,11 +221,11 @@ class Metrics:
         self.registry.register(_Unsent(unsent))
 
     def show_keys(self, keys: KeyFreshness) -> None:
-        """Show for how long a revoked key may still be taken."""
+        """Register the gauge of the keys' age: for that long, a revoked key may still be accepted."""
         self.registry.register(_Keys(keys))
 
     def show_troubles(self, troubles: Callable[[], Mapping[int, float]]) -> None:
-        """Register the gauge of shards that cannot be acquired, by the time since when (seconds since the epoch)."""
+        """Register the gauge of shards that cannot be acquired. `troubles` maps them to seconds since the epoch."""
         self.registry.register(_Troubles(troubles))
 
     def show_pauses(self, pauses: LoopPauses) -> None:
@@ -237,14 +237,14 @@ class Metrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _count(self, counter: Counter, *labels: str, times: int = 1) -> None:
-        key = (counter._name, *labels)  # noqa: SLF001 - as a key
+        key = (counter._name, *labels)  # noqa: SLF001 - only as a key
         child = self._counters.get(key)
         if child is None:
             child = self._counters[key] = counter.labels(*labels)
         child.inc(times)
 
     def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
-        key = (histogram._name, *labels)  # noqa: SLF001 - as a key
+        key = (histogram._name, *labels)  # noqa: SLF001 - only as a key
         child = self._histograms.get(key)
         if child is None:
             child = self._histograms[key] = histogram.labels(*labels)
@@ -264,7 +264,7 @@ class _Troubles(Collector):
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "halfway_shard_not_acquired_seconds",
-            "For how long a shard that is assigned to this instance could not be acquired",
+            "How long a shard that is assigned to this instance could not be acquired",
             labels=["shard"],
         )
         now = time.time()
@@ -295,10 +295,10 @@ class _Gauges(Collector):
             ("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses),
         ):
             yield CounterMetricFamily(name, text, value=count)
-        yield _gauge("halfway_resolving", "Ids that wait for the lane or are in it", len(self._shards.claims))
+        yield _gauge("halfway_resolving", "Transactions that wait for the lane or are in it", len(self._shards.claims))
         yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight.taken)
         yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.in_flight.bytes)
-        yield _gauge("halfway_streams", "Streams that are open", len(self._api.streams))
+        yield _gauge("halfway_streams", "Open streams", len(self._api.streams))
         yield _gauge("halfway_event_listeners", "Listeners to events", len(self._api.events))
         yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", self._api.admission.waiting)
 
@@ -306,7 +306,7 @@ class _Gauges(Collector):
         families = {
             "pending": GaugeMetricFamily("halfway_pending", "Pending transactions", labels=["shard"]),
             "parked": GaugeMetricFamily("halfway_parked", "Parked transactions", labels=["shard"]),
-            "ended": GaugeMetricFamily("halfway_outcomes", "Outcomes remembered", labels=["shard"]),
+            "ended": GaugeMetricFamily("halfway_outcomes", "Outcomes in memory", labels=["shard"]),
             "oldest_pending_s": GaugeMetricFamily(
                 "halfway_oldest_pending_seconds", "Age of the oldest pending transaction", labels=["shard"]
             ),
@@ -317,7 +317,7 @@ class _Gauges(Collector):
                 "halfway_op_cursor_lag", "Records of op between its cursor and its tail", labels=["shard"]
             ),
             "due": GaugeMetricFamily(
-                "halfway_agenda", "Transactions that a scan will look at: all that are pending", labels=["shard"]
+                "halfway_agenda", "Transactions that a scan will examine: all pending ones", labels=["shard"]
             ),
             "strays": GaugeMetricFamily("halfway_strays", "Half records to correct", labels=["shard"]),
         }
@@ -352,7 +352,7 @@ class _Unsent(Collector):
 
 
 class _Keys(Collector):
-    """How old the keys are that this instance knows."""
+    """The age of this instance's keys."""
 
     def __init__(self, keys: KeyFreshness) -> None:
         self._keys = keys
@@ -362,13 +362,13 @@ class _Keys(Collector):
 
 
 class _Pauses(Collector):
-    """How long the event loop pauses."""
+    """Pauses of the event loop."""
 
     def __init__(self, pauses: LoopPauses) -> None:
         self._pauses = pauses
 
     def collect(self) -> Iterator[Metric]:
-        text = "The event loop's longest pause of the last minute"
+        text = "The longest pause of the event loop in the last minute"
         yield _gauge("halfway_loop_pause_seconds", text, self._pauses.longest_s())
 
 

@@ -1,4 +1,4 @@
-"""The check policy as settings: the fields, defaults and bounds of the domain, as pydantic has them."""
+"""The check policy as settings: the fields, defaults and bounds of the domain model, for pydantic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halfway.domain.policy import CheckPolicy
 
 
 def _field(field: msgspec.structs.FieldInfo) -> tuple[Any, Any]:
-    """Return a field of the policy, with its bounds and its default, as pydantic has them."""
+    """Return the pydantic type of a policy field, with its bounds, and its default."""
     kind, *metas = get_args(field.type) or (field.type,)
     bounds = [Field(gt=meta.gt, ge=meta.ge, le=meta.le) for meta in metas]
     return (Annotated[kind, *bounds] if bounds else kind), field.default
@@ -27,7 +27,7 @@ Policy = Annotated[
     CheckPolicy,
     GetPydanticSchema(
         lambda _, handler: no_info_after_validator_function(
-            lambda given: CheckPolicy(**dict(given)), handler.generate_schema(_PolicyFields)
+            lambda fields: CheckPolicy(**dict(fields)), handler.generate_schema(_PolicyFields)
         )
     ),
 ]

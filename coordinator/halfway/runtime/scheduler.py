@@ -1,4 +1,4 @@
-"""The scan as an APScheduler job for each shard that is served (docs/protocol.md#scan-and-check-back)."""
+"""Runs the scan as an APScheduler job for each served shard (docs/protocol.md#scan-and-check-back)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 JUMP_S: Final = 2.0
-"""A wall clock that moves this much against the monotonic one has been set, or the process was frozen."""
-_LOOK_EVERY_S: Final = 0.5
+"""If the wall clock moves this much against the monotonic clock, it was set, or the process was frozen."""
+_CLOCK_CHECK_S: Final = 0.5
 
 
 class SystemClock:
@@ -32,14 +32,14 @@ class SystemClock:
 
 
 class ScanScheduler:
-    """Runs one scan at a time for each shard served, every `interval_s`.
+    """Runs one scan at a time for each served shard, every `interval_s`.
 
-    APScheduler's interval runs on wall time: a clock that is set back an hour would stop the scan for an hour. The
-    jobs are therefore armed again when wall time has jumped.
+    APScheduler's intervals use the wall clock: if it were set back by an hour, the scan would stop for an hour. The
+    jobs are therefore armed again when the wall clock has jumped.
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, *, interval_s: float) -> None:
-        """Keep the parts; nothing is started."""
+        """Store the parts. Nothing is started yet."""
         self._coordinator = coordinator
         self._clock = clock
         self._interval_s = interval_s
@@ -48,12 +48,12 @@ class ScanScheduler:
         self._offset = time.time() - time.monotonic()
 
     def start(self) -> None:
-        """Start the scheduler on the running loop."""
+        """Start the scheduler on the running event loop."""
         self._scheduler.start()
         self._watch = asyncio.create_task(self._watch_clock())
 
     async def stop(self) -> None:
-        """Start no more scans, and cancel one that runs: its remaining work is due at the next start."""
+        """Start no more scans, and cancel a running one: its remaining work is due at the next start."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -61,7 +61,7 @@ class ScanScheduler:
             self._scheduler.shutdown(wait=False)
 
     def arm(self, shard: int) -> None:
-        """Scan a shard from now on."""
+        """Start to scan a shard periodically."""
         self._scheduler.add_job(
             self._scan,
             "interval",
@@ -80,22 +80,22 @@ class ScanScheduler:
             self._scheduler.remove_job(f"scan-{shard}")
 
     async def _scan(self, shard: int) -> None:
-        self._look_at_clock()
+        self._check_clock()
         try:
             await self._coordinator.scan(shard, self._clock.now_ms())
         except asyncio.CancelledError:
-            # The scheduler stops, and would log this as an error; what is left undone is due at the next scan.
+            # The scheduler stops, and would log this as an error. The remaining work is due at the next scan.
             return
         except Exception:
             log.exception("scan_failed", shard=shard)
 
     async def _watch_clock(self) -> None:
         while True:
-            self._look_at_clock()
-            await asyncio.sleep(_LOOK_EVERY_S)
+            self._check_clock()
+            await asyncio.sleep(_CLOCK_CHECK_S)
 
-    def _look_at_clock(self) -> None:
-        """Note if wall time has moved against monotonic time; also before each scan, which acts by wall time."""
+    def _check_clock(self) -> None:
+        """Detect a jump of the wall clock; this also runs before each scan, because a scan uses the wall clock."""
         before, self._offset = self._offset, time.time() - time.monotonic()
         if abs(self._offset - before) >= JUMP_S:
             log.warning("clock_jumped", seconds=round(self._offset - before, 3))
@@ -105,16 +105,16 @@ class ScanScheduler:
 
 
 class ScannedShards:
-    """A `ShardListener` that passes everything on and keeps the scheduler's jobs to the shards that are served."""
+    """A `ShardListener` that forwards every call, and arms a scan for each served shard."""
 
     def __init__(self, listener: ShardListener, arm: Callable[[int], None], disarm: Callable[[int], None]) -> None:
-        """Keep the parts."""
+        """Store the parts."""
         self._listener = listener
         self._arm = arm
         self._disarm = disarm
 
     def current(self, write: LaneWrite) -> bool:
-        """Pass the lane's question on, on the lane's thread."""
+        """Forward the lane's question, on the lane's thread."""
         return self._listener.current(write)
 
     def acquired(self, shard: int, state: ShardState) -> None:
@@ -123,19 +123,19 @@ class ScannedShards:
         self._arm(shard)
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        """Pass on what the tail has read."""
+        """Forward the records that the tail has read."""
         self._listener.appended(shard, records, position)
 
     def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
-        """Pass the tail's question on, on the tail's thread."""
+        """Forward the tail's question, on the tail's thread."""
         return self._listener.holds(shard, offset, key)
 
     async def revoked(self, shard: int) -> None:
-        """Finish what is in flight; the scan stops first."""
+        """Stop the scan, then finish the work in flight."""
         self._disarm(shard)
         await self._listener.revoked(shard)
 
     def lost(self, shard: int) -> None:
-        """Drop a shard, and its scan."""
+        """Stop the scan, and drop the shard."""
         self._disarm(shard)
         self._listener.lost(shard)

@@ -1,4 +1,4 @@
-"""Every setting, in one typed model: from the environment (`HALFWAY_…`) over a TOML file."""
+"""All settings in one typed model, from a TOML file and from environment variables (`HALFWAY_…`), which override it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from halfway.service.requests import ServiceLimits
 PREFIX: Final = "HALFWAY_"
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
-"""Variables of the command line: where the coordinator and its health are, what it is shown, and where the file is."""
-_OF_OTHERS: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
-"""How variables begin that are for clients, the Spark jobs and the tests: one environment may serve all."""
+"""Variables of the command line: the URLs of the coordinator and its health port, the key, and the settings file."""
+_OTHER_PREFIXES: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
+"""Prefixes of variables for clients, the Spark jobs and the tests, which may share the environment."""
 _USUAL_PROPERTIES: Final = (
     "BOOTSTRAP_SERVERS",
     "SECURITY_PROTOCOL",
@@ -51,8 +51,8 @@ _USUAL_PROPERTIES: Final = (
     "SSL_KEY_PASSWORD",
     "CLIENT_ID",
 )
-"""Properties of librdkafka that a misspelt variable may have meant; any other passes through as well."""
-_ALIKE: Final = 0.85
+"""Properties of librdkafka that a misspelt variable may have meant. Any other property passes through as well."""
+_SIMILARITY: Final = 0.85
 _SHOWN: Final = 80
 _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
@@ -64,7 +64,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
 def _split(value: object) -> object:
-    """Take a list from one variable, between commas."""
+    """Split the comma-separated list in a variable."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -75,12 +75,12 @@ _API: Final = ApiLimits()
 
 
 class Settings(BaseModel):
-    """What an operator can set; a field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file."""
+    """The settings. A field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     kafka: dict[str, SecretStr] = {}
-    """librdkafka properties; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
+    """Properties of librdkafka; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
     kafka_prefix: str = KafkaConfig.prefix
     shards: Annotated[int, Field(ge=1, le=10_000)] = _LIMITS.shards
     replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
@@ -98,47 +98,47 @@ class Settings(BaseModel):
     max_compaction_lag_ms: Count | None = None
     op_retention_ms: Annotated[int, Field(ge=1)] = _LIMITS.op_retention_ms
     audit_topic: bool = KafkaConfig.audit_topic
-    """Whether the audit trail is kept in a topic, beside the log."""
+    """Whether the audit trail is written to a topic in addition to the log."""
     audit_retention_ms: Annotated[int, Field(ge=1)] = KafkaConfig.audit_retention_ms
 
-    host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container is reached from outside it
+    host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container must be reachable from outside
     port: Port = 8080
     health_host: str = "0.0.0.0"  # noqa: S104
     health_port: Port = 8081
     instance_url: str | None = None
-    """Where other instances reach this one; http://<host name>:<port> if it is not set."""
+    """The URL of this instance for other instances; http://<host name>:<port> if it is not set."""
     master_secret: SecretStr | None = None
-    """What the other secrets are derived from, the same on all instances; callers are asked for keys if it is set."""
+    """The other secrets are derived from it. It is the same on all instances. If it is set, callers need keys."""
     master_secret_file: FilePath | None = None
-    """A file that holds it."""
+    """A file that contains the master secret."""
     master_secret_previous: SecretStr | None = None
-    """The one before it: valid as well while it is rotated."""
+    """The previous master secret, which is also valid during a rotation."""
     hide_payloads_from_operators: bool = False
-    """Whether only a group itself reads its payloads over REST."""
+    """Whether only a group itself may read its payloads over REST."""
     peer_credential: SecretStr | None = None
-    """What instances show each other, the same on all of them; without it nothing is forwarded."""
+    """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
     peer_credential_previous: SecretStr | None = None
-    """Accepted as well, so that the credential can be changed while instances run."""
+    """Also accepted, so that the credential can be changed while instances run."""
     peer_ca_file: FilePath | None = None
-    """Certificate authorities (PEM) of the other instances' https URLs in place of the system's."""
+    """Certificate authorities (PEM) of the other instances' https URLs, instead of the system's."""
     tls_certificate_file: FilePath | None = None
-    """The certificate chain (PEM) of the API's port: https only, if it is set."""
+    """The certificate chain (PEM) of the API's port. If it is set, the port speaks https only."""
     tls_key_file: FilePath | None = None
     tls_client_ca_file: FilePath | None = None
-    """Who may vouch for clients' certificates (PEM); a client without one shows a key."""
+    """The authorities (PEM) of client certificates. A client without a certificate shows a key."""
     health_tls: bool = False
     """Whether the health port speaks https too."""
     operator_key: SecretStr | None = None
-    """The first operator's key, made by `halfway keys generate`; it holds as long as it is set."""
+    """The first operator's key, from `halfway keys generate`. It is valid as long as it is set."""
     operator_key_file: FilePath | None = None
     open_access: bool = False
-    """Whether everybody who reaches the API may do everything."""
+    """Whether everybody who can reach the API may do everything."""
     allowed_hosts: Hosts = ()
-    """Names by which the API may be called; empty: any, but on loopback under open access only localhost."""
+    """Host names of the API. Empty: any name, but on loopback under open access only localhost."""
     open_metrics: bool = False
-    """Whether metrics are shown without a key although keys are asked for."""
+    """Whether metrics are served without a key although other calls need one."""
     console: Literal["api", "health", "off"] = "api"
-    """On which port the console is; on the health port, the API is there too."""
+    """The port of the console. If that is the health port, it serves the API too."""
     max_keys: Count = 10_000
     request_timeout_s: Seconds = _API.request_timeout_s
     max_body_bytes: Count = _API.max_body_bytes
@@ -160,28 +160,28 @@ class Settings(BaseModel):
     reject_prepares: bool = _LIMITS.reject_prepares
 
     policy: Policy = _LIMITS.default_policy
-    """Of groups that set no other."""
+    """The default policy of groups."""
     scan_interval_s: Seconds = 1
     min_check_interval_s: Seconds = _LIMITS.min_check_interval_s
-    """The floor of every group's `check_interval_s`: a group that chooses less gets this."""
+    """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
     check_host_rate: Count = _LIMITS.check_host_rate
-    """Checks a second to one host, from all groups; each group gets one a second through whatever the others send."""
+    """Checks per second to one host, from all groups. Each group can always send one check per second."""
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
     check_demand_nonce: bool = False
-    """Whether only an answer that echoes the question's nonce is a verdict."""
+    """Whether an answer counts as a verdict only if it repeats the nonce of the check."""
     check_hosts: Hosts = ()
-    """Host names that may be checked, `*` for any characters; empty: all."""
+    """Host names of allowed check endpoints, `*` for any characters; empty: all."""
     check_networks: Networks = ()
-    """Networks in which they must lie; empty: all but loopback, link-local, metadata, multicast and the like."""
+    """Allowed networks; empty: all except loopback, link-local, metadata, multicast and the like."""
     check_also_networks: Networks = ()
-    """Networks that may be called beside those."""
+    """Networks that are allowed in addition."""
     check_private_networks: bool = True
-    """Whether private addresses may be called that no network names."""
+    """Whether private addresses outside of the listed networks are allowed."""
     check_proxy: SecretStr | None = None
-    """The URL of an HTTP proxy through which every check goes."""
+    """The URL of an HTTP proxy for all checks."""
     check_ca_file: FilePath | None = None
-    """Certificate authorities (PEM) of https endpoints in place of the system's."""
+    """Certificate authorities (PEM) of https endpoints, instead of the system's."""
     check_concurrency: Count = _LIMITS.check_concurrency
     check_bytes: Count = _LIMITS.check_bytes
     check_queue: Count = _LIMITS.check_queue
@@ -191,26 +191,25 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Settings:
+    def _validate_combinations(self) -> Settings:
         if self.max_body_bytes < self.max_prepare_bytes:
             raise ValueError(
                 f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
-                "no prepare of that size could arrive"
+                "a prepare of that size would be refused"
             )
         if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
             raise ValueError(f"instance_url {self.instance_url[:_SHOWN]!r}: {refusal}")
-        given = (self.peer_credential, self.peer_credential_previous)
-        for credential in (value.get_secret_value() for value in given if value is not None):
+        for credential in self._set_credentials():
             if not _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL or not credential.isascii():
                 raise ValueError(
-                    f"peer_credential is to be {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: make it with "
+                    f"peer_credential must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: make it with "
                     "openssl rand -hex 32"
                 )
         demand_operator_key_fits(self)
         self._demand_whole_tls()
         if any(len(master) < _MIN_MASTER for master in self.master_secrets):
             raise ValueError(
-                f"master_secret, its file and master_secret_previous are to have at least {_MIN_MASTER} bytes: make it "
+                f"master_secret, its file and master_secret_previous must have at least {_MIN_MASTER} bytes: make them "
                 "with openssl rand -hex 32"
             )
         if self.check_proxy is not None and (reason := proxy_refusal(self.check_proxy.get_secret_value())) is not None:
@@ -218,51 +217,54 @@ class Settings(BaseModel):
         contradiction = self.policy.contradiction()
         if contradiction is not None:
             raise ValueError("policy." + contradiction[1])
-        if self.policy.max_age_s > (most_s := self.limits().max_age_limit_s):
+        if self.policy.max_age_s > (limit_s := self.limits().max_age_limit_s):
             raise ValueError(
-                f"policy.max_age_s {self.policy.max_age_s:g} could outlive op_retention_ms {self.op_retention_ms}: "
-                f"at most {most_s:g}"
+                f"policy.max_age_s {self.policy.max_age_s:g} is too long for op_retention_ms {self.op_retention_ms}: "
+                f"at most {limit_s:g}"
             )
         return self
 
     def _demand_whole_tls(self) -> None:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file belong together: set both, or neither")
+            raise ValueError("tls_certificate_file and tls_key_file belong together: set both or neither")
         if self.tls_certificate_file is None and (self.tls_client_ca_file is not None or self.health_tls):
-            raise ValueError("tls_client_ca_file and health_tls need tls_certificate_file and tls_key_file")
+            raise ValueError("tls_client_ca_file and health_tls require tls_certificate_file and tls_key_file")
 
     @property
     def access_control(self) -> bool:
-        """Whether callers are asked for keys."""
+        """Whether callers need keys."""
         return bool(self.master_secrets) and not self.open_access
 
     @property
     def peer_credentials(self) -> tuple[str, ...]:
-        """What instances show each other: the first is shown, all are accepted; one that is set comes first."""
-        given = (self.peer_credential, self.peer_credential_previous)
-        derived_ones = [derived(master, "peer").hex() for master in self.master_secrets]
-        shown = [value.get_secret_value() for value in given if value is not None]
-        return tuple(shown + derived_ones if self.peer_credential is not None else derived_ones + shown)
+        """The accepted credentials between instances. This instance shows the first; a configured one comes first."""
+        from_master = [derived(master, "peer").hex() for master in self.master_secrets]
+        configured = self._set_credentials()
+        return tuple(configured + from_master if self.peer_credential is not None else from_master + configured)
+
+    def _set_credentials(self) -> list[str]:
+        values = (self.peer_credential, self.peer_credential_previous)
+        return [value.get_secret_value() for value in values if value is not None]
 
     @cached_property
     def master_secrets(self) -> tuple[bytes, ...]:
-        """What secrets are derived from, the newest first; ValueError if it is given twice or cannot be read."""
+        """The master secrets, newest first; raises ValueError if one is set twice or cannot be read."""
         if self.master_secret is not None and self.master_secret_file is not None:
             raise ValueError("master_secret and master_secret_file are both set: set one of them")
-        given = [value.get_secret_value().encode() for value in (self.master_secret,) if value is not None]
+        secrets = [] if self.master_secret is None else [self.master_secret.get_secret_value().encode()]
         if self.master_secret_file is not None:
             try:
-                given.append(self.master_secret_file.read_bytes().strip())
+                secrets.append(self.master_secret_file.read_bytes().strip())
             except OSError as error:
                 raise ValueError(
-                    f"master_secret_file {str(self.master_secret_file)!r} cannot be read: {error.strerror}"
+                    f"cannot read master_secret_file {str(self.master_secret_file)!r}: {error.strerror}"
                 ) from None
         if self.master_secret_previous is not None:
-            given.append(self.master_secret_previous.get_secret_value().encode())
-        return tuple(given)
+            secrets.append(self.master_secret_previous.get_secret_value().encode())
+        return tuple(secrets)
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
-        """Return the Kafka adapter's part."""
+        """Return the settings of the Kafka adapter."""
         own = {
             "properties": {name: value.get_secret_value() for name, value in self.kafka.items()},
             "prefix": self.kafka_prefix,
@@ -272,57 +274,57 @@ class Settings(BaseModel):
         return KafkaConfig(**self._shared_with(field.name for field in dataclasses.fields(KafkaConfig)) | own)
 
     def limits(self) -> ServiceLimits:
-        """Return the service's part."""
+        """Return the limits of the service."""
         shared = self._shared_with(ServiceLimits.__struct_fields__)
         return ServiceLimits(**shared, default_policy=self.policy)
 
     def api_limits(self) -> ApiLimits:
-        """Return the part of the interface for clients."""
+        """Return the limits of the interface for clients."""
         return ApiLimits(**self._shared_with(ApiLimits.__struct_fields__))
 
     def _shared_with(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return each setting that has the name of a field of another configuration."""
+        """Return the settings with the given names; skip names that are not settings."""
         return {name: getattr(self, name) for name in names if name in Settings.model_fields}
 
 
 _SECRETS: Final = frozenset(
     name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
 )
-"""Settings whose values no error shows."""
+"""Settings whose values are never shown in errors."""
 
 VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     **{PREFIX + name.upper(): (name,) for name in Settings.model_fields if name not in ("kafka", "policy")},
     **{f"{PREFIX}POLICY__{name.upper()}": ("policy", name) for name in CheckPolicy.__struct_fields__},
 }
-"""The variable of each setting, and where the setting is in the file; those of Kafka properties are not listed."""
+"""The variable of each setting, and its path in the file. Kafka properties are not listed."""
 
 
 def load(
     environment: Mapping[str, str] | None = None, *, file: Path | None = None, over: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Return the settings of the environment over those of a TOML file, and `over` above both.
+    """Return the settings: the environment overrides a TOML file, and `over` overrides both.
 
     Raises:
-        ConfigurationError: naming each setting that is wrong or unknown, its value and the remedy.
+        ConfigurationError: it names each wrong or unknown setting, with its value and a remedy.
 
     """
     environment = os.environ if environment is None else environment
-    if file is None and (named := environment.get("HALFWAY_CONFIG_FILE")):
-        file = Path(named)
-    values: dict[str, Any] = _of_file(file) if file is not None else {}
-    values = _merged(values, _of_environment(environment))
+    if file is None and (path := environment.get("HALFWAY_CONFIG_FILE")):
+        file = Path(path)
+    values: dict[str, Any] = _read_file(file) if file is not None else {}
+    values = _merged(values, _read_environment(environment))
     values = _merged(values, dict(over or {}))
     try:
         return Settings(**values)
     except ValidationError as error:
-        raise ConfigurationError(_told(error, values)) from None
+        raise ConfigurationError(_explain(error, values)) from None
 
 
-def _of_file(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"the settings file {str(file)!r} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"cannot read the settings file {str(file)!r}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"the settings file {str(file)!r} is not TOML: {error}") from None
     if isinstance(values.get("kafka"), dict):
@@ -330,34 +332,34 @@ def _of_file(file: Path) -> dict[str, Any]:
     return values
 
 
-def _of_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     unknown = []
     for variable, value in environment.items():
-        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OF_OTHERS):
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OTHER_PREFIXES):
             continue
         property_name = variable.removeprefix(KAFKA_PREFIX)
         if property_name not in ("", variable):
             values.setdefault("kafka", {})[_property(property_name)] = value
             continue
-        place = VARIABLES.get(variable.upper())
-        if place is None:
+        path = VARIABLES.get(variable.upper())
+        if path is None:
             unknown.append(variable)
             continue
-        *sections, name = place
+        *sections, name = path
         (values.setdefault(sections[0], {}) if sections else values)[name] = value
     if unknown:
-        named = ", ".join(map(_with_the_nearest, sorted(unknown)))
+        names = ", ".join(map(_with_suggestion, sorted(unknown)))
         raise ConfigurationError(
-            f"{named}: not a setting of halfway; remove it or mend its name (docs/operating.md lists them all)"
+            f"{names}: not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
         )
     return values
 
 
-def _with_the_nearest(variable: str) -> str:
-    """Return the variable and the setting that was probably meant."""
+def _with_suggestion(variable: str) -> str:
+    """Return the variable, with the setting that was probably meant."""
     known = [*VARIABLES, *(KAFKA_PREFIX + name for name in _USUAL_PROPERTIES), *NOT_SETTINGS]
-    nearest = difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_ALIKE)
+    nearest = difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_SIMILARITY)
     return f"{variable} (did you mean {nearest[0]}?)" if nearest else variable
 
 
@@ -377,23 +379,24 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _told(error: ValidationError, values: Mapping[str, Any]) -> str:
+def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
+    """Return a text that names each wrong setting, with its value unless it is a secret, and a remedy."""
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
-        # The place within a list is not part of a variable's name.
-        place = [part for part in problem["loc"] if isinstance(part, str)]
-        if not place:
+        # The index within a list is not part of a variable's name.
+        path = [part for part in problem["loc"] if isinstance(part, str)]
+        if not path:
             lines.append(problem["msg"].removeprefix("Value error, "))
             continue
-        variable = PREFIX + "__".join(place).upper()
-        if place[0] == "kafka" or place[0] in _SECRETS:
+        variable = PREFIX + "__".join(path).upper()
+        if path[0] == "kafka" or path[0] in _SECRETS:
             lines.append(f"{variable}: {problem['msg']}")
             continue
-        given: Any = values
-        for part in place:
-            given = given.get(part) if isinstance(given, Mapping) else None
-        unknown = problem["type"] == "extra_forbidden"
-        remedy = "not a setting of halfway: remove it or mend its name" if unknown else problem["msg"]
-        named = _with_the_nearest(variable) if unknown else variable
-        lines.append(f"{named} is {str(given)[:_SHOWN]!r}: {remedy}")
+        value: Any = values
+        for part in path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        is_unknown = problem["type"] == "extra_forbidden"
+        remedy = "not a setting of halfway: remove it or correct its name" if is_unknown else problem["msg"]
+        name = _with_suggestion(variable) if is_unknown else variable
+        lines.append(f"{name} is {str(value)[:_SHOWN]!r}: {remedy}")
     return "; ".join(lines)

@@ -1,4 +1,4 @@
-"""What goes through a terminal: numbers that are given, text from elsewhere made safe, and rows of a table."""
+"""Input and output of a terminal: finite numbers, text of other origin made safe, and tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import click
 from rich.cells import cell_len
 
 _GAP: Final = "  "
-_ALIGNED: Final = 64
-"""Columns align up to this width; a longer value moves the rest of its own row only."""
-_LONGEST: Final = 2_000
-"""Characters of one value that are shown; ids, groups, topics and times are far shorter."""
+_MAX_ALIGNED: Final = 64
+"""Columns align up to this width. A longer value shifts only the rest of its own row."""
+_MAX_SHOWN: Final = 2_000
+"""Shown characters of one value; ids, groups, topics and times are far shorter."""
 _ABSENT: Final = "-"
 
 
 class FiniteRange(click.FloatRange):
-    """A number in a range, which click takes for `nan` too, and for `inf` if the range is open."""
+    """A number in a range, without `nan` and `inf`, which click would accept (`inf` if the range is open)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -46,13 +46,13 @@ def json_line(value: object) -> str:
 
 
 def say(line: str) -> None:
-    """Print one line on standard output; if it cannot be written, the command ends with status 1."""
+    """Print one line on standard output. If that fails, the command ends with status 1."""
     try:
         click.echo(line)
     except BrokenPipeError:
-        raise  # click ends the command silently: the reader has closed the pipe
+        raise  # click ends the command silently, because the reader has closed the pipe
     except OSError as error:
-        fail(f"the output cannot be written: {error.strerror}")
+        fail(f"cannot write the output: {error.strerror}")
 
 
 def complain(message: str) -> None:
@@ -61,13 +61,13 @@ def complain(message: str) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """Print a message on standard error and end the command with status 1."""
+    """Print a message on standard error, and end the command with status 1."""
     complain(message)
     raise SystemExit(1)
 
 
 def say_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table without folding or cutting it: a row can be copied from a narrow terminal, and piped."""
+    """Print a table without wrapping or cutting rows, so that a row can be copied from a narrow terminal, and piped."""
     lines = [list(columns), *([_cell(value) for value in row] for row in rows)]
     widths = [max(_width(line[column]) for line in lines) for column in range(len(columns))]
     for line in lines:
@@ -76,30 +76,31 @@ def say_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def say_fields(fields: Mapping[str, object]) -> None:
-    """Print one field to a line; each item of a list of objects has its own line."""
+    """Print one field per line. Each item of a list of objects has its own line."""
     width = max((_width(printable(name)) for name in fields), default=0)
     for name, value in fields.items():
-        shown = printable(name)
-        label = shown + " " * (width - cell_len(shown))
+        printable_name = printable(name)
+        label = printable_name + " " * (width - cell_len(printable_name))
         for item in _items(value):
             say(f"{label}{_GAP}{_cell(item)}".rstrip())
             label = " " * width
 
 
 def _items(value: object) -> list[object]:
-    listed = isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
-    return value if isinstance(value, list) and listed else [value]
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return value
+    return [value]
 
 
 def _width(cell: str) -> int:
-    return min(cell_len(cell), _ALIGNED)
+    return min(cell_len(cell), _MAX_ALIGNED)
 
 
 def _cell(value: object) -> str:
     if value is None or value == "":
         return _ABSENT
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    more = len(text) - _LONGEST
+    more = len(text) - _MAX_SHOWN
     if more <= 0:
         return printable(text)
-    return f"{printable(text[:_LONGEST])}… ({more:,} more characters: --json shows all)"
+    return f"{printable(text[:_MAX_SHOWN])}… ({more:,} more characters: --json shows all)"

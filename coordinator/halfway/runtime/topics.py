@@ -1,4 +1,4 @@
-"""`halfway topics`: what the internal topics must be, whether they are, and creating them."""
+"""`halfway topics`: lists, verifies and creates the internal topics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
 
 _BROKERS: Final = 3
-"""What is needed is shown for a cluster of this size if HALFWAY_REPLICATION_FACTOR is not set."""
+"""The assumed size of the cluster if HALFWAY_REPLICATION_FACTOR is not set."""
 
 
 def show(settings: Settings) -> int:
-    """Print each internal topic with the partitions, replication and settings that it needs; ask nothing of Kafka."""
+    """Print each internal topic with its required partitions, replication and settings, without asking Kafka."""
 
-    async def shown(_: InternalTopics) -> int:
+    async def print_plans(_: InternalTopics) -> int:
         config = settings.kafka_config("")
         rows = [
             (plan.name, str(plan.partitions), str(plan.replication), _settings(plan.settings))
@@ -32,44 +32,44 @@ def show(settings: Settings) -> int:
         say_rows(("topic", "partitions", "replication", "settings"), rows)
         return 0
 
-    return _with_topics(settings, shown)
+    return _with_topics(settings, print_plans)
 
 
 def compare(settings: Settings) -> int:
-    """Print what is unsafe or missing, and return exit status 1 if anything is."""
+    """Print unsafe and missing topics; return exit status 1 if there are any."""
 
-    async def compared(topics: InternalTopics) -> int:
+    async def print_problems(topics: InternalTopics) -> int:
         problems = await topics.watch()
         for problem in problems:
             say(printable(str(problem)))
         if not problems:
-            say("every internal topic is as it must be")
+            say("every internal topic has the required settings")
         return 1 if problems else 0
 
-    return _with_topics(settings, compared)
+    return _with_topics(settings, print_problems)
 
 
 def prepare(settings: Settings) -> int:
-    """Create what is missing and verify the rest."""
+    """Create missing topics, and verify the others."""
 
-    async def prepared(topics: InternalTopics) -> int:
+    async def ensure(topics: InternalTopics) -> int:
         await topics.ensure()
-        say("every internal topic is there and as it must be")
+        say("every internal topic exists and has the required settings")
         return 0
 
-    return _with_topics(settings, prepared)
+    return _with_topics(settings, ensure)
 
 
 def not_acquired(health_url: str) -> int:
-    """Print the shards that an instance cannot acquire; exit status 1 if there are any."""
+    """Print the shards that an instance cannot acquire; return exit status 1 if there are any."""
     answer = Remote(health_url, None).ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
-    found = objects_of(answer, "not_acquired")
+    shards = objects_of(answer, "not_acquired")
     columns = ("shard", "since", "tries", "error", "remedy")
-    if found:
-        say_rows(columns, [[row.get(column) for column in columns] for row in found])
+    if shards:
+        say_rows(columns, [[shard.get(column) for column in columns] for shard in shards])
     else:
-        say("no shard of this instance fails to be acquired")
-    return 1 if found else 0
+        say("this instance can acquire all its shards")
+    return 1 if shards else 0
 
 
 def _settings(needed: Mapping[str, str]) -> str:

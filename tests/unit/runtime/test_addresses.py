@@ -29,7 +29,7 @@ async def nothing(_: web.BaseRequest) -> web.StreamResponse:
 )
 def test_a_url_that_can_be_called(host: str, url: str) -> None:
     """An IPv6 address stands in brackets."""
-    assert app.reached_at(host, 8080) == url
+    assert app.local_url(host, 8080) == url
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "192.0.2.1", "[::1]", "a\0b", "a\udcffb"])

@@ -321,7 +321,7 @@ def test_a_full_disk_and_a_closed_output_are_no_tracebacks(answer: Answer) -> No
     """What cannot be written is said, with status 1; who closed the output wants none."""
     answer.give({"transactions": [transaction()]})
     full = shell(command("transactions list >/dev/full", answer.url))
-    assert (full.returncode, full.stderr) == (1, b"halfway: the output cannot be written: No space left on device\n")
+    assert (full.returncode, full.stderr) == (1, b"halfway: cannot write the output: No space left on device\n")
     closed = shell(command("transactions list >&- 2>&-", answer.url))
     assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b"")
 

@@ -24,7 +24,7 @@ async def world() -> AsyncIterator[RestWorld]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_jobs, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(cli_jobs, "_POLL_S", 0.01)
 
 
 async def told(url: str, *words: str) -> Result:

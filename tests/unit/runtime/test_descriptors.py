@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from halfway.rest.server.server import MAX_CONNECTIONS
-from halfway.runtime.descriptors import connections_to_hold, connections_within
+from halfway.runtime.descriptors import connections_within, raise_limit
 
 
 @pytest.mark.parametrize("limit", [256, 1_024, 4_096, 20_000, 1_048_576])
@@ -24,7 +24,7 @@ def test_the_soft_limit_is_raised_as_far_as_it_may_be() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        held = connections_to_hold()
+        held = raise_limit()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert hard == before[1]
         assert soft == min(hard, 65_536) or hard == resource.RLIM_INFINITY

@@ -13,7 +13,7 @@ import halfway.embedded
 from halfway.embedded.ports import pick_port
 from halfway.runtime.app import Ready
 from halfway.runtime.cli import halfway as command_line
-from halfway.runtime.dev import Dev, _announce, logging_for
+from halfway.runtime.dev import DevOptions, _announce, logging_for
 from halfway.runtime.settings import load
 
 
@@ -70,14 +70,20 @@ def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, 
     """The option, as it stands above HALFWAY_PORT here."""
     result = dev(*free(), option, taken)
     assert result.exit_code == 1
-    assert f"port {taken} of 127.0.0.1 is taken by another process: choose another with {option}" in result.stderr
+    assert (
+        f"cannot listen on port {taken} of 127.0.0.1 (it is taken by another process): choose another with {option}"
+        in result.stderr
+    )
 
 
 def test_the_port_for_checks_is_judged_only_if_it_is_needed(taken: str) -> None:
     """Before Kafka starts as well."""
     result = dev(*free(), "--check-echo", "commit", "--check-port", taken)
     assert result.exit_code == 1
-    assert f"port {taken} of 127.0.0.1 is taken by another process: choose another with --check-port" in result.stderr
+    assert (
+        f"cannot listen on port {taken} of 127.0.0.1 (it is taken by another process): choose another with --check-port"
+        in result.stderr
+    )
     with pytest.raises(AssertionError, match="Kafka was started"):
         dev(*free(), "--check-port", taken)
 
@@ -125,7 +131,7 @@ def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, 
 def test_it_says_whether_everybody_may_do_everything(capsys: pytest.CaptureFixture[str], *, keys: bool) -> None:
     """It is open unless a master secret is set, and says how to have it ask for keys."""
     settings = load({"HALFWAY_MASTER_SECRET": "long enough to be a master secret, of a test"} if keys else {})
-    wanted = Dev(
+    options = DevOptions(
         kafka_port=0,
         data_dir=None,
         keep=False,
@@ -135,7 +141,7 @@ def test_it_says_whether_everybody_may_do_everything(capsys: pytest.CaptureFixtu
         as_json=False,
         with_parent=False,
     )
-    _announce(wanted, settings, Ready(url="http://127.0.0.1:1", health_url="http://127.0.0.1:2"), "127.0.0.1:3", None)
+    _announce(options, settings, Ready(url="http://127.0.0.1:1", health_url="http://127.0.0.1:2"), "127.0.0.1:3", None)
     said = capsys.readouterr().out
     assert ("access   open" in said) == (not keys)
     assert ("HALFWAY_MASTER_SECRET" in said) == (not keys)

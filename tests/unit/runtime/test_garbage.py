@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.runtime.garbage import collect_now_and_then, collect_rarely, freeze_what_stands
+from halfway.runtime.garbage import collect_periodically, collect_rarely, freeze_existing
 from tests.support.waiting import GENEROUS_S
 
 IN_FLIGHT = 20_000
@@ -56,7 +56,7 @@ async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> No
     collect_rarely()
     knot = weakref.ref(Knot())
     assert knot() is not None
-    looking = asyncio.create_task(collect_now_and_then(0.01))
+    looking = asyncio.create_task(collect_periodically(0.01))
     async with asyncio.timeout(GENEROUS_S):
         while knot() is not None:  # noqa: ASYNC110 - a collection sets no event
             await asyncio.sleep(0.01)
@@ -68,6 +68,6 @@ def test_what_stands_is_not_looked_through_again(looks: list[int]) -> None:
     collect_rarely()
     standing = [[number] for number in range(IN_FLIGHT)]
     frozen_before = gc.get_freeze_count()
-    freeze_what_stands()
+    freeze_existing()
     assert gc.get_freeze_count() >= frozen_before + len(standing)
     assert looks[-1] == 2

@@ -20,7 +20,7 @@ def test_the_longest_pause_of_the_last_seconds_counts() -> None:
     pauses = LoopPauses()
     now = time.monotonic()
     for ago, pause in ((300, 9.0), (30, 3.0), (30, 1.0), (1, 0.5)):
-        pauses.note(now - ago, pause)
+        pauses.record(now - ago, pause)
     assert pauses.longest_s() == 3.0
     assert pauses.longest_s(within_s=10) == 0.5
     assert LoopPauses().longest_s() == 0.0

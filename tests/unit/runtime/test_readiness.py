@@ -41,5 +41,5 @@ async def test_an_instance_that_cannot_read_which_keys_are_revoked_is_not_ready(
     nothing = cast("Any", None)
     status = MembershipStatus(joined=True, incarnation="i", owned=(1,), acquiring=(), last_error=None, troubles=())
     keys = KeyFreshness(nothing, not_ready_s=-1)
-    assert "which keys were revoked" in Backend(nothing, lambda: status, nothing, prefix="p", keys=keys).not_ready()[0]
+    assert "read revocations of keys" in Backend(nothing, lambda: status, nothing, prefix="p", keys=keys).not_ready()[0]
     assert Backend(nothing, lambda: status, nothing, prefix="p", keys=KeyFreshness(nothing)).not_ready() == []

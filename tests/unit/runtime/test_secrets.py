@@ -50,12 +50,12 @@ def test_the_first_operators_key_can_stand_in_a_file(tmp_path: Path) -> None:
         ({"HALFWAY_MASTER_SECRET": "m" * 32, "HALFWAY_OPERATOR_KEY": OPERATOR_KEY[:-1] + "!"}, "halfway keys generate"),
         (
             {"HALFWAY_MASTER_SECRET": "m" * 32, "HALFWAY_OPERATOR_KEY": key_text(PrincipalKind.GROUP, bytes(41))},
-            "no operator's key",
+            "not an operator's key",
         ),
         ({"HALFWAY_OPERATOR_KEY": OPERATOR_KEY}, "without master_secret"),
         ({"HALFWAY_TLS_CERTIFICATE_FILE": __file__}, "belong together"),
-        ({"HALFWAY_TLS_CLIENT_CA_FILE": __file__}, "need tls_certificate_file"),
-        ({"HALFWAY_HEALTH_TLS": "true"}, "need tls_certificate_file"),
+        ({"HALFWAY_TLS_CLIENT_CA_FILE": __file__}, "require tls_certificate_file"),
+        ({"HALFWAY_HEALTH_TLS": "true"}, "require tls_certificate_file"),
     ],
 )
 def test_what_would_guard_nothing_is_refused_and_no_secret_shown(given: dict[str, str], told: str) -> None:
