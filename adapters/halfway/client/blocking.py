@@ -1,4 +1,4 @@
-"""Calls functions that may block from an event loop, and waits for tasks."""
+"""Calls blocking functions from an event loop, and waits for tasks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def awaited(call: Callable[P, T | Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
-    """Await a coroutine function; run any other function, which may block, in a thread."""
-    if inspect.iscoroutinefunction(call):
-        return await call(*arguments, **named)  # type: ignore[no-any-return]  # what it says
-    blocking = cast("Callable[P, T]", call)
-    return await asyncio.to_thread(blocking, *arguments, **named)
+async def call_async(function: Callable[P, T | Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Await a coroutine function; run any other function in a thread, because it may block."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args, **kwargs)  # type: ignore[no-any-return]  # T, by its type
+    blocking = cast("Callable[P, T]", function)
+    return await asyncio.to_thread(blocking, *args, **kwargs)
 
 
-async def finished(task: asyncio.Task[None]) -> None:
-    """Wait for a task, which goes on if this is cancelled."""
+async def wait_for(task: asyncio.Task[None]) -> None:
+    """Wait for a task. The task continues if the wait is cancelled."""
     await asyncio.wait({task})

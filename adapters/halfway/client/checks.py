@@ -1,4 +1,4 @@
-"""Answering halfway's question what became of a transaction (docs/rest.md, "Answer a check")."""
+"""Answers halfway's checks (docs/rest.md, "Answer a check")."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from halfway.client.verification import CheckVerifier, Headers, InvalidSignature
 log = logging.getLogger(__name__)
 
 Decide = Callable[["Check"], Outcome | Awaitable[Outcome]]
-"""Says what became of a transaction. A coroutine function runs in the event loop, any other in a thread."""
+"""Returns the outcome of a transaction. A coroutine function runs in the event loop, any other function in a thread."""
 DecideSync = Callable[["Check"], Outcome]
 
-MAX_QUESTION_BYTES: Final = 32 * 1024 * 1024
-"""Of a check's body, which holds the messages as they were prepared."""
+MAX_CHECK_BYTES: Final = 32 * 1024 * 1024
+"""The limit of a check's body, which contains the prepared messages."""
 CONTENT_TYPE: Final = "application/json"
 ANSWER_WITHIN_S: Final = 1.0
 """How long an endpoint waits for `decide`."""
 _FAILED: Final = "the check of %s failed: the answer is unknown"
 _LATE: Final = "the check of %s took longer than %s s: the answer is unknown"
 
-_deciding: Final = BoundedThreads(16, "halfway-check")
-"""What decides checks for callers without an event loop."""
+_threads: Final = BoundedThreads(16, "halfway-check")
+"""The threads that decide checks for callers without an event loop."""
 
 
 class InvalidCheckError(HalfwayError, ValueError):
-    """What came is no check of halfway's: answer it with 400."""
+    """The request is not a check of halfway: answer it with 400."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """halfway's question whether the local transaction with this id committed."""
+    """halfway's question whether the local transaction with this id has committed."""
 
     id: str
     group: str
@@ -50,38 +50,38 @@ class Check:
     attempt: int
     """Counted from 1."""
     messages: Sequence[Mapping[str, Any]]
-    """As they were prepared, in the form of docs/rest.md."""
+    """The prepared messages, in the format of docs/rest.md."""
     nonce: str | None = None
-    """Echoed with the answer, so that it counts for this question only."""
+    """The answer repeats it, so that it is valid only for this check."""
     check_id: str | None = None
     """The same for a check that was fetched (`CheckWorker`)."""
 
     @classmethod
-    def from_json(cls, asked: Mapping[str, Any]) -> Check:
-        """Take a check as halfway shows it; raises InvalidCheckError."""
+    def from_json(cls, document: Mapping[str, Any]) -> Check:
+        """Read a check in halfway's JSON format; raises InvalidCheckError."""
         try:
             return cls(
-                id=_text(asked["id"]),
-                group=_text(asked["group"]),
-                prepared_at=_text(asked["prepared_at"]),
-                attempt=int(asked["attempt"]),
-                messages=asked["messages"],
-                nonce=asked.get("nonce"),
-                check_id=asked.get("check_id"),
+                id=_text(document["id"]),
+                group=_text(document["group"]),
+                prepared_at=_text(document["prepared_at"]),
+                attempt=int(document["attempt"]),
+                messages=document["messages"],
+                nonce=document.get("nonce"),
+                check_id=document.get("check_id"),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidCheckError(f"this is no check of halfway's: {type(error).__name__} at {error}") from None
+            raise InvalidCheckError(f"this is not a check of halfway: {type(error).__name__} at {error}") from None
 
 
 def read_check(body: bytes) -> Check:
     """Read the body of a check request; raises InvalidCheckError."""
     try:
-        asked = json.loads(body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
         raise InvalidCheckError("the body is not JSON") from None
-    if not isinstance(asked, dict) or asked.get("type") != "transaction.check":
-        raise InvalidCheckError("the body has no type 'transaction.check'")
-    return Check.from_json(asked)
+    if not isinstance(document, dict) or document.get("type") != "transaction.check":
+        raise InvalidCheckError("the body does not have the type 'transaction.check'")
+    return Check.from_json(document)
 
 
 async def answer_check(
@@ -94,14 +94,14 @@ async def answer_check(
 ) -> tuple[int, bytes]:
     """Return the HTTP status and the JSON body that answer a check request.
 
-    If `decide` raises, or takes longer than `within_s`, the answer is `unknown`: halfway asks again. With a verifier,
-    what halfway has not signed is answered 401.
+    If `decide` raises, or takes longer than `within_s`, the answer is `unknown`, and halfway asks again. With a
+    verifier, a request that halfway has not signed is answered with 401.
     """
     try:
-        check = _verified(body, headers, verifier)
+        check = _verify(body, headers, verifier)
     except (InvalidSignatureError, InvalidCheckError) as error:
-        return refused(error)
-    return _answered(check, await decided(check, decide, within_s))
+        return refusal(error)
+    return _answer(check, await decide_within(check, decide, within_s))
 
 
 def answer_check_sync(
@@ -112,49 +112,49 @@ def answer_check_sync(
     headers: Headers = (),
     verifier: CheckVerifier | None = None,
 ) -> tuple[int, bytes]:
-    """Do what `answer_check` does, without an event loop; the caller answers with CONTENT_TYPE.
+    """Answer like `answer_check`, without an event loop. The content type of the answer is CONTENT_TYPE.
 
-    `decide` runs in a thread of its own, without the caller's context variables, 16 at a time in a process: the answer
-    is `unknown` if so many have not returned yet. With `within_s=None` it runs in the caller's thread, without a bound.
+    `decide` runs in its own thread, without the caller's context variables. A process runs at most 16 at a time: if all
+    are busy, the answer is `unknown`. With `within_s=None`, `decide` runs in the caller's thread without a time limit.
     """
     try:
-        check = _verified(body, headers, verifier)
+        check = _verify(body, headers, verifier)
     except (InvalidSignatureError, InvalidCheckError) as error:
-        return refused(error)
-    return _answered(check, _decided_sync(check, decide, within_s))
+        return refusal(error)
+    return _answer(check, _decide_sync(check, decide, within_s))
 
 
-def _decided_sync(check: Check, decide: DecideSync, within_s: float | None) -> Outcome:
+def _decide_sync(check: Check, decide: DecideSync, within_s: float | None) -> Outcome:
     """Return the outcome, `unknown` if `decide` raises or takes too long.
 
-    What goes on after that can write a decision of the barrier later, as the check that halfway repeats would: whoever
-    is asked then reads it, and a local transaction that comes after it fails.
+    A `decide` that continues after that may still write the barrier's decision, as the repeated check would. A later
+    check then reads it, and a later local transaction fails.
     """
     try:
         if within_s is None:
-            return _checked(check, decide(check))
-        deciding = _deciding.start(lambda: _checked(check, decide(check)))
-        if not wait([deciding], within_s).done:
+            return _valid_outcome(check, decide(check))
+        future = _threads.start(lambda: _valid_outcome(check, decide(check)))
+        if not wait([future], within_s).done:
             log.warning(_LATE, check.id, within_s)
             return "unknown"
-        if (failed := deciding.exception()) is None:
-            return deciding.result()
-        log.error(_FAILED, check.id, exc_info=failed)
+        if (failure := future.exception()) is None:
+            return future.result()
+        log.error(_FAILED, check.id, exc_info=failure)
     except AllBusyError as error:
-        log.warning("the check of %s finds no thread, %s: the answer is unknown", check.id, error)
+        log.warning("there is no free thread for the check of %s, %s: the answer is unknown", check.id, error)
     except Exception:
         log.exception(_FAILED, check.id)
     return "unknown"
 
 
-async def decided(check: Check, decide: Decide, within_s: float) -> Outcome:
-    """Return the outcome that `decide` returns, `unknown` if it raises or takes too long."""
+async def decide_within(check: Check, decide: Decide, within_s: float) -> Outcome:
+    """Return the result of `decide`, `unknown` if it raises or takes too long."""
     try:
         async with asyncio.timeout(within_s):
             if inspect.iscoroutinefunction(decide):
-                return _checked(check, await decide(check))
+                return _valid_outcome(check, await decide(check))
             outcome = await asyncio.to_thread(decide, check)
-            return _checked(check, await outcome if inspect.isawaitable(outcome) else outcome)
+            return _valid_outcome(check, await outcome if inspect.isawaitable(outcome) else outcome)
     except TimeoutError:
         log.warning(_LATE, check.id, within_s)
         return "unknown"
@@ -163,7 +163,7 @@ async def decided(check: Check, decide: Decide, within_s: float) -> Outcome:
         return "unknown"
 
 
-def _checked(check: Check, outcome: object) -> Outcome:
+def _valid_outcome(check: Check, outcome: object) -> Outcome:
     if isinstance(outcome, str) and outcome in OUTCOMES:
         return outcome  # type: ignore[return-value]  # it is one of them
     if inspect.iscoroutine(outcome):
@@ -172,32 +172,32 @@ def _checked(check: Check, outcome: object) -> Outcome:
     return "unknown"
 
 
-def _answered(check: Check, outcome: Outcome) -> tuple[int, bytes]:
+def _answer(check: Check, outcome: Outcome) -> tuple[int, bytes]:
     answer: dict[str, object] = {"outcome": outcome}
     if check.nonce is not None:
         answer["nonce"] = check.nonce
     return HTTPStatus.OK, json.dumps(answer).encode()
 
 
-def _verified(body: bytes, headers: Headers, verifier: CheckVerifier | None) -> Check:
+def _verify(body: bytes, headers: Headers, verifier: CheckVerifier | None) -> Check:
     if verifier is not None:
         verifier.verify(body, headers)
     return read_check(body)
 
 
-def refused(error: InvalidSignatureError | InvalidCheckError) -> tuple[int, bytes]:
-    """Return the answer to a request that is no check of halfway's."""
+def refusal(error: InvalidSignatureError | InvalidCheckError) -> tuple[int, bytes]:
+    """Return the answer to a request that is not a check of halfway."""
     status = HTTPStatus.UNAUTHORIZED if isinstance(error, InvalidSignatureError) else HTTPStatus.BAD_REQUEST
     return status, json.dumps({"error": str(error)}).encode()
 
 
 def too_large() -> tuple[int, bytes]:
-    """Return the answer to a body above MAX_QUESTION_BYTES."""
-    detail = f"the body has more than {MAX_QUESTION_BYTES} bytes"
+    """Return the answer to a body of more than MAX_CHECK_BYTES."""
+    detail = f"the body has more than {MAX_CHECK_BYTES} bytes"
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, json.dumps({"error": detail}).encode()
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no string")
+        raise TypeError(f"{value!r} is not a string")
     return value

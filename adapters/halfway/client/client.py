@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from halfway.client.blocking import awaited
+from halfway.client.blocking import call_async
 from halfway.client.coalescing import Coalescer
 from halfway.client.errors import (
     AlreadyEndedError,
@@ -29,7 +29,7 @@ from halfway.client.errors import (
 from halfway.client.key import Key
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
-from halfway.client.repeating import repeated
+from halfway.client.repeating import send_until_final
 from halfway.client.transaction import Transaction, demand_no_block
 from halfway.client.transport import Reply, Transport
 from halfway.client.verification import CheckVerifier
@@ -49,13 +49,13 @@ _PAGE: Final = 100
 class Halfway:
     """A producer group's client.
 
-    Open it once, in the event loop that uses it:
+    Open it once in the event loop that uses it:
 
         async with Halfway("http://halfway:8080", group="shop") as halfway:
             async with halfway.transaction([Message(topic="orders", key="42", value={"total": 9.9})]) as transaction:
                 ...  # the local transaction
 
-    It may be shared by any number of tasks of that loop. After a fork, open a new one in the child.
+    Any number of tasks of that loop may share it. After a fork, open a new one in the child.
     """
 
     def __init__(  # noqa: PLR0913 - settings by name
@@ -72,17 +72,16 @@ class Halfway:
         max_in_background: int = 10_000,
         connections: int = 16,
     ) -> None:
-        """Configure the client with the coordinators' URLs and the group's name; nothing is sent yet.
+        """Configure the client with the coordinators' URLs and the group's name. Nothing is sent yet.
 
-        `key` is the group's; if it is left out, HALFWAY_CLIENT_KEY of the environment. `tls` is for a private authority
-        or a certificate of the client's own. `barrier` says how a transaction ends whose block raised an exception;
-        `register` checks its retention.
-        `max_waiting` bounds the prepares, and likewise the ends, that wait to be sent; `max_in_background` bounds the
-        ends that are sent without being waited for. Raises InvalidUrlError and InvalidKeyError.
+        `key` is the group's key; the default is HALFWAY_CLIENT_KEY of the environment. `tls` is needed for a private
+        authority or a client certificate. `barrier` decides how a transaction ends if its block raised an exception;
+        `register` checks its retention. `max_waiting` limits the prepares that wait to be sent, and also the ends.
+        `max_in_background` limits the ends that are sent in the background. Raises InvalidUrlError and InvalidKeyError.
         """
         self.group = group
         self.barrier = barrier
-        key = Key.chosen(key)
+        key = Key.resolve(key)
         self._has_key = key is not None
         self._transport = Transport(
             [urls] if isinstance(urls, str) else urls, key=key, tls=tls, connections=connections
@@ -93,9 +92,9 @@ class Halfway:
         self._end_timeout_s = end_timeout_s
         self._max_in_background = max_in_background
         self._background: set[asyncio.Task[None]] = set()
-        self._beside: set[asyncio.Task[None]] = set()
+        self._services: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Timeout] = set()
-        """Those that wait for an answer; each is let run out when the client is closed."""
+        """The time-outs of calls that wait for an answer. Each expires when the client is closed."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -111,17 +110,17 @@ class Halfway:
         await self.close()
 
     async def close(self) -> None:
-        """Wait up to 5 s for ends in the background, then close; what was not confirmed is left to check-back.
+        """Wait up to 5 s for ends in the background, then close. Unconfirmed ends are left to check-back.
 
         Calls of other tasks end with ClientClosedError.
         """
         if self._loop is None:
             return
-        await _cancelled(self._beside)
+        await _cancel(self._services)
         if self._background:
             await asyncio.wait(self._background, timeout=_CLOSE_S)
         self._loop = None
-        await _cancelled(self._background)
+        await _cancel(self._background)
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             call.reschedule(now)
@@ -137,10 +136,10 @@ class Halfway:
         policy: Mapping[str, object] | None = None,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
-        """Register the group, or change it; the same again changes nothing. Return the group with its policy.
+        """Register the group, or change it, and return the group with its policy. To repeat it changes nothing.
 
         Without `check_urls` the group fetches its checks (`CheckWorker`). Call it whenever the service starts. Raises
-        InvalidRetentionError if the client's barrier would forget what halfway may still ask about.
+        InvalidRetentionError if the client's barrier would delete rows that halfway may still ask about.
         """
         check = {"urls": list(check_urls)} if check_urls else {"mode": "pull"}
         body = {"check": check, "topics": list(topics), "policy": dict(policy or {})}
@@ -149,10 +148,10 @@ class Halfway:
         if self.barrier is not None:
             self.barrier.check_policy(group["policy"])
             try:
-                await awaited(self.barrier.learn)
+                await call_async(self.barrier.learn)
             except HalfwayError:  # the connection factory is unusable
                 raise
-            except Exception as error:  # noqa: BLE001 - any driver's; a service may start before its database
+            except Exception as error:  # noqa: BLE001 - of any driver; a service may start before its database
                 log.warning("the barrier's table could not be read: %s: %s", type(error).__name__, error)
         return group
 
@@ -167,22 +166,22 @@ class Halfway:
     ) -> Mapping[str, Any]:
         """Register the group, then fetch checks and maintain the barrier until the client is closed.
 
-        Without `check_urls` checks are fetched and answered by `decide`, by the barrier if it is left out. The barrier
-        is kept by a BarrierMaintenance.
+        Without `check_urls`, the client fetches checks and answers them with `decide`, or with the barrier by default.
+        A BarrierMaintenance maintains the barrier.
         """
-        from halfway.client.service import beside, tell  # it needs this module
+        from halfway.client.service import log_failure, services  # service imports this module
 
-        running = beside(self, check_urls, decide)
+        coroutines = services(self, check_urls, decide)
         try:
             group = await self.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
         except BaseException:
-            for work in running:
-                work.close()
+            for coroutine in coroutines:
+                coroutine.close()
             raise
-        for work in running:
-            task = asyncio.get_running_loop().create_task(work)
-            self._beside.add(task)
-            task.add_done_callback(tell)
+        for coroutine in coroutines:
+            task = asyncio.get_running_loop().create_task(coroutine)
+            self._services.add(task)
+            task.add_done_callback(log_failure)
         return group
 
     def transaction(
@@ -193,9 +192,9 @@ class Halfway:
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> Transaction:
-        """Return a transaction to be entered with `async with`: its body runs only after a durable prepare.
+        """Return a transaction for `async with`. Its body runs only after a durable prepare.
 
-        Leaving the body commits, an exception rolls back, and what cannot be known is left to check-back: see
+        The end of the body commits, an exception rolls back, and an uncertain outcome is left to check-back: see
         `Transaction`. With `confirm=False` the end is sent in the background.
         """
         return Transaction(
@@ -212,12 +211,12 @@ class Halfway:
     ) -> None:
         """Store messages under an id, invisible to consumers; return once they are durable.
 
-        A lost answer is asked for again with the same id until the deadline. Raises PrepareUnconfirmedError then,
-        AlreadyEndedError if the id has ended, and RefusedError. When it is not known whether the messages are stored, a
-        cancellation included, that is settled in the background: with `new_id`, which says that nobody else prepares
-        under this id, they are rolled back; else see `settle`.
+        If an answer is lost, the request is repeated with the same id until the deadline. Raises
+        PrepareUnconfirmedError then, AlreadyEndedError if the id has ended, and RefusedError. If it is not known
+        whether the messages are stored, also after a cancellation, the transaction is ended in the background: with
+        `new_id`, which promises that nobody else prepares under this id, it is rolled back; otherwise see `settle`.
         """
-        body: dict[str, Any] = {"group": self.group, "id": id, "messages": [one.as_json() for one in messages]}
+        body: dict[str, Any] = {"group": self.group, "id": id, "messages": [message.as_json() for message in messages]}
         if check_after_s is not None:
             body["check_after_s"] = check_after_s
         try:
@@ -245,9 +244,9 @@ class Halfway:
     ) -> None:
         """End a transaction; return once the outcome is final.
 
-        A lost answer is asked for again until the deadline, which raises EndUnconfirmedError. Raises AlreadyEndedError
-        if the opposite stands, UnknownTransactionError, OutcomeExpiredError. With `confirm=False` it returns at once.
-        When it is cancelled the end is sent in the background.
+        If an answer is lost, the request is repeated until the deadline, which raises EndUnconfirmedError. Raises
+        AlreadyEndedError if the transaction has the opposite outcome, UnknownTransactionError, OutcomeExpiredError.
+        With `confirm=False` it returns at once. If it is cancelled, the end is sent in the background.
         """
         if not confirm:
             self.begin_end(id, outcome, remark=remark, check_id=check_id)
@@ -269,8 +268,8 @@ class Halfway:
     ) -> asyncio.Task[None] | None:
         """Send an end in the background; return the task, which is done when the outcome is final or given up.
 
-        What goes wrong is logged, and check-back resolves the transaction: the task raises nothing of it. None if as
-        many ends are in the background as may be.
+        The task raises no errors: they are logged, and check-back resolves the transaction. Return None if the limit of
+        ends in the background is reached.
         """
         return self._in_background(self._end_quietly(id, outcome, remark, check_id))
 
@@ -283,15 +282,15 @@ class Halfway:
         await self._until_known(self._ends, body, self._end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
 
     def settle(self, transaction_id: str, outcome: Outcome, *, remark: str | None = None) -> None:
-        """End in the background a transaction whose block raised an exception: as the barrier says, if there is one.
+        """End a transaction in the background after its block raised an exception.
 
-        Without a barrier it ends with `outcome`.
+        The barrier decides the outcome. Without a barrier it is `outcome`.
         """
         self._in_background(self._settle(transaction_id, outcome, remark))
 
     def abandon(self, id: str, *, new_id: bool) -> None:  # noqa: A002 - as above
-        """Settle in the background a prepare whose caller does not know that it is durable: see `prepare`."""
-        if self._loop is None:  # closed: check-back asks
+        """End an unconfirmed prepare in the background: see `prepare`."""
+        if self._loop is None:  # the client is closed, so check-back resolves it
             return
         remark, requests = "the prepare was not confirmed", self._prepares.under_way
         if new_id:
@@ -300,7 +299,7 @@ class Halfway:
             self._in_background(self._settle(id, "unknown", remark, may_overtake=requests))
 
     async def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
-        """Return a transaction as `GET /v1/transactions/{id}` shows it; raises UnknownTransactionError."""
+        """Return the answer of `GET /v1/transactions/{id}`; raises UnknownTransactionError."""
         return await self._call(
             "GET", f"/v1/transactions/{quote(id, safe='')}", None, timeout_s=self._prepare_timeout_s
         )
@@ -312,32 +311,32 @@ class Halfway:
         )
 
     async def list_ids(self, *, state: Literal["prepared", "parked"], older_than_s: float = 0) -> AsyncIterator[str]:
-        """Yield the ids of the group's transactions in this state, the oldest first."""
+        """Yield the ids of the group's transactions in this state, oldest first."""
         cursor: str | None = ""
         while cursor is not None:
             query = {"group": self.group, "state": state, "limit": _PAGE} | ({"cursor": cursor} if cursor else {})
             path = f"/v1/transactions?{urlencode(query)}"
             page = await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)
-            for one in page["transactions"]:
-                age = datetime.now(UTC) - datetime.fromisoformat(one["prepared_at"])
+            for transaction in page["transactions"]:
+                age = datetime.now(UTC) - datetime.fromisoformat(transaction["prepared_at"])
                 if age.total_seconds() < older_than_s:
                     return
-                yield one["id"]
+                yield transaction["id"]
             cursor = page["next"]
 
     async def check_secrets(self) -> list[str]:
-        """Return what the group's checks are signed with, for a CheckVerifier; empty if halfway does not sign them."""
+        """Return the secrets of the group's checks for a CheckVerifier; empty if halfway does not sign them."""
         path = f"/v1/groups/{quote(self.group, safe='')}/check-secrets"
         answer = await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)
         return [str(secret) for secret in answer["secrets"]]
 
     async def check_verifier(self) -> CheckVerifier | None:
-        """Return what verifies the group's checks; None if this client has no key, or halfway does not sign them."""
+        """Return a verifier of the group's checks; None if this client has no key, or halfway does not sign them."""
         secrets = await self.check_secrets() if self._has_key else []
         return CheckVerifier(*secrets) if secrets else None
 
     async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:
-        """Return checks of a group that fetches them, after at most `wait_s`; end each with its `check_id`."""
+        """Fetch checks of a group in pull mode, waiting at most `wait_s`; end each transaction with its `check_id`."""
         path = f"/v1/groups/{quote(self.group, safe='')}/checks?wait_s={wait_s:g}&max={max_checks}"
         answer = await self._call("GET", path, None, timeout_s=wait_s + self._prepare_timeout_s)
         return list(answer.get("checks", ()))
@@ -347,7 +346,7 @@ class Halfway:
         if self._loop is None:
             raise ClientClosedError("this client is not open: use it inside `async with Halfway(...)`")
         if asyncio.get_running_loop() is not self._loop:
-            raise WrongEventLoopError("this client was opened in another event loop: open one client for each loop")
+            raise WrongEventLoopError("this client was opened in another event loop: open one client per loop")
 
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this task."""
@@ -358,12 +357,12 @@ class Halfway:
         encoded = None if body is None else _encoded(body)
         deadline = asyncio.get_running_loop().time() + timeout_s
 
-        async def once() -> Reply:
+        async def send() -> Reply:
             self.check_usable()
             return await self._transport.send(method, path, encoded, deadline=deadline)
 
         what = f"{method} {path}"
-        return await self._until_closed(repeated(once, deadline, UnavailableError, what, demand_halfway=False))
+        return await self._until_closed(send_until_final(send, deadline, UnavailableError, what, demand_halfway=False))
 
     async def _until_known(
         self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
@@ -372,15 +371,15 @@ class Halfway:
         encoded = _encoded(body)
         deadline = asyncio.get_running_loop().time() + timeout_s
 
-        async def once() -> Reply:
+        async def send() -> Reply:
             self.check_usable()  # the client may have been closed since the last attempt
             return await coalescer.submit(encoded, deadline=deadline)
 
         is_end = coalescer is self._ends
-        return await self._until_closed(repeated(once, deadline, unconfirmed, what, demand_halfway=is_end))
+        return await self._until_closed(send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end))
 
     async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return what a call returns; ClientClosedError as soon as the client is closed."""
+        """Return the result of a call; raise ClientClosedError as soon as the client is closed."""
         closed = asyncio.timeout(None)
         self._calls.add(closed)
         try:
@@ -390,7 +389,7 @@ class Halfway:
             if not closed.expired():
                 raise
             raise ClientClosedError(
-                "this client was closed during the call: check-back resolves what it began"
+                "this client was closed during the call: check-back resolves its transaction"
             ) from None
         finally:
             self._calls.discard(closed)
@@ -399,7 +398,9 @@ class Halfway:
         self.check_usable()
         if len(self._background) >= self._max_in_background:
             work.close()
-            log.warning("%s ends are sent in the background: one more is left to check-back", len(self._background))
+            log.warning(
+                "%s ends are being sent in the background: this one is left to check-back", len(self._background)
+            )
             return None
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
@@ -410,7 +411,7 @@ class Halfway:
         self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _Requests = frozenset()
     ) -> None:
         if self.barrier is not None:
-            outcome = await awaited(self.barrier.settle, transaction_id)
+            outcome = await call_async(self.barrier.settle, transaction_id)
         await self._end_quietly(transaction_id, outcome, remark, may_overtake=may_overtake)
 
     async def _end_quietly(
@@ -424,7 +425,8 @@ class Halfway:
     ) -> None:
         """Send an end in the background; if it fails, check-back resolves the transaction.
 
-        If the id is not known, the end is sent once more when the requests are over that may have held its prepare.
+        If halfway does not know the id, the end is sent again after the requests in `may_overtake` are done, because
+        one of them may contain the prepare.
         """
         try:
             try:
@@ -436,12 +438,12 @@ class Halfway:
                 await self._end(transaction_id, outcome, remark, check_id)
         except AlreadyEndedError:
             if outcome != "unknown":
-                log.exception("transaction %s was not ended with %s", transaction_id, outcome)
+                log.exception("transaction %s did not end with %s", transaction_id, outcome)
         except HalfwayError as error:
             log.warning("the %s of transaction %s is left to check-back: %s", outcome, transaction_id, error)
 
 
-async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

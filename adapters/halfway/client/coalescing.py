@@ -1,4 +1,4 @@
-"""Callers that wait at the same moment share one `POST /v1/batch` request."""
+"""Sends the calls of many callers in shared `POST /v1/batch` requests."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from halfway.client.transport import DeadlinePassedError, NoAnswerError, Reply, 
 
 _MAX_ITEMS: Final = 100
 _MAX_BYTES: Final = 1024 * 1024
-"""Of one request; an item that is larger by itself is sent alone."""
+"""The size limit of one request. An item that is larger is sent alone."""
 _MAX_REQUESTS: Final = 4
-"""What arrives while so many are under way makes the next one."""
+"""The limit of requests under way. Items that arrive in the meantime share the next request."""
 
 
 @dataclass(eq=False, slots=True)
 class _Item:
     body: bytes
     deadline: float
-    answered: asyncio.Future[Reply]
+    reply: asyncio.Future[Reply]
 
 
 class Coalescer:
-    """Sends items of one kind, prepares or ends, and gives each its own answer.
+    """Sends items of one kind, prepares or ends, and returns to each its own answer.
 
-    An item that finds a free place is sent in the same turn of the event loop, so one caller waits for nobody. Prepares
-    and ends have a coalescer each, because an end may have to wait for its topic and must not hold prepares up.
+    If fewer than `_MAX_REQUESTS` requests are under way, an item is sent in the same turn of the event loop, so a
+    single caller never waits for others. Prepares and ends have separate coalescers, because an end may have to wait
+    for its topic and must not delay prepares.
     """
 
     def __init__(self, transport: Transport, kind: Literal["prepare", "end"], *, max_waiting: int) -> None:
-        """Bound how many items wait at the same time."""
+        """Limit the number of waiting items to `max_waiting`."""
         self._transport = transport
         self._kind = kind
         self._max_waiting = max_waiting
         self._waiting: deque[_Item] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
-        self._woken = False
+        self._is_scheduled = False
 
     async def submit(self, body: bytes, *, deadline: float) -> Reply:
         """Send one item, a JSON object, and return its answer.
@@ -48,37 +49,37 @@ class Coalescer:
         Raises QueueFullError if too many wait, and NoAnswerError if no coordinator answered or the deadline passed.
         """
         if len(self._waiting) >= self._max_waiting:
-            raise QueueFullError(f"{self._max_waiting} calls of this client wait for halfway already")
+            raise QueueFullError(f"{self._max_waiting} calls of this client already wait for halfway")
         loop = asyncio.get_running_loop()
         item = _Item(body, deadline, loop.create_future())
         self._waiting.append(item)
-        if not self._woken:
-            self._woken = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             loop.call_soon(self._send_waiting)
         try:
             async with asyncio.timeout_at(deadline):
-                return await item.answered
+                return await item.reply
         except TimeoutError:
             raise DeadlinePassedError("the deadline passed before an answer came") from None
 
     @property
     def under_way(self) -> frozenset[asyncio.Task[None]]:
-        """The requests under way now; an item whose caller has gone may be in one of them."""
+        """The requests under way. An item whose caller has given up may be in one of them."""
         return frozenset(self._under_way)
 
     async def close(self) -> None:
-        """Send no more, and cancel what is under way; the client ends its callers."""
+        """Send no more, and cancel the requests under way. The client ends the callers."""
         self._waiting.clear()
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def _send_waiting(self) -> None:
-        self._woken = False
+        self._is_scheduled = False
         while len(self._under_way) < _MAX_REQUESTS and (items := self._next_items()):
             task = asyncio.get_running_loop().create_task(self._send(items))
             self._under_way.add(task)
-            task.add_done_callback(self._sent)
+            task.add_done_callback(self._on_done)
 
     def _next_items(self) -> list[_Item]:
         items: list[_Item] = []
@@ -88,12 +89,12 @@ class Coalescer:
             if items and size + len(item.body) > _MAX_BYTES:
                 break
             self._waiting.popleft()
-            if not item.answered.done():  # the caller has gone
+            if not item.reply.done():  # its caller still waits
                 items.append(item)
                 size += len(item.body)
         return items
 
-    def _sent(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         self._send_waiting()
 
@@ -103,8 +104,8 @@ class Coalescer:
             reply = await self._transport.send("POST", "/v1/batch", body, deadline=max(item.deadline for item in items))
         except NoAnswerError as error:
             for item in items:
-                if not item.answered.done():
-                    item.answered.set_exception(error)
+                if not item.reply.done():
+                    item.reply.set_exception(error)
             return
         if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(items) > 1:
             middle = len(items) // 2
@@ -112,8 +113,8 @@ class Coalescer:
             await self._send(items[middle:])
             return
         for item, answer in zip(items, _answers(reply, self._kind, len(items)), strict=True):
-            if not item.answered.done():
-                item.answered.set_result(answer)
+            if not item.reply.done():
+                item.reply.set_result(answer)
 
 
 def _answers(reply: Reply, kind: str, count: int) -> list[Reply]:
@@ -122,7 +123,7 @@ def _answers(reply: Reply, kind: str, count: int) -> list[Reply]:
     if reply.status != HTTPStatus.OK or not isinstance(listed, list) or len(listed) != count:
         status = HTTPStatus.BAD_GATEWAY if reply.status == HTTPStatus.OK else reply.status
         return [Reply(status=status, body=reply.body, retry_after_s=reply.retry_after_s)] * count
-    return [_answer(one) for one in listed]
+    return [_answer(item) for item in listed]
 
 
 def _answer(item: Mapping[str, Any]) -> Reply:

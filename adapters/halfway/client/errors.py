@@ -1,4 +1,4 @@
-"""The errors that a caller of the client can get; the docstring of each says what to do."""
+"""The errors of the client. The docstring of each error says what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class HalfwayError(Exception):
-    """The root of all errors of this client."""
+    """The base class of all errors of this client."""
 
 
 class ClientClosedError(HalfwayError):
@@ -15,7 +15,7 @@ class ClientClosedError(HalfwayError):
 
 
 class WrongEventLoopError(HalfwayError):
-    """The client was opened in another event loop: open one client for each loop, or use `SyncHalfway` in threads."""
+    """The client was opened in another event loop: open one client per loop, or use `SyncHalfway` in threads."""
 
 
 class QueueFullError(HalfwayError):
@@ -31,40 +31,40 @@ class PrepareUnconfirmedError(UnavailableError):
 
 
 class EndUnconfirmedError(UnavailableError):
-    """The end was not confirmed before the deadline: the local outcome stands, and check-back asks for it."""
+    """The end was not confirmed before the deadline: the local outcome is final, and check-back asks for it."""
 
 
 class TransactionEndedError(HalfwayError):
-    """This transaction object has sent its end already: begin a new one."""
+    """This transaction object has already sent its end: begin a new one."""
 
 
 class NestedTransactionError(HalfwayError):
     """A transaction of this client is open in this task: put all messages into one transaction.
 
-    A bare `prepare` inside a block is allowed: whoever calls it ends its transaction.
+    A bare `prepare` inside a block is allowed: its caller ends the transaction.
     """
 
 
 class RefusedError(HalfwayError):
-    """halfway refused the call for good; to repeat it does not help."""
+    """halfway refused the call permanently; a repeat does not help."""
 
     in_doubt = False
     """Whether an earlier attempt of the same call, whose answer was lost, may have been carried out."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
-        """Take over a problem document (RFC 9457), as docs/rest.md describes it."""
+        """Read a problem document (RFC 9457), as described in docs/rest.md."""
         self.status = int(problem.get("status", 0))
         self.error_code = str(problem.get("error_code", "unknown"))
         self.detail = str(problem.get("detail", ""))
-        self.errors = {str(one.get("field")): str(one.get("detail")) for one in problem.get("errors") or ()}
-        """What is wrong with each field, by its JSON path."""
+        self.errors = {str(error.get("field")): str(error.get("detail")) for error in problem.get("errors") or ()}
+        """The error of each wrong field, by its JSON path."""
         fields = "".join(f"; {field}: {detail}" for field, detail in self.errors.items())
         super().__init__(f"{self.error_code}: {self.detail}{fields}")
         self.add_note(" ".join((type(self).__doc__ or "").split()))  # the remedy, in every traceback
 
 
 class InvalidRequestError(RefusedError):
-    """The messages or settings break a rule: `errors` names each field. Mend the call."""
+    """The messages or settings break a rule: `errors` names each wrong field. Correct the call."""
 
 
 class UnknownGroupError(RefusedError):
@@ -72,11 +72,11 @@ class UnknownGroupError(RefusedError):
 
 
 class UnauthenticatedError(RefusedError):
-    """halfway wants a valid key: give the group's as `key`, or as HALFWAY_CLIENT_KEY in the environment."""
+    """halfway requires a valid key: give the group's key as `key`, or as HALFWAY_CLIENT_KEY in the environment."""
 
 
 class ForbiddenError(RefusedError):
-    """The key does not allow this call: `detail` says whose it is and what is needed.
+    """The key does not allow this call: `detail` names its owner and the permission that is needed.
 
     A group's key cannot register its group for the first time, nor add a topic: `start` and `register` raise this until
     an operator has run the command in `detail`.
@@ -84,32 +84,32 @@ class ForbiddenError(RefusedError):
 
 
 class NotHalfwayError(RefusedError):
-    """Something else than halfway's REST answers at the URL: give the coordinator's, such as http://halfway:8080."""
+    """The server at the URL is not halfway: give the URL of the coordinator, such as http://halfway:8080."""
 
 
 class PreparesRejectedError(RefusedError):
-    """The coordinator takes no new transactions now, because its operator said so; ends still work."""
+    """The coordinator currently accepts no new transactions, because its operator set this; ends still work."""
 
 
 class UnknownTransactionError(RefusedError):
-    """halfway does not know the id. It does not mean that the transaction was rolled back."""
+    """halfway does not know the id. This does not mean that the transaction was rolled back."""
 
 
 class IdReusedError(RefusedError):
-    """The id was used for other messages: give each transaction an id of its own."""
+    """The id was used for other messages: give each transaction its own id."""
 
 
 class AlreadyEndedError(RefusedError):
-    """The transaction has the opposite outcome, in `state`, for ever: compare it with your database."""
+    """The transaction has the opposite outcome, in `state`, and it is final: compare it with your database."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
-        """Keep the state that stands."""
+        """Store the transaction's state."""
         super().__init__(problem)
         self.state = str(problem.get("state", ""))
 
 
 class OutcomeExpiredError(RefusedError):
-    """The transaction ended longer ago than halfway remembers outcomes. It does not mean rolled back."""
+    """The transaction ended so long ago that halfway no longer has its outcome. This does not mean rolled back."""
 
 
 _BY_CODE: Final[dict[str, type[RefusedError]]] = {
@@ -128,17 +128,17 @@ _BY_STATUS: Final[dict[object, type[RefusedError]]] = {
     403: ForbiddenError,
     **dict.fromkeys((400, 413, 415, 422), InvalidRequestError),
 }
-"""Of problems whose code is not among them, and of answers of something before halfway."""
+"""The errors for other codes, and for answers of a proxy."""
 
 
 NOT_HALFWAY: Final = "not_halfway"
-"""The code that the client gives to an answer that has none of halfway's."""
+"""The client's code for an answer without an error code of halfway."""
 
 
-def refused(problem: Mapping[str, Any], *, in_doubt: bool = False) -> RefusedError:
+def error_of(problem: Mapping[str, Any], *, in_doubt: bool = False) -> RefusedError:
     """Return the error for a problem document."""
     code = str(problem.get("error_code"))
-    otherwise = NotHalfwayError if code == NOT_HALFWAY else RefusedError
-    error = (_BY_CODE.get(code) or _BY_STATUS.get(problem.get("status"), otherwise))(problem)
+    default = NotHalfwayError if code == NOT_HALFWAY else RefusedError
+    error = (_BY_CODE.get(code) or _BY_STATUS.get(problem.get("status"), default))(problem)
     error.in_doubt = in_doubt
     return error

@@ -1,4 +1,4 @@
-"""Locks in a process that forks."""
+"""Locks for processes that fork."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import weakref
 
 
 class ForkSafeLock:
-    """A lock that is free in the child of a fork, where another thread of the parent could never release it."""
+    """A lock that is always free in the child of a fork. A thread of the parent could never release it there."""
 
     def __init__(self) -> None:
-        """Make it, free."""
+        """Create the lock, released."""
         self._lock = threading.Lock()
         _locks.add(self)
 
@@ -22,7 +22,7 @@ class ForkSafeLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Free it, whoever holds it."""
+        """Replace the lock with a released one."""
         self._lock = threading.Lock()
 
 

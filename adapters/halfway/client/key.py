@@ -8,31 +8,31 @@ from typing import Final
 from halfway.client.errors import HalfwayError
 
 KEY_VARIABLE: Final = "HALFWAY_CLIENT_KEY"
-"""The environment variable that is read if no key is given."""
+"""The environment variable with the default key."""
 
 
 class InvalidKeyError(HalfwayError, ValueError):
-    """The key cannot be sent: give it as it was shown, printable ASCII without spaces. It is not told."""
+    """The key is not valid: give it as it was shown, printable ASCII without spaces. The error does not show it."""
 
 
 class Key:
-    """A key, whose text is in no `repr`, log or message of an error."""
+    """A key. Its text does not appear in `repr`, logs or errors."""
 
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:
-        """Take a key as it was shown; raises InvalidKeyError."""
+        """Take the text of a key; raises InvalidKeyError."""
         text = text.strip()
         if not text or not all("!" <= character <= "~" for character in text):
-            raise InvalidKeyError("the key is no key of halfway's: give it as it was shown, without spaces in it")
+            raise InvalidKeyError("the key is not a key of halfway: give it as it was shown, without spaces in it")
         self._text = text
 
     @classmethod
-    def chosen(cls, given: str | Key | None) -> Key | None:
-        """Return the key that is given, else that of the environment, None if there is none."""
-        if isinstance(given, Key):
-            return given
-        text = os.environ.get(KEY_VARIABLE) if given is None else given
+    def resolve(cls, key: str | Key | None) -> Key | None:
+        """Return the given key, or else the key of the environment, or None if there is none."""
+        if isinstance(key, Key):
+            return key
+        text = os.environ.get(KEY_VARIABLE) if key is None else key
         return None if text is None else cls(text)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""RocketMQ's style: a listener runs the local transaction, and answers checks about it later."""
+"""The API in RocketMQ's style: a listener runs the local transaction, and answers checks about it later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
 
-from halfway.client.blocking import awaited
+from halfway.client.blocking import call_async
 from halfway.client.checks import Check, Decide, DecideSync
 from halfway.client.client import Halfway
 from halfway.client.messages import Message
@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 
 class TransactionListener(Protocol):
-    """What a service implements; methods that are not coroutine functions run in a thread."""
+    """The interface that a service implements. Methods that are not coroutine functions run in a thread."""
 
     def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome | Awaitable[Outcome]:
-        """Run the local transaction, called once the messages are prepared; what it raises counts as `unknown`."""
+        """Run the local transaction. Called once the messages are prepared; an exception counts as `unknown`."""
 
     def check_local_transaction(self, check: Check) -> Outcome | Awaitable[Outcome]:
-        """Say later what became of it, `unknown` while that cannot be known; what it raises counts as `unknown`."""
+        """Return the outcome later, `unknown` while it is not known; an exception counts as `unknown`."""
 
 
 class SyncTransactionListener(Protocol):
-    """The same for a SyncTransactionProducer."""
+    """The interface for a SyncTransactionProducer."""
 
     def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome:
         """Same as `TransactionListener.execute_local_transaction`, in the caller's thread."""
@@ -41,7 +41,7 @@ class TransactionProducer:
     """Sends messages with a local transaction, as RocketMQ's producer of the same name does."""
 
     def __init__(self, client: Halfway, listener: TransactionListener) -> None:
-        """Keep the client and the listener."""
+        """Store the client and the listener."""
         if not isinstance(client, Halfway):
             raise TypeError(f"TransactionProducer takes a Halfway: use SyncTransactionProducer with {type(client)}")
         self._client = client
@@ -49,7 +49,7 @@ class TransactionProducer:
 
     @property
     def decide(self) -> Decide:
-        """What answers checks, for a check endpoint or a CheckWorker."""
+        """The function that answers checks, for a check endpoint or a CheckWorker."""
         return self._listener.check_local_transaction
 
     async def send_in_transaction(
@@ -63,17 +63,17 @@ class TransactionProducer:
     ) -> tuple[str, Outcome]:
         """Prepare, run the local transaction with `argument`, and end; return the id and the outcome.
 
-        Raises what `Halfway.prepare` raises, and then nothing was run; and what `Halfway.end` raises, unless
-        `confirm=False` sends the end in the background.
+        Raises the errors of `Halfway.prepare`, before the local transaction has run, and the errors of `Halfway.end`,
+        unless `confirm=False` sends the end in the background.
         """
         async with self._client.transaction(
             messages, id=id, check_after_s=check_after_s, confirm=confirm
         ) as transaction:
             try:
-                returned: object = await awaited(self._listener.execute_local_transaction, transaction.id, argument)
-            except Exception as error:  # noqa: BLE001 - the listener's own
-                returned = error
-            outcome, remark = _outcome(transaction.id, returned)
+                result: object = await call_async(self._listener.execute_local_transaction, transaction.id, argument)
+            except Exception as error:  # noqa: BLE001 - of the listener
+                result = error
+            outcome, remark = _outcome(transaction.id, result)
             await transaction.end(outcome, remark)
         return transaction.id, outcome
 
@@ -82,7 +82,7 @@ class SyncTransactionProducer:
     """`TransactionProducer` for threads."""
 
     def __init__(self, client: SyncHalfway, listener: SyncTransactionListener) -> None:
-        """Keep the client and the listener."""
+        """Store the client and the listener."""
         if not isinstance(client, SyncHalfway):
             raise TypeError(f"SyncTransactionProducer takes a SyncHalfway: use TransactionProducer with {type(client)}")
         for method in (listener.execute_local_transaction, listener.check_local_transaction):
@@ -93,7 +93,7 @@ class SyncTransactionProducer:
 
     @property
     def decide(self) -> DecideSync:
-        """What answers checks, for a check endpoint or `SyncHalfway.start`."""
+        """The function that answers checks, for a check endpoint or `SyncHalfway.start`."""
         return self._listener.check_local_transaction
 
     def send_in_transaction(
@@ -105,23 +105,23 @@ class SyncTransactionProducer:
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> tuple[str, Outcome]:
-        """Do what `TransactionProducer.send_in_transaction` does."""
+        """Same as `TransactionProducer.send_in_transaction`."""
         with self._client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm) as transaction:
             try:
-                returned: object = self._listener.execute_local_transaction(transaction.id, argument)
-            except Exception as error:  # noqa: BLE001 - the listener's own
-                returned = error
-            outcome, remark = _outcome(transaction.id, returned)
+                result: object = self._listener.execute_local_transaction(transaction.id, argument)
+            except Exception as error:  # noqa: BLE001 - of the listener
+                result = error
+            outcome, remark = _outcome(transaction.id, result)
             transaction.end(outcome, remark)
         return transaction.id, outcome
 
 
-def _outcome(transaction_id: str, returned: object) -> tuple[Outcome, str | None]:
-    """Return the outcome of a local transaction that returned or raised this, and a remark if it is none."""
-    if isinstance(returned, Exception):
-        log.error("the local transaction of %s failed: check-back asks for it", transaction_id, exc_info=returned)
-        return "unknown", f"execute_local_transaction raised {type(returned).__name__}"
-    if isinstance(returned, str) and returned in OUTCOMES:
-        return returned, None  # type: ignore[return-value]  # it is one of them
-    log.error("the local transaction of %s returned %r, not commit, rollback or unknown", transaction_id, returned)
+def _outcome(transaction_id: str, result: object) -> tuple[Outcome, str | None]:
+    """Return the outcome for the result or exception of a local transaction, and a remark if it is not an outcome."""
+    if isinstance(result, Exception):
+        log.error("the local transaction of %s failed: check-back asks for it", transaction_id, exc_info=result)
+        return "unknown", f"execute_local_transaction raised {type(result).__name__}"
+    if isinstance(result, str) and result in OUTCOMES:
+        return result, None  # type: ignore[return-value]  # it is one of them
+    log.error("the local transaction of %s returned %r, not commit, rollback or unknown", transaction_id, result)
     return "unknown", "execute_local_transaction returned no outcome"

@@ -1,4 +1,4 @@
-"""A message for a real topic, and how it is written in JSON."""
+"""A message for a real topic, and its JSON format."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from halfway.client.errors import HalfwayError
 
 Data = str | bytes | None
-"""Text is sent as UTF-8, bytes as they are, None is a null."""
+"""Text is sent as UTF-8, bytes are sent unchanged, None is null."""
 Value = Data | Mapping[str, Any] | Sequence[Any]
-"""A mapping or list is written as JSON; a value of None is a tombstone."""
+"""A mapping or a list is sent as JSON; None is a tombstone."""
 
 
 class UnserialisableMessageError(HalfwayError, TypeError):
-    """A part of a message cannot be sent; the message names the part and what it may be."""
+    """A part of a message cannot be serialised; the error names the part and the accepted types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,34 +29,34 @@ class Message:
     key: Data = None
     headers: Mapping[str, Data] = field(default_factory=dict)
     partition: int | None = None
-    """None lets halfway choose by the key, as Kafka's Java client does."""
+    """None lets halfway choose the partition by the key, as Kafka's Java client does."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the message as `POST /v1/transactions` takes it (docs/rest.md, "Prepare")."""
-        shown: dict[str, Any] = {
+        """Return the message in the format of `POST /v1/transactions` (docs/rest.md, "Prepare")."""
+        document: dict[str, Any] = {
             "topic": self.topic,
             "key": _data(self.key, "key"),
             "value": _value(self.value),
         }
         if self.headers:
-            shown["headers"] = [
+            document["headers"] = [
                 {"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in self.headers.items()
             ]
         if self.partition is not None:
-            shown["partition"] = self.partition
-        return shown
+            document["partition"] = self.partition
+        return document
 
 
-def _data(data: object, where: str) -> object:
+def _data(data: object, part: str) -> object:
     match data:
         case str():
-            return _text(data, where)
+            return _text(data, part)
         case None:
             return data
         case bytes() | bytearray() | memoryview():
             return {"type": "BINARY", "data": base64.b64encode(data).decode()}
         case _:
-            raise UnserialisableMessageError(f"{where} is {type(data).__name__}: give str, bytes or None")
+            raise UnserialisableMessageError(f"{part} is {type(data).__name__}: give str, bytes or None")
 
 
 def _value(value: object) -> object:
@@ -66,14 +66,14 @@ def _value(value: object) -> object:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UnserialisableMessageError(
-            f"value cannot be written as JSON ({error}): give str, bytes, None, or what json.dumps takes"
+            f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts"
         ) from None
     return {"type": "JSON", "data": value}
 
 
-def _text(text: str, where: str) -> str:
+def _text(text: str, part: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UnserialisableMessageError(f"{where} is no text in UTF-8 ({error}): give bytes for such data") from None
+        raise UnserialisableMessageError(f"{part} cannot be encoded as UTF-8 ({error}): give bytes") from None
     return text

@@ -1,8 +1,8 @@
-"""How a transaction can end."""
+"""The outcomes of a transaction."""
 
 from typing import Final, Literal
 
 Outcome = Literal["commit", "rollback", "unknown"]
-"""`unknown` leaves it to check-back."""
+"""`unknown` leaves the transaction to check-back."""
 
 OUTCOMES: Final = frozenset({"commit", "rollback", "unknown"})

@@ -1,4 +1,4 @@
-"""The messages of one database transaction: prepared before its commit, ended after it."""
+"""The messages of one database transaction, which are prepared before its commit and ended after it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class MixedProducersError(HalfwayError):
 
 
 class NoBarrierError(HalfwayError, TypeError):
-    """The client has no barrier, which says after a crash whether the database has committed: give it one."""
+    """The client has no barrier, which is needed to know after a crash whether the database committed: give it one."""
 
 
-class Endings(Protocol):
+class SendingClient(Protocol):
     """The client calls that `Sending` needs."""
 
     def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - what REST calls it
@@ -36,14 +36,14 @@ class Endings(Protocol):
         *,
         remark: str | None = None,
     ) -> Callable[[], None]:
-        """Send an end; the function that is returned waits until it is final or given up."""
+        """Send an end; return a function that waits until it is final or given up."""
 
 
 class Sending:
-    """The messages of one database transaction; halfway handles them as one transaction."""
+    """The messages of one database transaction. They are one halfway transaction."""
 
     def __init__(self) -> None:
-        """Choose the id."""
+        """Generate the id."""
         self.id: Final = uuid4().hex
         self._messages: list[Message] = []
 
@@ -51,33 +51,34 @@ class Sending:
         return len(self._messages)
 
     def add(self, message: Message) -> None:
-        """Add a message; raises UnserialisableMessageError here, where it is sent, not at the commit."""
+        """Add a message; raises UnserialisableMessageError already here, not at the commit."""
         message.as_json()
         self._messages.append(message)
 
     def keep(self, count: int) -> None:
-        """Keep only the first `count` messages: a rollback to a savepoint undid the others."""
+        """Keep only the first `count` messages, after a rollback to a savepoint."""
         del self._messages[count:]
 
     def commit(
         self,
-        client: Endings,
+        client: SendingClient,
         *,
         insert: Callable[[str], None],
         commit: Callable[[], None],
-        undo: Callable[[], None],
+        rollback: Callable[[], None],
         confirm: bool,
         afterwards: Callable[[Callable[[], None]], None] = lambda wait: wait(),
     ) -> None:
         """Commit the database transaction, and with it the messages.
 
-        1. Write the barrier's row. It is locked until the commit, so a check that comes meanwhile is told `unknown`.
-        2. Prepare. If this or the row fails, the database transaction is rolled back.
+        1. Write the barrier's row. It is locked until the commit, so the answer to a check in the meantime is
+           `unknown`.
+        2. Prepare. If this or the row fails, roll the database transaction back.
         3. Commit the database transaction. If this raises, it may have committed: check-back asks the barrier.
-        4. Send the end at once: whatever is raised from now on, it goes on in the background. The local outcome stands
-           whatever becomes of the end: a failure is logged, not raised, and check-back resolves the transaction.
-        5. With `confirm` wait until the end is final, `end_timeout_s` at most; `afterwards` may call this later, once
-           the connection of the database has been given back.
+        4. Send the end at once. It continues in the background even if an exception is raised from now on. The local
+           outcome is final: if the end fails, this is logged, not raised, and check-back resolves the transaction.
+        5. With `confirm`, wait until the end is final, at most `end_timeout_s`. `afterwards` may delay this wait until
+           the database connection is returned to its pool.
         """
         if not self._messages:
             commit()
@@ -86,8 +87,8 @@ class Sending:
             insert(self.id)
             client.prepare(self._messages, id=self.id, new_id=True)
         except BaseException:
-            with contextlib.suppress(Exception):  # the connection is lost, so the database rolls back by itself
-                undo()
+            with contextlib.suppress(Exception):  # if the connection is lost, the database rolls back by itself
+                rollback()
             raise
         try:
             commit()
@@ -98,8 +99,11 @@ class Sending:
         if confirm:
             afterwards(wait)
 
-    def _begin_end(self, client: Endings, outcome: Outcome, remark: str | None) -> Callable[[], None]:
-        """Send the end, and return what waits for it; nothing of it may look as if the database had not committed."""
+    def _begin_end(self, client: SendingClient, outcome: Outcome, remark: str | None) -> Callable[[], None]:
+        """Send the end, and return a function that waits for it.
+
+        Neither raises an exception: it would look as if the database had not committed.
+        """
         try:
             wait = client.begin_end(self.id, outcome, remark=remark)
         except Exception as error:  # noqa: BLE001 - see above
@@ -110,6 +114,6 @@ class Sending:
             try:
                 wait()
             except Exception as error:  # noqa: BLE001 - see above
-                log.warning("nobody waits for the %s of transaction %s: %s", outcome, self.id, error)
+                log.warning("the wait for the %s of transaction %s failed: %s", outcome, self.id, error)
 
         return wait_quietly

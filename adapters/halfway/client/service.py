@@ -1,4 +1,4 @@
-"""Background tasks while a client is open: fetching checks, and maintaining the barrier."""
+"""Background tasks of an open client: they fetch checks and maintain the barrier."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def beside(client: Halfway, check_urls: Sequence[str], decide: Decide | None) -> list[Coroutine[Any, Any, None]]:
-    """Return the tasks to run until the client is closed; raises NoBarrierError if nothing can answer checks."""
-    running = []
+def services(client: Halfway, check_urls: Sequence[str], decide: Decide | None) -> list[Coroutine[Any, Any, None]]:
+    """Return the coroutines to run until the client is closed; raises NoBarrierError if nothing can answer checks."""
+    coroutines = []
     if not check_urls:
         if decide is None and client.barrier is not None:
             decide = client.barrier.decide
         if decide is None:
             raise NoBarrierError("nothing answers the group's checks: give the client a barrier, or `decide`")
-        running.append(CheckWorker(client, decide).run(patiently=True))
+        coroutines.append(CheckWorker(client, decide).run(patiently=True))
     if client.barrier is not None:
-        running.append(BarrierMaintenance(client, client.barrier).run())
-    return running
+        coroutines.append(BarrierMaintenance(client, client.barrier).run())
+    return coroutines
 
 
-def tell(task: asyncio.Task[None]) -> None:
-    """Log the error that ended a task, if one did."""
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Log the error of a task if it failed."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a task in the background of the client ended", exc_info=error)
+        log.error("a background task of the client failed", exc_info=error)

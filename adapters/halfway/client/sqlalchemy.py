@@ -1,4 +1,4 @@
-"""Sending inside a session or connection of SQLAlchemy 2: the messages share the fate of its database transaction."""
+"""Sends messages in a session or connection of SQLAlchemy 2, committed or rolled back with its transaction."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sqlalchemy.util import await_only
 
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.barrier.drivers import require_transaction, sqlalchemy_connection
-from halfway.client.blocking import finished
+from halfway.client.blocking import wait_for
 from halfway.client.client import Halfway
 from halfway.client.forks import ForkSafeLock
 from halfway.client.messages import Data, Message, Value
 from halfway.client.outcome import Outcome
-from halfway.client.sending import Endings, MixedProducersError, NoBarrierError, Sending
+from halfway.client.sending import MixedProducersError, NoBarrierError, Sending, SendingClient
 from halfway.client.sync import SyncHalfway
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ _WAITS: Final = "halfway.client.waits"
 
 
 class SessionProducer:
-    """Sends inside a Session or a Connection.
+    """Sends messages in a Session or a Connection.
 
-    The messages of one database transaction are one transaction of halfway's. `commit` prepares them, with the
-    barrier's row in the same database transaction, ends them afterwards, and returns once the end is final. What is
-    rolled back, to a savepoint too, is never prepared. The database connection is held while halfway is asked to
-    prepare. A Session gives it back before the end is waited for, a Connection is its caller's.
+    The messages of one database transaction are one halfway transaction. `commit` prepares them, with the barrier's row
+    in the same database transaction, ends them afterwards, and returns once the end is final. Messages that are rolled
+    back, also to a savepoint, are never prepared. The database connection is held during the prepare. A Session returns
+    it to the pool before it waits for the end; a Connection belongs to its caller.
     """
 
     def __init__(self, client: SyncHalfway, *, confirm: bool = True) -> None:
         """Take a client that has a barrier; raises NoBarrierError.
 
-        An end that is not confirmed in the client's `end_timeout_s` is logged and left to check-back: the commit of
-        the database stands, so nothing is raised. With `confirm=False` ends are sent in the background.
+        If an end is not confirmed within the client's `end_timeout_s`, this is logged and left to check-back. Nothing
+        is raised, because the database has committed. With `confirm=False` ends are sent in the background.
         """
         self._confirm = confirm
         self._client = client
@@ -57,10 +57,10 @@ class SessionProducer:
         headers: Mapping[str, Data] | None = None,
         partition: int | None = None,
     ) -> str:
-        """Send a message if the transaction that is open commits; return the id of halfway's transaction.
+        """Send a message if the open transaction commits; return the id of the halfway transaction.
 
         halfway gets nothing before the commit. If the prepare fails, the commit rolls the database transaction
-        back and raises what `SyncHalfway.prepare` raises. Raises NestedTransactionError inside a `transaction` of the
+        back and raises the error of `SyncHalfway.prepare`. Raises NestedTransactionError inside a `transaction` of the
         same client.
         """
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
@@ -72,9 +72,9 @@ class AsyncSessionProducer:
     """`SessionProducer` for an AsyncSession or an AsyncConnection, with `Halfway` in the same event loop."""
 
     def __init__(self, client: Halfway, *, confirm: bool = True) -> None:
-        """Take what `SessionProducer` takes; a commit that is cancelled while it waits sends the end all the same."""
+        """Take the parameters of `SessionProducer`. If a commit is cancelled while it waits, the end is still sent."""
         self._confirm = confirm
-        self._client = _InGreenlet(client)
+        self._client = _GreenletClient(client)
         self._barrier = _barrier(client.barrier)
 
     async def send(
@@ -87,7 +87,7 @@ class AsyncSessionProducer:
         headers: Mapping[str, Data] | None = None,
         partition: int | None = None,
     ) -> str:
-        """Send as `SessionProducer.send` does."""
+        """Same as `SessionProducer.send`."""
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
         self._client.demand_no_block()
         return await session.run_sync(
@@ -95,8 +95,8 @@ class AsyncSessionProducer:
         )
 
 
-class _InGreenlet:
-    """An asynchronous client for code that SQLAlchemy runs in a greenlet."""
+class _GreenletClient:
+    """Calls an asynchronous client from code that SQLAlchemy runs in a greenlet."""
 
     def __init__(self, client: Halfway) -> None:
         self._client = client
@@ -112,15 +112,19 @@ class _InGreenlet:
         *,
         remark: str | None = None,
     ) -> Callable[[], None]:
-        ending = self._client.begin_end(id, outcome, remark=remark)
-        return lambda: None if ending is None or ending.done() else await_only(finished(ending))
+        task = self._client.begin_end(id, outcome, remark=remark)
+        return lambda: None if task is None or task.done() else await_only(wait_for(task))
 
 
-class _Local:
+class _LocalTransaction:
     """A database transaction with messages, stored in the `info` of its DBAPI connection."""
 
     def __init__(
-        self, client: Endings, barrier: Barrier | AsyncBarrier, connection: Connection, transaction: RootTransaction
+        self,
+        client: SendingClient,
+        barrier: Barrier | AsyncBarrier,
+        connection: Connection,
+        transaction: RootTransaction,
     ) -> None:
         self.client = client
         self.sending = Sending()
@@ -135,7 +139,7 @@ class _Local:
         transaction = self._transaction()
         return transaction is not None and transaction.is_active
 
-    def is_of(self, transaction: RootTransaction | None) -> bool:
+    def belongs_to(self, transaction: RootTransaction | None) -> bool:
         return transaction is not None and self._transaction() is transaction
 
     def savepoint(self, name: str) -> None:
@@ -144,24 +148,24 @@ class _Local:
     def rollback_to(self, name: str) -> None:
         self.sending.keep(self._savepoints.get(name, 0))  # an unknown savepoint is older than the first message
 
-    def commit(self, commit: Callable[[], None], undo: Callable[[], None]) -> None:
+    def commit(self, commit: Callable[[], None], rollback: Callable[[], None]) -> None:
         connection = self._connection()
-        if connection is None or not self.is_of(connection.get_transaction()):
-            commit()  # this commit is of a later transaction; ours was not committed
+        if connection is None or not self.belongs_to(connection.get_transaction()):
+            commit()  # this is the commit of a later transaction; this transaction was not committed
             return
         self.sending.commit(
             self.client,
             insert=lambda transaction_id: self._barrier.write(connection, transaction_id),
             commit=commit,
-            undo=undo,
+            rollback=rollback,
             confirm=self.confirm,
             afterwards=self._afterwards,
         )
 
     def _afterwards(self, wait: Callable[[], None]) -> None:
-        """Wait once the Session that commits has given its connection back; at once if a Connection commits."""
+        """Wait after the committing Session has returned its connection; at once if a Connection commits."""
         waits: list[Callable[[], None]] | None = next(
-            (one.info[_WAITS] for one in self.sessions if _WAITS in one.info), None
+            (session.info[_WAITS] for session in self.sessions if _WAITS in session.info), None
         )
         if waits is None:
             wait()
@@ -169,20 +173,24 @@ class _Local:
             waits.append(wait)
 
 
-def _send(client: Endings, barrier: Barrier | AsyncBarrier, session: Any, message: Message, *, confirm: bool) -> str:
+def _send(
+    client: SendingClient, barrier: Barrier | AsyncBarrier, session: Any, message: Message, *, confirm: bool
+) -> str:
     if hasattr(session, "sync_session") or hasattr(session, "sync_connection"):
         raise UnsupportedConnectionError(f"{type(session).__name__} is asynchronous: send with an AsyncSessionProducer")
     connection: Connection = sqlalchemy_connection(session)
     require_transaction(connection)
     transaction = connection.get_transaction() or connection.begin()
     if isinstance(transaction, TwoPhaseTransaction):
-        raise UnsupportedConnectionError("this transaction has two phases: send after it, with `Halfway.transaction`")
-    local: _Local | None = connection.info.get(_KEY)
-    if local is None or not local.is_of(transaction):
+        raise UnsupportedConnectionError(
+            "two-phase transactions are not supported: send after it, with `Halfway.transaction`"
+        )
+    local: _LocalTransaction | None = connection.info.get(_KEY)
+    if local is None or not local.belongs_to(transaction):
         if local is not None and local.is_open():
-            raise UnsupportedConnectionError("another Connection uses this connection of the driver: give each its own")
-        _follow(connection.dialect)
-        local = connection.info[_KEY] = _Local(client, barrier, connection, transaction)
+            raise UnsupportedConnectionError("another Connection uses this driver connection: give each its own")
+        _intercept(connection.dialect)
+        local = connection.info[_KEY] = _LocalTransaction(client, barrier, connection, transaction)
     if local.client is not client:
         raise MixedProducersError(
             "another producer has sent in this database transaction: use one for all its messages"
@@ -205,7 +213,7 @@ def _end_commit(session: Session, transaction: SessionTransaction) -> None:
             wait()
 
 
-# Of every Session, and before what a service listens with: that may raise, or be the first to send.
+# For every Session, and before the listeners of the service, which may raise or be the first to send.
 event.listen(Session, "before_commit", _begin_commit, insert=True)
 event.listen(Session, "after_transaction_end", _end_commit, insert=True)
 
@@ -216,25 +224,25 @@ def _barrier(barrier: Barrier | AsyncBarrier | None) -> Barrier | AsyncBarrier:
     return barrier
 
 
-_followed: weakref.WeakSet[Dialect] = weakref.WeakSet()
-_following = ForkSafeLock()
+_intercepted: weakref.WeakSet[Dialect] = weakref.WeakSet()
+_interception_lock = ForkSafeLock()
 
 
-def _follow(dialect: Dialect) -> None:
+def _intercept(dialect: Dialect) -> None:
     """Intercept the commits, rollbacks and savepoints of a dialect.
 
-    SQLAlchemy's events come before a commit, and none comes when a commit of a Connection has succeeded or a savepoint
-    is named. These methods of its dialects are where every commit and savepoint goes through, of a Session's, a
-    Connection's or an asynchronous one's; that `do_commit` returns is the only sure sign of success.
+    SQLAlchemy has an event before a commit, but none after a successful commit of a Connection, and none with the name
+    of a savepoint. Every commit and savepoint uses these methods of the dialect, in a Session, a Connection and their
+    asynchronous variants. Only the return of `do_commit` proves success.
     """
-    with _following:
-        if dialect in _followed:
+    with _interception_lock:
+        if dialect in _intercepted:
             return
         do_commit, do_rollback = dialect.do_commit, dialect.do_rollback
         do_savepoint, do_rollback_to_savepoint = dialect.do_savepoint, dialect.do_rollback_to_savepoint
 
         def commit(dbapi_connection: PoolProxiedConnection) -> None:
-            local: _Local | None = dbapi_connection.info.pop(_KEY, None)
+            local: _LocalTransaction | None = dbapi_connection.info.pop(_KEY, None)
             if local is None:
                 do_commit(dbapi_connection)
             else:
@@ -260,4 +268,4 @@ def _follow(dialect: Dialect) -> None:
             do_savepoint=savepoint,
             do_rollback_to_savepoint=rollback_to_savepoint,
         )
-        _followed.add(dialect)
+        _intercepted.add(dialect)

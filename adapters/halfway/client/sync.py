@@ -1,4 +1,4 @@
-"""The client for code without an event loop: it runs the asynchronous one in a thread of its own."""
+"""The client for code without an event loop: it runs the asynchronous client in its own thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from halfway.client.barrier import AsyncBarrier, Barrier
-from halfway.client.blocking import finished
+from halfway.client.blocking import wait_for
 from halfway.client.checks import Decide
 from halfway.client.client import Halfway
 from halfway.client.errors import ClientClosedError, HalfwayError
@@ -23,7 +23,7 @@ from halfway.client.forks import ForkSafeLock
 from halfway.client.key import Key
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
-from halfway.client.service import tell
+from halfway.client.service import log_failure
 from halfway.client.transaction import Transaction
 from halfway.client.verification import CheckVerifier
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Settings(TypedDict, total=False):
-    """What `Halfway` takes by name."""
+    """The keyword parameters of `Halfway`."""
 
     barrier: Barrier | None
     key: str | Key | None
@@ -44,23 +44,23 @@ class Settings(TypedDict, total=False):
 
 
 class SyncHalfway:
-    """`Halfway` for threads; any number of them may share one.
+    """`Halfway` for threads. Any number of threads may share one.
 
-    After a fork the child's first call opens a client of its own: the parent's connections are not used.
+    After a fork, the first call in the child opens a new client: the parent's connections are not used.
     """
 
     def __init__(self, urls: str | Sequence[str], group: str, **settings: Unpack[Settings]) -> None:
-        """Take what `Halfway` takes; nothing is sent and no thread is started yet."""
+        """Take the parameters of `Halfway`. Nothing is sent and no thread is started yet."""
         self._settings: dict[str, Any] = {"urls": urls, "group": group, **settings}
-        self._settings["key"] = Key.chosen(settings.get("key"))
+        self._settings["key"] = Key.resolve(settings.get("key"))
         self._lock = ForkSafeLock()
         self._thread: _LoopThread | None = None
         self._closed = False
         _clients.add(self)
         self.barrier: Barrier | None = settings.get("barrier")
         if isinstance(self.barrier, AsyncBarrier):
-            raise TypeError("SyncHalfway takes a Barrier: an AsyncBarrier belongs to the event loop that runs Halfway")
-        Halfway(**self._settings)  # a wrong setting fails here, not at the first call
+            raise TypeError("SyncHalfway takes a Barrier: use an AsyncBarrier with Halfway, in its event loop")
+        Halfway(**self._settings)  # so that a wrong setting fails here, not at the first call
 
     def __enter__(self) -> Self:
         return self
@@ -86,8 +86,8 @@ class SyncHalfway:
         policy: Mapping[str, object] | None = None,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
-        """Do what `Halfway.register` does."""
-        thread = self._running()
+        """Same as `Halfway.register`."""
+        thread = self._running_thread()
         return thread.run(
             lambda: thread.client.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
         )
@@ -101,8 +101,8 @@ class SyncHalfway:
         decide: Decide | None = None,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
-        """Do what `Halfway.start` does. After a fork only the parent does what belongs beside the service."""
-        thread = self._running()
+        """Same as `Halfway.start`. After a fork, only the parent runs the background tasks."""
+        thread = self._running_thread()
         return thread.run(
             lambda: thread.client.start(
                 topics=topics, check_urls=check_urls, policy=policy, decide=decide, timeout_s=timeout_s
@@ -117,10 +117,10 @@ class SyncHalfway:
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> SyncTransaction:
-        """Return a transaction to be entered with `with`; otherwise as `Halfway.transaction`."""
-        thread = self._running()
-        made = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
-        return SyncTransaction(thread, made)
+        """Return a transaction for `with`; otherwise the same as `Halfway.transaction`."""
+        thread = self._running_thread()
+        transaction = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
+        return SyncTransaction(thread, transaction)
 
     def prepare(
         self,
@@ -130,8 +130,8 @@ class SyncHalfway:
         check_after_s: float | None = None,
         new_id: bool = False,
     ) -> None:
-        """Do what `Halfway.prepare` does."""
-        thread = self._running()
+        """Same as `Halfway.prepare`."""
+        thread = self._running_thread()
         thread.run(
             lambda: thread.client.prepare(messages, id=id, check_after_s=check_after_s, new_id=new_id),
             if_interrupted=lambda: thread.client.abandon(id, new_id=new_id),
@@ -146,8 +146,8 @@ class SyncHalfway:
         check_id: str | None = None,
         confirm: bool = True,
     ) -> None:
-        """Do what `Halfway.end` does."""
-        thread = self._running()
+        """Same as `Halfway.end`."""
+        thread = self._running_thread()
         thread.run(lambda: thread.client.end(id, outcome, remark=remark, check_id=check_id, confirm=confirm))
 
     def begin_end(
@@ -157,14 +157,14 @@ class SyncHalfway:
         *,
         remark: str | None = None,
     ) -> Callable[[], None]:
-        """Send an end in the background; the function that is returned waits until it is final or given up."""
-        thread = self._running()
+        """Send an end in the background; return a function that waits until it is final or given up."""
+        thread = self._running_thread()
 
         async def begin() -> asyncio.Task[None] | None:
             return thread.client.begin_end(id, outcome, remark=remark)
 
-        ending = thread.run(begin)
-        return lambda: None if ending is None or ending.done() else thread.run(lambda: finished(ending))
+        task = thread.run(begin)
+        return lambda: None if task is None or task.done() else thread.run(lambda: wait_for(task))
 
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this thread."""
@@ -173,30 +173,30 @@ class SyncHalfway:
             thread.client.demand_no_block()
 
     def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
-        """Do what `Halfway.show` does."""
-        thread = self._running()
+        """Same as `Halfway.show`."""
+        thread = self._running_thread()
         return thread.run(lambda: thread.client.show(id))
 
     def check_secrets(self) -> list[str]:
-        """Do what `Halfway.check_secrets` does."""
-        thread = self._running()
+        """Same as `Halfway.check_secrets`."""
+        thread = self._running_thread()
         return thread.run(thread.client.check_secrets)
 
     def check_verifier(self) -> CheckVerifier | None:
-        """Do what `Halfway.check_verifier` does."""
-        thread = self._running()
+        """Same as `Halfway.check_verifier`."""
+        thread = self._running_thread()
         return thread.run(thread.client.check_verifier)
 
     def run_in_background(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
-        """Run what `make` returns beside the calls until the client is closed.
+        """Run the coroutine that `make` returns in the background until the client is closed.
 
-        Such as `lambda client: BarrierMaintenance(client, barrier).run()`, or a CheckWorker. After a fork only the
-        parent has it.
+        An example is `lambda client: BarrierMaintenance(client, barrier).run()`, or a CheckWorker. After a fork, only
+        the parent runs it.
         """
-        thread = self._running()
+        thread = self._running_thread()
         thread.run(lambda: thread.start(make))
 
-    def _running(self) -> _LoopThread:
+    def _running_thread(self) -> _LoopThread:
         with self._lock:
             if self._closed:
                 raise ClientClosedError("this client was closed: open a new one")
@@ -231,7 +231,7 @@ class SyncTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._transaction.leave_scope()
-        # A client that was closed, or belongs to the parent of a fork, must not replace the block's exception.
+        # The error of a closed client, or of a fork's child, must not replace the block's exception.
         with contextlib.suppress(*() if error is None else (HalfwayError,)):
             self._thread.run(lambda: self._transaction.finish(error))
 
@@ -253,7 +253,7 @@ class SyncTransaction:
 
 
 class _LoopThread:
-    """An open client in an event loop in a thread of its own."""
+    """An open client in an event loop in its own thread."""
 
     def __init__(self, client: Halfway) -> None:
         self.client = client
@@ -269,9 +269,9 @@ class _LoopThread:
     def run(
         self, work: Callable[[], Coroutine[Any, Any, T]], *, if_interrupted: Callable[[], None] = lambda: None
     ) -> T:
-        """Run a coroutine to its end; raises ClientClosedError if the thread is stopped first.
+        """Run a coroutine and return its result; raises ClientClosedError if the thread is stopped first.
 
-        Ctrl-C cancels it. If it had succeeded by then, nobody takes its result: `if_interrupted` runs in the thread.
+        Ctrl-C cancels it. If it has already succeeded then, its result is lost: `if_interrupted` runs in the thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("SyncHalfway was called in its own event loop: use Halfway there")
@@ -279,7 +279,7 @@ class _LoopThread:
             raise ClientClosedError("this transaction was begun before a fork: only the parent can end it")
         succeeded = False
 
-        async def watched() -> T:
+        async def run_work() -> T:
             nonlocal succeeded
             result = await work()
             succeeded = True
@@ -288,28 +288,28 @@ class _LoopThread:
         with self._lock:
             if self._stopped:
                 raise ClientClosedError("this client was closed: open a new one")
-            running = asyncio.run_coroutine_threadsafe(watched(), self._loop)
+            future = asyncio.run_coroutine_threadsafe(run_work(), self._loop)
         try:
-            return running.result()
+            return future.result()
         except CancelledError:
             raise ClientClosedError(
-                "this client was closed during the call: check-back resolves what it began"
+                "this client was closed during the call: check-back resolves its transaction"
             ) from None
         except BaseException:
-            running.cancel()  # else it would go on, and nobody would end what it prepares
+            future.cancel()  # otherwise it would continue, and nobody would end the transaction that it prepares
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(lambda: if_interrupted() if succeeded else None)
             raise
 
     async def start(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
-        """Start a task in the thread; if it fails that is logged."""
+        """Start a task in the thread. If it fails, this is logged."""
         task = asyncio.get_running_loop().create_task(make(self.client))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(tell)
+        task.add_done_callback(log_failure)
 
     def stop(self) -> None:
-        """Close the client and end the thread; calls that are under way end with ClientClosedError."""
+        """Close the client and end the thread. Calls under way end with ClientClosedError."""
         with self._lock:
             if self._stopped:
                 return
@@ -332,7 +332,7 @@ _clients: weakref.WeakSet[SyncHalfway] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Send what waits in the background before the process ends."""
+    """Send the ends in the background before the process exits."""
     for client in list(_clients):
         client.close()
 

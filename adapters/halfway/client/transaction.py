@@ -1,4 +1,4 @@
-"""A transaction around a block of the service's own code."""
+"""A transaction around a block of the service's code."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", defaul
 
 
 class Transaction:
-    """Messages that are written to their topics if the block commits, and never if it does not.
+    """Messages that are written to their topics if and only if the block commits.
 
-    The block is entered only after the prepare is durable. When it is left:
+    The block starts only after the prepare is durable. When the block ends:
 
-    - without an exception the transaction commits;
-    - with an exception, if the client has a barrier, that decides, so the two never contradict each other;
-    - with one that may have come while the database was committing (a lost connection, a time-out, a cancellation) it
-      is ended as `unknown` if there is no barrier, and check-back asks the service;
-    - with any other exception it rolls back if there is no barrier. So without one let the database's commit be the
-      last thing that the block does. If the caller gave the id it is `unknown` then, because another caller may be
-      committing under the same id.
+    - without an exception, the transaction commits;
+    - with an exception, if the client has a barrier, the barrier decides, so the two never contradict each other;
+    - with an exception that may come from a commit of the database (a lost connection, a time-out, a cancellation),
+      without a barrier, the transaction ends as `unknown`, and check-back asks the service;
+    - with any other exception, without a barrier, the transaction rolls back. So without a barrier, the commit of the
+      database must be the last statement of the block. If the caller gave the id, the transaction ends as `unknown`
+      instead, because another caller may commit under the same id.
 
-    `end`, `commit`, `rollback` and `unknown` inside the block end it explicitly. Get it from `Halfway.transaction`.
+    `end`, `commit`, `rollback` and `unknown` end it explicitly inside the block. Get it from `Halfway.transaction`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Transaction:
         check_after_s: float | None,
         confirm: bool,
     ) -> None:
-        """Keep what will be prepared."""
+        """Store the parameters of the prepare."""
         self.id = id
         self._new_id = new_id
         self._client = client
@@ -60,7 +60,7 @@ class Transaction:
         self._outer: Transaction | None = None
 
     async def __aenter__(self) -> Self:
-        """Prepare; raises what `Halfway.prepare` raises, and nothing of the block runs then."""
+        """Prepare. Raises the errors of `Halfway.prepare`; the block does not run then."""
         self.enter_scope()
         try:
             await self.begin()
@@ -72,14 +72,14 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the transaction by how the block was left; the block's own exception goes on."""
+        """End the transaction according to how the block ended. The block's own exception propagates."""
         self.leave_scope()
         await self.finish(error)
 
     async def end(self, outcome: Outcome, remark: str | None = None) -> None:
-        """Report the outcome of the local transaction; TransactionEndedError if it was reported before."""
+        """Report the outcome of the local transaction; raises TransactionEndedError if it was reported before."""
         if self._ended:
-            raise TransactionEndedError(f"the end of transaction {self.id} was sent before: begin a new one")
+            raise TransactionEndedError(f"the end of transaction {self.id} was already sent: begin a new one")
         self._ended = True
         await self._client.end(self.id, outcome, remark=remark, confirm=self._confirm)
 
@@ -98,16 +98,16 @@ class Transaction:
     async def begin(self) -> None:
         """Prepare the messages."""
         if self._begun:
-            raise TransactionEndedError(f"the transaction {self.id} was entered before: begin a new one")
+            raise TransactionEndedError(f"the transaction {self.id} was already entered: begin a new one")
         self._begun = True
         await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s, new_id=self._new_id)
 
     def abandon(self) -> None:
-        """Settle in the background a prepare that was answered after its caller had been interrupted."""
+        """End a prepare in the background that was answered after its caller was interrupted."""
         self._client.abandon(self.id, new_id=self._new_id)
 
     async def finish(self, error: BaseException | None) -> None:
-        """End the transaction by how its block was left, unless the block has ended it."""
+        """End the transaction according to how its block ended, unless the block has ended it explicitly."""
         if self._ended:
             return
         if error is None:
@@ -116,10 +116,10 @@ class Transaction:
             self._settle(error)
 
     def enter_scope(self) -> None:
-        """Remember in this task that the transaction is open; raises NestedTransactionError."""
+        """Record in this task that the transaction is open; raises NestedTransactionError."""
         self._outer = _open.get()
-        self._opener = _opener()  # a child task or a thread inherits the variable, but its transactions are its own
-        if (outer := _found_open(self._client, self._opener)) is not None:
+        self._opener = _current_opener()  # child tasks and threads inherit the variable, but not the open transaction
+        if (outer := _open_transaction(self._client, self._opener)) is not None:
             raise NestedTransactionError(
                 f"the transaction {outer.id} is open in this task: put all messages into one transaction"
             )
@@ -131,32 +131,32 @@ class Transaction:
     def leave_scope(self) -> None:
         """Undo `enter_scope`."""
         if self._scope is not None:
-            # Frameworks may leave a block in another context than the one that entered it: FastAPI its dependencies.
+            # A framework may exit a block in another context than it entered it, as FastAPI does for dependencies.
             with contextlib.suppress(ValueError):
                 _open.reset(self._scope)
             self._scope = None
 
     def _settle(self, error: BaseException) -> None:
-        """End in the background, so that the block's exception is neither delayed nor replaced."""
+        """End the transaction in the background, so that the block's exception is neither delayed nor replaced."""
         self._ended = True
         outcome: Outcome = "rollback" if self._new_id and not may_have_committed(error) else "unknown"
-        with contextlib.suppress(HalfwayError):  # the client is closed: check-back asks
+        with contextlib.suppress(HalfwayError):  # the client is closed, so check-back resolves it
             self._client.settle(self.id, outcome, remark=type(error).__name__)
 
 
 def demand_no_block(client: Halfway) -> None:
     """Raise NestedTransactionError if a block of this client is open in this task or thread.
 
-    Messages that are sent inside a session there would be another transaction, with a fate of its own.
+    Messages that are sent in a session there would be a separate transaction, with its own outcome.
     """
-    if (outer := _found_open(client, _opener())) is not None:
+    if (outer := _open_transaction(client, _current_opener())) is not None:
         raise NestedTransactionError(
-            f"the transaction {outer.id} is open in this task: give it this message, too, or send outside of its block"
+            f"the transaction {outer.id} is open in this task: add the message to it, or send outside of its block"
         )
 
 
-def _opener() -> object:
-    """Return the task that runs, the thread if none does."""
+def _current_opener() -> object:
+    """Return the current task, or the thread if there is none."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -164,9 +164,9 @@ def _opener() -> object:
     return task or threading.get_ident()
 
 
-def _found_open(client: Halfway, opener: object) -> Transaction | None:
-    """Return the block of this client that is open around the caller, with others' blocks in between or not."""
-    each = _open.get()
-    while each is not None and not each._is_open(client, opener):  # noqa: SLF001 - this module's own
-        each = each._outer  # noqa: SLF001 - as above
-    return each
+def _open_transaction(client: Halfway, opener: object) -> Transaction | None:
+    """Return the open transaction of this client around the caller, even with blocks of other clients in between."""
+    transaction = _open.get()
+    while transaction is not None and not transaction._is_open(client, opener):  # noqa: SLF001 - of this module
+        transaction = transaction._outer  # noqa: SLF001 - as above
+    return transaction

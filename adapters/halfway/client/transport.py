@@ -1,4 +1,4 @@
-"""HTTP to a coordinator, at any of several URLs."""
+"""HTTP requests to a coordinator at one of several URLs."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from halfway.client.key import Key
 
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _AVOID_S: Final = 5.0
-"""For so long a URL that gave no answer is asked only if the others give none either."""
+"""A URL that gave no answer is tried last for this long."""
 _STOPPING: Final = "shutting_down"
 _MAX_DETAIL: Final = 200
 
 
 class InvalidUrlError(HalfwayError, ValueError):
-    """A coordinator's URL cannot be used; the message says what it must look like."""
+    """A coordinator's URL is not valid; the message names the expected form."""
 
 
 class NoAnswerError(Exception):
-    """No coordinator answered: whether the request was carried out is not known."""
+    """No coordinator answered. It is not known whether the request was carried out."""
 
 
 class DeadlinePassedError(NoAnswerError):
-    """The time was over before anything was known of the last attempt."""
+    """The deadline passed before the last attempt was answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """An answer: its status, and its body if that was a JSON object."""
+    """The answer to a request."""
 
     status: int
     body: Mapping[str, Any]
-    """Of an answer that is not halfway's own, a problem in its form that says so."""
+    """The JSON object. If the answer is not from halfway, a problem with the code NOT_HALFWAY."""
     retry_after_s: float | None
 
     @property
-    def is_halfways(self) -> bool:
-        """Whether halfway has answered, and not something before it or in its place."""
+    def is_from_halfway(self) -> bool:
+        """Whether halfway itself has answered, not a proxy or another server."""
         return self.body.get("error_code") != NOT_HALFWAY
 
 
 class Transport:
-    """Sends requests to the first coordinator that answers, and stays with it."""
+    """Sends requests to the first coordinator that answers, and continues with it."""
 
     def __init__(self, urls: Sequence[str], *, key: Key | None, tls: ssl.SSLContext | None, connections: int) -> None:
         """Take the coordinators' URLs without a path; raises InvalidUrlError."""
         if not urls:
-            raise InvalidUrlError("no coordinator URL was given: give one such as http://halfway:8080")
-        self._urls = [_checked(url) for url in urls]
+            raise InvalidUrlError("no coordinator URL was given: give one, such as http://halfway:8080")
+        self._urls = [_base_url(url) for url in urls]
         self._avoided_until = dict.fromkeys(self._urls, 0.0)
         self._key = key
         self._tls = tls
@@ -83,35 +83,35 @@ class Transport:
     async def send(self, method: str, path: str, body: bytes | None, *, deadline: float) -> Reply:
         """Send one request and return the answer.
 
-        `deadline` is on the event loop's clock; each coordinator gets its share of the time that is left, so that one
-        that hangs leaves some for the next. One that is stopping, or in whose place something else answers (a proxy,
-        502), is passed by as well. Raises NoAnswerError if none answered.
+        `deadline` is on the event loop's clock. Each coordinator gets its share of the remaining time, so that a
+        coordinator that hangs leaves time for the others. A coordinator that is stopping is skipped, and so is a URL
+        where another server answers (a proxy's 502). Raises NoAnswerError if none answered.
         """
         loop = asyncio.get_running_loop()
         failures = []
-        passed: Reply | None = None
+        skipped: Reply | None = None
         urls = self._order(loop.time())
-        for asked, url in enumerate(urls):
+        for tried, url in enumerate(urls):
             left = deadline - loop.time()
             if left <= 0:
                 break
             try:
-                reply = await self._ask(url, method, path, body, left / (len(urls) - asked))
+                reply = await self._request(url, method, path, body, left / (len(urls) - tried))
             except (aiohttp.ClientError, OSError) as error:
                 self._avoided_until[url] = loop.time() + _AVOID_S
                 failures.append(f"{url}: {str(error) or type(error).__name__}")
                 continue
-            if reply.is_halfways and reply.body.get("error_code") != _STOPPING:
+            if reply.is_from_halfway and reply.body.get("error_code") != _STOPPING:
                 return reply
             self._avoided_until[url] = loop.time() + _AVOID_S
-            passed = reply
-        if passed is not None:
-            return passed
+            skipped = reply
+        if skipped is not None:
+            return skipped
         if not failures:
             raise DeadlinePassedError("the deadline passed before anything was sent")
         raise NoAnswerError("; ".join(failures))
 
-    async def _ask(self, url: str, method: str, path: str, body: bytes | None, timeout_s: float) -> Reply:
+    async def _request(self, url: str, method: str, path: str, body: bytes | None, timeout_s: float) -> Reply:
         if self._session is None:
             raise NoAnswerError("the client is not open")
         headers = {} if body is None else {"Content-Type": "application/json"}
@@ -119,28 +119,28 @@ class Transport:
         async with self._session.request(
             method, url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
         ) as response:
-            status, found = response.status, _object(await _bounded(response))
-            done = status in {HTTPStatus.OK, HTTPStatus.CREATED}
-            if found is None or not (done or "error_code" in found):
-                asked = f"{method} {path.partition('?')[0]} at {url}"
-                found = _foreign(
-                    f"{asked} was answered {status} ({response.content_type})", (found or {}).get("detail")
+            status, document = response.status, _json_object(await _read_bounded(response))
+            is_success = status in {HTTPStatus.OK, HTTPStatus.CREATED}
+            if document is None or not (is_success or "error_code" in document):
+                request = f"{method} {path.partition('?')[0]} at {url}"
+                document = _not_halfway(
+                    f"{request} was answered {status} ({response.content_type})", (document or {}).get("detail")
                 )
-                status = HTTPStatus.BAD_GATEWAY if done else status
-            return Reply(status=status, body=found, retry_after_s=_seconds(response.headers.get("Retry-After")))
+                status = HTTPStatus.BAD_GATEWAY if is_success else status
+            return Reply(status=status, body=document, retry_after_s=_seconds(response.headers.get("Retry-After")))
 
     def _order(self, now: float) -> list[str]:
         return sorted(self._urls, key=lambda url: max(self._avoided_until[url], now))
 
 
-def _foreign(what: str, detail: object) -> Mapping[str, Any]:
-    """Return the problem that stands for an answer that is not halfway's; `detail` is what that said, if anything."""
-    said = f": {detail[:_MAX_DETAIL]}" if isinstance(detail, str) else ""
-    remedy = "give the coordinator's URL, such as http://halfway:8080, or mend what stands before it"
-    return {"error_code": NOT_HALFWAY, "detail": f"{what}, not by halfway{said}; {remedy}"}
+def _not_halfway(answer: str, detail: object) -> Mapping[str, Any]:
+    """Return a problem for an answer that is not from halfway, with the answer's own `detail` if it has one."""
+    quoted = f": {detail[:_MAX_DETAIL]}" if isinstance(detail, str) else ""
+    remedy = "give the coordinator's URL, such as http://halfway:8080, or correct the proxy in front of it"
+    return {"error_code": NOT_HALFWAY, "detail": f"{answer}, not by halfway{quoted}; {remedy}"}
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     text = bytearray()
     async for chunk in response.content.iter_any():
         text += chunk
@@ -149,18 +149,20 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(text)
 
 
-def _checked(url: str) -> str:
+def _base_url(url: str) -> str:
     parts = urlsplit(url)
     try:
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if not usable or parts.path not in {"", "/"} or parts.query or parts.fragment or parts.username:
-        raise InvalidUrlError(f"{url!r} is no coordinator URL: give scheme, host and port, such as http://halfway:8080")
+        raise InvalidUrlError(
+            f"{url!r} is not a coordinator URL: give scheme, host and port, such as http://halfway:8080"
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _object(text: bytes) -> Mapping[str, Any] | None:
+def _json_object(text: bytes) -> Mapping[str, Any] | None:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -169,7 +171,7 @@ def _object(text: bytes) -> Mapping[str, Any] | None:
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return how long `Retry-After` says to wait, which is seconds or, of a proxy, a date."""
+    """Return the seconds to wait. `Retry-After` contains seconds or, from a proxy, a date."""
     if header is None:
         return None
     if header.isascii() and header.isdigit():

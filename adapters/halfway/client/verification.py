@@ -1,4 +1,4 @@
-"""Verifying that a check comes from halfway, and now (docs/rest.md, "A signed check")."""
+"""Verifies that a check comes from halfway and is recent (docs/rest.md, "A signed check")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halfway.client.errors import HalfwayError
 from halfway.client.forks import ForkSafeLock
 
 WITHIN_S: Final = 300.0
-"""By how much the time of a check may differ from this machine's."""
+"""How much the time of a check may differ from the local clock, in seconds."""
 ID_HEADER: Final = "webhook-id"
 TIMESTAMP_HEADER: Final = "webhook-timestamp"
 SIGNATURE_HEADER: Final = "webhook-signature"
@@ -23,25 +23,25 @@ _PREFIX: Final = "whsec_"
 _MIN_SECRET_BYTES: Final = 24
 _MAX_HEADER: Final = 4096
 _MAX_DIGITS: Final = 12
-_REMEMBERED: Final = 100_000
+_MAX_REMEMBERED: Final = 100_000
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
-"""Of a request: names, in any case, and values."""
+"""The headers of a request: names, in any case, and values."""
 
 
 class InvalidSignatureError(HalfwayError):
-    """This request is no check that halfway has just sent: answer it with 401."""
+    """The request is not a recent check of halfway: answer it with 401."""
 
 
 class InvalidSecretError(HalfwayError, ValueError):
-    """A secret is not one that halfway shows, such as whsec_…: take it from GET /v1/groups/{group}/check-secrets."""
+    """A secret is not in halfway's form, whsec_…: take it from GET /v1/groups/{group}/check-secrets."""
 
 
 class CheckVerifier:
-    """Verifies the signatures of checks; one for all threads and endpoints of a service.
+    """Verifies the signatures of checks. All threads and endpoints of a service share one.
 
-    It remembers the requests that it has accepted, so that a copy of one is refused: for as long as their time would
-    let them pass, and the latest 100,000 at most. If halfway sends a check again, that is another request.
+    It remembers accepted requests, so that a copy of a request is refused: as long as its time is valid, and at most
+    the latest 100,000. If halfway sends a check again, that is a different request.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class CheckVerifier:
         *secrets: str,
         within_s: float = WITHIN_S,
         clock: Callable[[], float] = time.time,
-        remember: int = _REMEMBERED,
+        remember: int = _MAX_REMEMBERED,
     ) -> None:
-        """Take the secrets of the group, of which any may have signed; raises InvalidSecretError."""
+        """Take the secrets of the group; a check may be signed with any of them. Raises InvalidSecretError."""
         if not secrets:
             raise InvalidSecretError("no secret was given: GET /v1/groups/{group}/check-secrets shows them")
         self._secrets = tuple(map(_secret, secrets))
@@ -62,46 +62,45 @@ class CheckVerifier:
         self._lock = ForkSafeLock()
 
     def verify(self, body: bytes, headers: Headers) -> None:
-        """Return if halfway has signed this very body within the last minutes, and it is no copy of one before.
+        """Raise InvalidSignatureError unless halfway has signed this body recently, and it is not a copy.
 
-        `body` is the raw bytes as received. Header names may have any case. Raises InvalidSignatureError for anything
-        wrong.
+        `body` is the raw bytes as received. Header names may have any case.
         """
-        found = _found(headers)
+        by_name = _by_name(headers)
         check_id, timestamp, signatures = (
-            _header(found, name) for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
+            _header(by_name, name) for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER)
         )
         if not (timestamp.isdigit() and len(timestamp) <= _MAX_DIGITS):
-            raise InvalidSignatureError(f"{TIMESTAMP_HEADER} is no time in seconds")
+            raise InvalidSignatureError(f"{TIMESTAMP_HEADER} is not a time in seconds")
         now = self._clock()
         if abs(now - int(timestamp)) > self._within_s:
             raise InvalidSignatureError(f"{TIMESTAMP_HEADER} is more than {self._within_s:g} s away from this clock")
         content = f"{check_id}.{timestamp}.".encode("ascii") + body
         if not self._is_signed(content, signatures):
-            raise InvalidSignatureError(f"{SIGNATURE_HEADER} holds no signature by a secret of the group")
-        self._demand_first(hashlib.sha256(content).digest(), int(timestamp) + self._within_s, now)
+            raise InvalidSignatureError(f"{SIGNATURE_HEADER} has no signature with a secret of the group")
+        self._demand_new(hashlib.sha256(content).digest(), int(timestamp) + self._within_s, now)
 
     def _is_signed(self, content: bytes, signatures: str) -> bool:
-        given = [one.encode("ascii") for one in signatures.split(" ")]
+        encoded = [signature.encode("ascii") for signature in signatures.split(" ")]
         matches = False
         for secret in self._secrets:
             expected = b"v1," + b64encode(hmac.digest(secret, content, hashlib.sha256))
-            for one in given:  # compare with all of them, so that the time reveals nothing
-                matches |= hmac.compare_digest(expected, one)
+            for signature in encoded:  # compare all of them, so that the duration reveals nothing
+                matches |= hmac.compare_digest(expected, signature)
         return matches
 
-    def _demand_first(self, content: bytes, until: float, now: float) -> None:
+    def _demand_new(self, content: bytes, until: float, now: float) -> None:
         with self._lock:
             while self._seen and (len(self._seen) >= self._remember or next(iter(self._seen.values())) < now):
                 self._seen.popitem(last=False)
             if content in self._seen:
-                raise InvalidSignatureError("this request came before: a copy is not answered")
+                raise InvalidSignatureError("this request is a copy of an earlier one")
             self._seen[content] = until
 
 
-def _secret(shown: str) -> bytes:
+def _secret(text: str) -> bytes:
     try:
-        secret = b64decode(shown.removeprefix(_PREFIX), validate=True)
+        secret = b64decode(text.removeprefix(_PREFIX), validate=True)
     except (ValueError, binascii.Error, AttributeError):
         secret = b""
     if len(secret) < _MIN_SECRET_BYTES:
@@ -109,21 +108,21 @@ def _secret(shown: str) -> bytes:
     return secret
 
 
-def _found(headers: Headers) -> dict[str, str]:
+def _by_name(headers: Headers) -> dict[str, str]:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, value in pairs:
         lower = name.lower()
-        if lower in found and lower in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
-            raise InvalidSignatureError(f"{lower} is given twice")
-        found[lower] = value
-    return found
+        if lower in by_name and lower in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
+            raise InvalidSignatureError(f"the header {lower} occurs twice")
+        by_name[lower] = value
+    return by_name
 
 
-def _header(found: Mapping[str, str], name: str) -> str:
-    value = found.get(name)
+def _header(by_name: Mapping[str, str], name: str) -> str:
+    value = by_name.get(name)
     if not isinstance(value, str) or not value:
         raise InvalidSignatureError(f"the header {name} is missing")
     if len(value) > _MAX_HEADER or not value.isascii():
-        raise InvalidSignatureError(f"the header {name} is none of halfway's")
+        raise InvalidSignatureError(f"the header {name} is not from halfway")
     return value

@@ -1,4 +1,4 @@
-"""Fetching a group's checks, for a service that cannot be called."""
+"""Fetches a group's checks, for a service that halfway cannot call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from halfway.client.checks import Check, Decide, decided
+from halfway.client.checks import Check, Decide, decide_within
 from halfway.client.client import Halfway
 from halfway.client.errors import (
     AlreadyEndedError,
@@ -22,24 +22,24 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 1.0
 _DECIDE_WITHIN_S: Final = 20.0
-"""A check that was fetched is handed out again after 30 s."""
+"""Less than 30 s, because halfway hands out a fetched check again after that."""
 
 
 class CheckWorker:
     """Fetches a group's checks and ends their transactions."""
 
     def __init__(self, client: Halfway, decide: Decide, *, side_by_side: int = 16, wait_s: float = 20.0) -> None:
-        """Answer at most `side_by_side` checks at the same time; one poll waits for `wait_s`."""
+        """Configure the worker: it answers up to `side_by_side` checks concurrently, and a poll waits for `wait_s`."""
         self._client = client
         self._decide = decide
         self._side_by_side = side_by_side
         self._wait_s = wait_s
 
     async def run(self, *, patiently: bool = False) -> None:
-        """Run until cancelled; failures are logged, and halfway asks again.
+        """Run until cancelled. Failures are logged, and halfway asks again.
 
         Raises ClientClosedError, WrongEventLoopError, and RefusedError if halfway refuses the first call, such as
-        UnknownGroupError before the group was registered. With `patiently` a refusal is tried again, too.
+        UnknownGroupError before the group is registered. With `patiently`, the first call is retried too.
         """
         while True:
             try:
@@ -52,19 +52,19 @@ class CheckWorker:
                 log.warning("halfway gave no checks: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            patiently = True  # what halfway has accepted once it may refuse for a while: a key, a group, a proxy
+            patiently = True  # a later refusal may be temporary: a key, a group or a proxy may be in change
             await asyncio.gather(*map(self._answer, checks))
 
-    async def _answer(self, asked: Mapping[str, Any]) -> None:
+    async def _answer(self, document: Mapping[str, Any]) -> None:
         outcome: Outcome = "unknown"
         try:
-            check = Check.from_json(asked)
-            outcome = await decided(check, self._decide, _DECIDE_WITHIN_S)
+            check = Check.from_json(document)
+            outcome = await decide_within(check, self._decide, _DECIDE_WITHIN_S)
             await self._client.end(check.id, outcome, check_id=check.check_id)
         except RefusedError as error:
             if isinstance(error, AlreadyEndedError) and outcome != "unknown":
-                log.exception("a check was answered with %s, but the opposite stands", outcome)
+                log.exception("a check was answered with %s, but the transaction has the opposite outcome", outcome)
             else:
-                log.info("the check was settled by another: %s", error)
+                log.info("the transaction of a check was ended by another caller: %s", error)
         except HalfwayError as error:
             log.warning("a check was not answered: %s", error)

@@ -160,7 +160,7 @@ async def test_what_is_no_check_is_refused(ask: Ask) -> None:
 
 @pytest.mark.parametrize("ask", ENDPOINTS)
 async def test_a_body_is_bounded(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halfway.client.endpoints.MAX_QUESTION_BYTES", len(BODY))
+    monkeypatch.setattr("halfway.client.endpoints.MAX_CHECK_BYTES", len(BODY))
     assert (await ask(commit, BODY))[0] == 200
     assert (await ask(commit, BODY + b" "))[0] == 413
 
@@ -202,7 +202,7 @@ async def test_a_service_that_takes_too_long_says_unknown_and_blocks_no_loop() -
 def test_checks_that_are_stuck_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds no thread is answered at once, and not decided later."""
     threads = BoundedThreads(2, "test")
-    monkeypatch.setattr(checks_module, "_deciding", threads)
+    monkeypatch.setattr(checks_module, "_threads", threads)
     go_on = threading.Event()
     decided: list[str] = []
 

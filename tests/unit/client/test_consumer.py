@@ -135,8 +135,8 @@ def test_rows_of_the_default_retention_outlive_a_topic_of_kafkas_default(inbox: 
         ({"group": "points department"}, "give 1 to 128"),
         ({"topics": []}, "at least one name"),
         ({"topics": "orders"}, "give a list"),
-        ({"topics": ["^orders.*"]}, "no pattern"),
-        ({"dead_letter_topic": "orders"}, "a topic of its own"),
+        ({"topics": ["^orders.*"]}, "without patterns"),
+        ({"dead_letter_topic": "orders"}, "give another topic"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_to_give(inbox: Inbox, changes: dict[str, Any], told: str) -> None:

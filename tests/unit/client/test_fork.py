@@ -55,7 +55,7 @@ from halfway.client.threads import BoundedThreads
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point
 verifier, client = CheckVerifier("whsec_" + "A" * 40), SyncHalfway("http://127.0.0.1:1", "shop")
-locks = [verifier._lock, client._lock, sqlalchemy._following]
+locks = [verifier._lock, client._lock, sqlalchemy._interception_lock]
 held, done = threading.Event(), threading.Event()
 
 def hold():

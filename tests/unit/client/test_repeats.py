@@ -77,7 +77,7 @@ async def test_a_wait_beyond_the_deadline_is_told_at_once(answering: Answering) 
     [
         (404, "unknown_transaction", UnknownTransactionError, "does not mean that the transaction was rolled back"),
         (409, "already_ended", AlreadyEndedError, "compare it with your database"),
-        (409, "id_reused", IdReusedError, "give each transaction an id of its own"),
+        (409, "id_reused", IdReusedError, "give each transaction its own id"),
         (410, "outcome_expired", OutcomeExpiredError, "does not mean rolled back"),
     ],
 )

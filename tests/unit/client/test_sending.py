@@ -33,7 +33,7 @@ class Story:
             connection.execute("INSERT INTO orders VALUES (1)")
             insert = self._step("insert", lambda transaction_id: self._shop.barrier.write(connection, transaction_id))
             commit = self._step("commit", connection.commit)
-            self.sending.commit(self, insert=insert, commit=commit, undo=connection.rollback, confirm=True)
+            self.sending.commit(self, insert=insert, commit=commit, rollback=connection.rollback, confirm=True)
 
     def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - the port's
         self._step("prepare", lambda: setattr(self, "prepared", True))()

@@ -75,10 +75,10 @@ def test_what_answers_may_be_given(barrier: Barrier) -> None:
 async def test_one_that_is_called_fetches_none(world: RestWorld, barrier: Barrier) -> None:
     async with Halfway(world.url, "desk", barrier=barrier) as client:
         await client.start(topics=["orders"], check_urls=["http://desk.example/check"])
-        assert len(client._beside) == 1  # it keeps the barrier
+        assert len(client._services) == 1  # it keeps the barrier
     async with Halfway(world.url, "desk") as client:
         await client.start(topics=["orders"], check_urls=["http://desk.example/check"])
-        assert client._beside == set()
+        assert client._services == set()
 
 
 async def test_what_cannot_work_is_told_at_the_start(world: RestWorld, tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ async def test_what_cannot_work_is_told_at_the_start(world: RestWorld, tmp_path:
     async with Halfway(world.url, "desk") as client:
         with pytest.raises(NoBarrierError, match="a barrier, or `decide`"):
             await client.start(topics=["orders"])
-        assert client._beside == set()
+        assert client._services == set()
     forgetful = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"), retention_s=60)
     async with Halfway(world.url, "desk", barrier=forgetful) as client:
         with pytest.raises(InvalidRetentionError):
             await client.start(topics=["orders"])
-        assert client._beside == set()
+        assert client._services == set()
 
 
 async def test_a_thread_starts_it_as_well(world: RestWorld, barrier: Barrier) -> None:

@@ -1,7 +1,7 @@
 """One table in the service's own database that ties a transaction's outcome to the local transaction.
 
-The row is written inside the local transaction, so it stands exactly if that commits. A check answers from it. If there
-is none, the check takes its place with a rollback, so a local transaction that comes later fails: the first one wins.
+The row is written inside the local transaction, so it exists if and only if that commits. A check reads the row. If
+there is none, the check inserts one that says rollback, so a later local transaction fails: the first one wins.
 """
 
 from halfway.client.barrier.barrier import (

@@ -1,4 +1,4 @@
-"""The barrier of a service: written in its local transactions, read by its checks."""
+"""The barrier of a service: its local transactions write it, and its checks read it."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Connect = Callable[[], AbstractContextManager[Any]]
-"""Gives a connection whose transaction commits when the context is left: `engine.begin` of SQLAlchemy, or
+"""Opens a connection whose transaction commits when its context exits: `engine.begin` of SQLAlchemy, or
 `lambda: psycopg.connect(...)`."""
 ConnectAsync = Callable[[], AbstractAsyncContextManager[Any]]
-"""The same of an asynchronous driver: `begin` of SQLAlchemy's asynchronous engine, or asyncpg's `pool.acquire`."""
+"""The same for an asynchronous driver: `begin` of SQLAlchemy's asynchronous engine, or asyncpg's `pool.acquire`."""
 
 RETENTION_S: Final = 7 * 86_400.0
-"""How long rows are kept unless another time is chosen."""
+"""The default retention of rows."""
 
 
 class InvalidRetentionError(HalfwayError, ValueError):
-    """Rows would be cleaned while halfway may still ask about them: raise `retention_s`, or lower the policy's age."""
+    """Rows would be deleted while halfway may still ask about them: raise `retention_s`, or lower the policy's age."""
 
 
 class UncommittedConnectionError(HalfwayError, TypeError):
-    """What connects gives connections that do not commit when their context is left: give one that does."""
+    """The connection factory returns connections that do not commit when their context exits: use one that commits."""
 
     def __init__(self) -> None:
-        """Use the docstring as the message."""
+        """Build the message."""
         super().__init__(
-            "what connects to the database gives connections that do not commit when their context is left: give"
-            " `engine.begin` of SQLAlchemy (not `engine.connect`), `lambda: psycopg.connect(...)`, or a context manager"
-            " that commits (PyMySQL's and asyncmy's connections close without it)"
+            "the connection factory returns connections that do not commit when their context exits: use `engine.begin`"
+            " of SQLAlchemy (not `engine.connect`), `lambda: psycopg.connect(...)`, or a context manager that commits"
+            " (PyMySQL's and asyncmy's connections close without a commit)"
         )
 
 
 class OtherDatabaseError(HalfwayError):
-    """The row would stand in another database than the one in which checks look: give the client that one's barrier."""
+    """The row would be in another database than the one that checks read: give the client the barrier of this one."""
 
 
-class _AnyBarrier:
+class _BaseBarrier:
     def __init__(self, dialect: Dialect | str, table: str, retention_s: float) -> None:
         self.retention_s = retention_s
         self._table = BarrierTable(dialect, table)
         self._mark: str | None = None
-        self._recognised: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def migration(self) -> list[str]:
-        """Return the statements that make the table, for a migration tool."""
+        """Return the statements that create the table, for a migration tool."""
         return self._table.migration()
 
     def check_policy(self, policy: Mapping[str, Any]) -> None:
         """Compare the retention with a group's policy, as `Halfway.register` returns it.
 
-        Raises InvalidRetentionError if rows would be cleaned before halfway stops asking.
+        Raises InvalidRetentionError if rows would be deleted before halfway stops asking.
         """
         max_age_s = float(policy["max_age_s"])
         if self.retention_s < 2 * max_age_s:
@@ -74,117 +74,117 @@ class _AnyBarrier:
             )
 
     def write(self, connection: Any, transaction_id: str) -> None:
-        """Do what `insert` does, on the connection of a synchronous driver."""
+        """Insert like `insert`, on the connection of a synchronous driver."""
         require_transaction(connection)
-        if self._is_to_recognise(connection):
-            self._compare(connection, carry_out(self._table.mark(), connection))
+        if self._must_verify(connection):
+            self._verify(connection, carry_out(self._table.mark(), connection))
         carry_out(self._table.insert(transaction_id), connection)
 
-    def _is_to_recognise(self, connection: Any) -> bool:
-        """Return whether to compare the table with the one that checks read: once for each engine."""
+    def _must_verify(self, connection: Any) -> bool:
+        """Return whether to verify that checks read this table; this happens once per engine."""
         pool = pool_of(connection)
-        return self._mark is not None and pool is not None and pool not in self._recognised
+        return self._mark is not None and pool is not None and pool not in self._verified_pools
 
-    def _compare(self, connection: Any, found: str | None) -> None:
-        if found not in {None, self._mark}:
+    def _verify(self, connection: Any, mark: str | None) -> None:
+        if mark not in {None, self._mark}:
             raise OtherDatabaseError(
-                "this connection goes to another database than the one in which the client's barrier looks: give the"
-                " client the barrier of this database (if its table was made anew meanwhile, start the service again)"
+                "this connection uses another database than the client's barrier: give the client the barrier of this"
+                " database (if the table was created again in the meantime, restart the service)"
             )
-        self._recognised.add(pool_of(connection))
+        self._verified_pools.add(pool_of(connection))
 
-    def _may_be_cleaned(self, prepared_at: str) -> bool:
-        """Return whether a transaction is so old that its row may be deleted: a check then answers unknown."""
+    def _may_be_deleted(self, prepared_at: str) -> bool:
+        """Return whether a transaction is so old that its row may be deleted; a check then answers unknown."""
         age_s = (datetime.now(UTC) - datetime.fromisoformat(prepared_at)).total_seconds()
         return age_s > self.retention_s / 2
 
     def _decision(self, transaction_id: str, prepared_at: str | None) -> Generator[Steps[Any], Any, Outcome]:
-        """Yield the transactions that decide, one after the other, and return the outcome.
+        """Yield the database transactions of a decision in order, and return the outcome.
 
-        Each looks in a transaction of its own, so that no isolation level hides what was committed in between.
+        Each read has its own transaction, so that no isolation level hides a commit in between.
         """
         try:
             outcome: Outcome | None = yield self._table.look(transaction_id)
             if outcome is not None:
                 return outcome
-            if prepared_at is not None and self._may_be_cleaned(prepared_at):
-                log.warning("transaction %s is older than the barrier remembers: it is left open", transaction_id)
+            if prepared_at is not None and self._may_be_deleted(prepared_at):
+                log.warning("transaction %s is older than the barrier's retention: it stays open", transaction_id)
                 return "unknown"
-            first: bool = yield self._table.take_place(transaction_id)
+            is_first: bool = yield self._table.take_place(transaction_id)
             outcome = yield self._table.look(transaction_id)  # only a committed row is an answer
-            if first and outcome is None:
+            if is_first and outcome is None:
                 log.error("transaction %s cannot be decided: %s", transaction_id, UncommittedConnectionError())
-        except Exception as error:  # noqa: BLE001 - as a rule its row is locked by a local transaction that is open
+        except Exception as error:  # noqa: BLE001 - usually, an open local transaction locks the row
             log.info("transaction %s cannot be decided now: %s: %s", transaction_id, type(error).__name__, error)
             return "unknown"
         return outcome or "unknown"
 
-    def _learning(self) -> Generator[Steps[Any], Any, None]:
-        """Yield the transactions that read what tells the table from others, and try whether a row stays."""
+    def _verification(self) -> Generator[Steps[Any], Any, None]:
+        """Yield the database transactions that read the table's mark, and test that a written row stays."""
         self._mark = yield self._table.mark()
-        trial = f"#{uuid4().hex}"  # no transaction has such an id
+        trial = f"#{uuid4().hex}"  # not a legal transaction id
         yield self._table.take_place(trial)
         if (yield self._table.look(trial)) is None:
             raise UncommittedConnectionError
         yield self._table.remove(trial)
 
 
-class Barrier(_AnyBarrier):
-    """The barrier through a synchronous driver: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
+class Barrier(_BaseBarrier):
+    """The barrier for synchronous drivers: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
 
     def __init__(
         self, dialect: Dialect | str, connect: Connect, *, table: str = TABLE, retention_s: float = RETENTION_S
     ) -> None:
-        """Keep the connection factory of the service's database, and how long rows are kept, in seconds."""
+        """Take a connection factory of the service's database, and the retention of rows in seconds."""
         super().__init__(dialect, table, retention_s)
         self._connect = connect
 
     def create(self) -> None:
-        """Make the table and its index, unless they are there."""
+        """Create the table and its index, unless they exist."""
         self._in_transaction(self._table.create())
 
     def insert(self, connection: Any, transaction_id: str) -> None:
         """Write the row in the local transaction on this connection, so that both commit together.
 
-        Raises LateTransactionError if a check has been answered before, and ConflictError if another transaction
-        stood in the way: then let it roll the local transaction back.
+        Raises LateTransactionError if a check has been answered before, and ConflictError after a conflict with another
+        transaction. Let either roll the local transaction back.
         """
         self.write(connection, transaction_id)
 
     def learn(self) -> None:
         """Remember which table checks read, so that an insert into another one is detected.
 
-        Raises UncommittedConnectionError if what is written there does not stay.
+        Raises UncommittedConnectionError if rows that are written there do not stay.
         """
-        self._carried_out(self._learning())
+        self._run(self._verification())
 
     def look(self, transaction_id: str) -> Outcome | None:
-        """Return the outcome that stands, None if there is none yet."""
+        """Return the outcome in the table, None if there is none yet."""
         return self._in_transaction(self._table.look(transaction_id))
 
     def decide(self, check: Check) -> Outcome:
-        """Answer a check; if it comes before the local transaction, that one cannot commit any more."""
-        return self._carried_out(self._decision(check.id, check.prepared_at))
+        """Answer a check. If it comes before the local transaction, that transaction can no longer commit."""
+        return self._run(self._decision(check.id, check.prepared_at))
 
     def settle(self, transaction_id: str) -> Outcome:
-        """Decide as a check does about a transaction that was prepared just now."""
-        return self._carried_out(self._decision(transaction_id, None))
+        """Decide like a check, for a transaction that was prepared just now."""
+        return self._run(self._decision(transaction_id, None))
 
-    def _carried_out(self, transactions: Generator[Steps[Any], Any, T]) -> T:
+    def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
         try:
             steps = next(transactions)
             while True:
                 try:
                     result = self._in_transaction(steps)
-                except Exception as error:  # noqa: BLE001 - they say what follows
+                except Exception as error:  # noqa: BLE001 - the generator handles it
                     steps = transactions.throw(error)
                 else:
                     steps = transactions.send(result)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # what they return
+            return end.value  # type: ignore[no-any-return]  # the result of the generator
 
     def clean(self, limit: int) -> int:
-        """Delete at most `limit` rows older than the retention; none while another instance does it."""
+        """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
         return self._in_transaction(self._table.clean(self.retention_s, limit))
 
     def _in_transaction(self, steps: Steps[T]) -> T:
@@ -192,13 +192,13 @@ class Barrier(_AnyBarrier):
             return carry_out(steps, connection)
 
 
-class AsyncBarrier(_AnyBarrier):
-    """The barrier through an asynchronous driver: asyncpg, psycopg, asyncmy, SQLAlchemy."""
+class AsyncBarrier(_BaseBarrier):
+    """The barrier for asynchronous drivers: asyncpg, psycopg, asyncmy, SQLAlchemy."""
 
     def __init__(
         self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = TABLE, retention_s: float = RETENTION_S
     ) -> None:
-        """Keep the connection factory of the service's database, and how long rows are kept, in seconds."""
+        """Take a connection factory of the service's database, and the retention of rows in seconds."""
         super().__init__(dialect, table, retention_s)
         self._connect = connect
 
@@ -209,13 +209,13 @@ class AsyncBarrier(_AnyBarrier):
     async def insert(self, connection: Any, transaction_id: str) -> None:
         """Same as `Barrier.insert`."""
         require_transaction(connection)
-        if self._is_to_recognise(connection):
-            self._compare(connection, await carry_out_async(self._table.mark(), connection))
+        if self._must_verify(connection):
+            self._verify(connection, await carry_out_async(self._table.mark(), connection))
         await carry_out_async(self._table.insert(transaction_id), connection)
 
     async def learn(self) -> None:
         """Same as `Barrier.learn`."""
-        await self._carried_out(self._learning())
+        await self._run(self._verification())
 
     async def look(self, transaction_id: str) -> Outcome | None:
         """Same as `Barrier.look`."""
@@ -223,24 +223,24 @@ class AsyncBarrier(_AnyBarrier):
 
     async def decide(self, check: Check) -> Outcome:
         """Same as `Barrier.decide`."""
-        return await self._carried_out(self._decision(check.id, check.prepared_at))
+        return await self._run(self._decision(check.id, check.prepared_at))
 
     async def settle(self, transaction_id: str) -> Outcome:
         """Same as `Barrier.settle`."""
-        return await self._carried_out(self._decision(transaction_id, None))
+        return await self._run(self._decision(transaction_id, None))
 
-    async def _carried_out(self, transactions: Generator[Steps[Any], Any, T]) -> T:
+    async def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
         try:
             steps = next(transactions)
             while True:
                 try:
                     result = await self._in_transaction(steps)
-                except Exception as error:  # noqa: BLE001 - they say what follows
+                except Exception as error:  # noqa: BLE001 - the generator handles it
                     steps = transactions.throw(error)
                 else:
                     steps = transactions.send(result)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # what they return
+            return end.value  # type: ignore[no-any-return]  # the result of the generator
 
     async def clean(self, limit: int) -> int:
         """Same as `Barrier.clean`."""

@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Dialect(StrEnum):
-    """A database that the barrier's SQL is written for."""
+    """A database that the barrier supports."""
 
     POSTGRESQL = "postgresql"
     MYSQL = "mysql"
@@ -17,7 +17,7 @@ class Dialect(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Dialect | None:
-        """Take SQLAlchemy's other name of MariaDB."""
+        """Accept SQLAlchemy's name for MariaDB."""
         return cls.MYSQL if value == "mariadb" else None
 
 
@@ -29,32 +29,32 @@ REMOVE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
 
 @dataclass(frozen=True, kw_only=True)
 class Statements:
-    """The statements of one dialect; `{p}` stands for a driver's placeholder, `{table}` for the table's name."""
+    """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
 
     create: tuple[str, ...]
-    """Makes the table with one row, which tells it from every other table; no cleaning reaches its time."""
+    """Creates the table and a row that identifies it, with a time that is never old enough for a deletion."""
     insert: str
-    """Parameters: transaction id, outcome. A row that stands is left as it is, and no row is counted."""
+    """Parameters: transaction id, outcome. An existing row stays unchanged, and the row count is 0."""
     mark: str = _SELECT
-    """Parameter: the id of the row that tells the table from every other one."""
+    """Parameter: the id of the row that identifies the table."""
     select: str
-    """Parameter: transaction id. The outcome, or no row."""
+    """Parameter: transaction id. Returns the outcome, or no row."""
     begin: str | None
-    """Begins a check's transaction so that its commit waits for nobody; None if no commit waits for a lock."""
+    """Begins a check's transaction so that its commit waits for no lock; None if commits never wait for locks."""
     select_waits: bool
-    """Whether a select may wait for a local transaction that is open."""
+    """Whether a select may wait for an open local transaction."""
     read_lock_wait: str
-    """How long this connection waits for a lock, a whole number."""
+    """Returns how long this connection waits for a lock, a whole number."""
     bound_lock_wait: str
-    """Bounds how long this connection waits for a lock, to at most a second."""
+    """Limits how long this connection waits for a lock to at most a second."""
     restore_lock_wait: str
-    """Puts back what `read_lock_wait` returned, which is `{value}`."""
+    """Restores the result of `read_lock_wait`, which replaces `{value}`."""
     clean: str
-    """Parameters: seconds, limit. Deletes the oldest rows that were decided longer ago, through the index."""
+    """Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
     elect: str | None
-    """Returns 1 if this connection is the one that cleans now; None if `clean` sees to it or only one can write."""
+    """Returns 1 if this connection may delete rows now; None if `clean` ensures it, or if only one can write."""
     resign: str | None
-    """Ends what `elect` began."""
+    """Undoes `elect`."""
 
 
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_decided_at ON {table} (decided_at)"
@@ -62,7 +62,7 @@ _INSERT_ONCE: Final = (
     "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
 )
 MARK_ID: Final = "#table"
-"""Of the row that tells the table from every other one; no transaction has such an id."""
+"""The id of the row that identifies the table. It is not a legal transaction id."""
 
 STATEMENTS: Final[dict[Dialect, Statements]] = {
     Dialect.POSTGRESQL: Statements(
@@ -81,8 +81,8 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         select=_SELECT,
         begin=None,
         select_waits=False,
-        # Not SET LOCAL, which does nothing on a connection that commits each statement. A transaction that is rolled
-        # back takes the setting with it.
+        # Not SET LOCAL, which has no effect on a connection that commits each statement. A rollback restores the
+        # setting.
         read_lock_wait="SELECT setting FROM pg_settings WHERE name = 'lock_timeout'",
         bound_lock_wait="SET lock_timeout = 500",
         restore_lock_wait="SET lock_timeout = {value}",
@@ -104,12 +104,12 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
             ("INSERT IGNORE INTO {table} VALUES ('#table', LEFT(MD5(CONCAT(RAND(), UUID())), 8), '2037-12-31')"),
         ),
         insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
-        # A locking read sees no row that is not committed, at READ UNCOMMITTED neither.
+        # A locking read never sees an uncommitted row, not even at READ UNCOMMITTED.
         select=_SELECT + " LOCK IN SHARE MODE",
         begin=None,
         select_waits=True,
         read_lock_wait="SELECT @@SESSION.innodb_lock_wait_timeout",
-        # 0, which MariaDB knows, is not to wait at all; MySQL's least is 1 s.
+        # 0 means no wait, but only in MariaDB. MySQL's minimum is 1 s.
         bound_lock_wait="SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1)",
         restore_lock_wait="SET SESSION innodb_lock_wait_timeout = {value}",
         clean="DELETE FROM {table} WHERE decided_at < NOW(3) - INTERVAL {p} SECOND ORDER BY decided_at LIMIT {p}",
@@ -130,7 +130,7 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         ),
         insert=_INSERT_ONCE,
         select=_SELECT,
-        begin="BEGIN EXCLUSIVE",  # without a write-ahead log a commit waits for whoever reads
+        begin="BEGIN EXCLUSIVE",  # without a write-ahead log, a commit waits for readers
         select_waits=True,  # without a write-ahead log
         read_lock_wait="PRAGMA busy_timeout",
         bound_lock_wait="PRAGMA busy_timeout = 500",

@@ -1,4 +1,4 @@
-"""Executes the barrier's steps on the service's own connection."""
+"""Executes the barrier's statements on the service's own connection."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ _SERVER_STATUS_IN_TRANSACTION: Final = 1
 
 
 class UnsupportedConnectionError(HalfwayError, TypeError):
-    """The barrier does not know this kind of connection; the message names those that it knows."""
+    """The barrier does not support this kind of connection; the message lists those that it supports."""
 
 
 class NoTransactionError(HalfwayError):
-    """The connection commits each statement by itself: begin the local transaction first, and insert within it."""
+    """The connection commits each statement: begin the local transaction first, and insert within it."""
 
 
 def carry_out(steps: Steps[T], connection: Any) -> T:
-    """Execute the steps on a connection of a synchronous driver, in the transaction that it has open."""
+    """Execute the steps on a connection of a synchronous driver, in its open transaction."""
     execute = _by_package(SYNCHRONOUS, connection)
     try:
         statement = next(steps)
         while True:
             try:
                 result = execute(connection, statement)
-            except Exception as error:  # noqa: BLE001 - the steps say what follows
+            except Exception as error:  # noqa: BLE001 - the generator handles it
                 statement = steps.throw(error)
             else:
                 statement = steps.send(result)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # what the steps return
+        return end.value  # type: ignore[no-any-return]  # the result of the generator
 
 
 async def carry_out_async(steps: Steps[T], connection: Any) -> T:
-    """Execute the steps on a connection of an asynchronous driver, in the transaction that it has open."""
+    """Execute the steps on a connection of an asynchronous driver, in its open transaction."""
     execute = _by_package(ASYNCHRONOUS, connection)
     try:
         statement = next(steps)
         while True:
             try:
                 result = await execute(connection, statement)
-            except Exception as error:  # noqa: BLE001 - the steps say what follows
+            except Exception as error:  # noqa: BLE001 - the generator handles it
                 statement = steps.throw(error)
             else:
                 statement = steps.send(result)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # what the steps return
+        return end.value  # type: ignore[no-any-return]  # the result of the generator
 
 
 def require_transaction(connection: Any) -> None:
-    """Raise NoTransactionError if a row would commit by itself, not with the local transaction."""
-    if _by_package(COMMITS_BY_ITSELF, connection)(connection):
+    """Raise NoTransactionError if a row would commit immediately instead of with the local transaction."""
+    if _by_package(COMMITS_EACH_STATEMENT, connection)(connection):
         raise NoTransactionError(
-            "the connection commits each statement by itself: begin the local transaction first, and insert within it"
+            "the connection commits each statement: begin the local transaction first, and insert within it"
         )
 
 
@@ -86,8 +86,8 @@ def _sqlalchemy(connection: Any, statement: Statement) -> Result:
             sql = _numbered(statement.sql)
         case _:
             sql = statement.sql.replace("{p}", "%s")
-    done = connection.exec_driver_sql(sql, statement.parameters or None)
-    return Result([tuple(row) for row in done] if done.returns_rows else (), done.rowcount)
+    result = connection.exec_driver_sql(sql, statement.parameters or None)
+    return Result([tuple(row) for row in result] if result.returns_rows else (), result.rowcount)
 
 
 async def _sqlalchemy_async(connection: Any, statement: Statement) -> Result:
@@ -102,9 +102,9 @@ def sqlalchemy_connection(connection: Any) -> Any:
 
 
 def pool_of(connection: Any) -> Any | None:
-    """Return the pool that a connection comes from; None for a plain driver connection."""
+    """Return the pool of a connection, None for a plain driver connection."""
     if any(base.__module__.startswith("django.") for base in type(connection).__mro__):
-        return connection  # each of Django's connections stands for one database
+        return connection  # each of Django's connections belongs to one database
     if any(base.__module__.startswith("sqlalchemy.") for base in type(connection).__mro__):
         return sqlalchemy_connection(connection).engine
     return None
@@ -119,8 +119,8 @@ async def _cursor_async(connection: Any, statement: Statement) -> Result:
 async def _asyncpg(connection: Any, statement: Statement) -> Result:
     prepared = await connection.prepare(_numbered(statement.sql))
     rows = await prepared.fetch(*statement.parameters)
-    written = (prepared.get_statusmsg() or "").rsplit(" ", 1)[-1]
-    return Result([tuple(row) for row in rows], int(written) if written.isdigit() else 0)
+    count = (prepared.get_statusmsg() or "").rsplit(" ", 1)[-1]
+    return Result([tuple(row) for row in rows], int(count) if count.isdigit() else 0)
 
 
 def _numbered(sql: str) -> str:
@@ -143,7 +143,7 @@ def _mysql_commits(connection: Any) -> bool:
 
 
 def _sqlalchemy_commits(connection: Any) -> bool:
-    return bool(sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - else it asks the server
+    return bool(sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - the public attribute asks the server
 
 
 SYNCHRONOUS: Final[Mapping[str, Execute]] = {
@@ -159,7 +159,7 @@ ASYNCHRONOUS: Final[Mapping[str, ExecuteAsync]] = {
     "asyncmy": _cursor_async,
     "sqlalchemy": _sqlalchemy_async,
 }
-COMMITS_BY_ITSELF: Final[Mapping[str, Callable[[Any], bool]]] = {
+COMMITS_EACH_STATEMENT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "sqlite3": _sqlite3_commits,
     "psycopg": _psycopg_commits,
     "pymysql": _mysql_commits,
@@ -170,11 +170,11 @@ COMMITS_BY_ITSELF: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 
 
-def _by_package(known: Mapping[str, D], connection: Any) -> D:
+def _by_package(table: Mapping[str, D], connection: Any) -> D:
     for base in type(connection).__mro__:
         package = base.__module__.partition(".")[0]
-        if package in known:
-            return known[package]
+        if package in table:
+            return table[package]
     raise UnsupportedConnectionError(
-        f"{type(connection).__module__}.{type(connection).__qualname__} is no connection of {', '.join(known)}"
+        f"{type(connection).__module__}.{type(connection).__qualname__} is not a connection of {', '.join(table)}"
     )

@@ -1,4 +1,4 @@
-"""Periodic work of the barrier: deletes old rows, and ends transactions that it has decided and nobody ended."""
+"""Periodic work of the barrier: deletes old rows, and sends the ends of decided transactions that are still open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
-from halfway.client.blocking import awaited
+from halfway.client.blocking import call_async
 from halfway.client.client import Halfway
 from halfway.client.errors import (
     AlreadyEndedError,
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class BarrierMaintenance:
-    """A task that cleans the barrier's table and reconciles its rows with halfway.
+    """A task that deletes old rows of the barrier's table, and reconciles its rows with halfway.
 
-    Every instance of a service may run it: one of them cleans at a time. It reads what halfway has pending or parked
-    for the group, and ends what the barrier has decided, so an end that was lost needs no check.
+    Every instance of a service may run it; one of them deletes at a time. It lists the group's pending and parked
+    transactions, and ends those that the barrier has decided, so a lost end needs no check.
     """
 
     def __init__(
@@ -39,11 +39,10 @@ class BarrierMaintenance:
         batch: int = BATCH,
         older_than_s: float = 30.0,
     ) -> None:
-        """Work about every `every_s` seconds; delete at most `batch` rows in one transaction.
+        """Configure the task: it works about every `every_s` seconds, and deletes at most `batch` rows per transaction.
 
-        A local transaction beside it may wait as long as a batch takes.
-
-        What was prepared less than `older_than_s` ago is left to its own end.
+        A concurrent local transaction may wait as long as the deletion of a batch takes. Transactions that were
+        prepared less than `older_than_s` seconds ago are not reconciled.
         """
         self._client = client
         self._barrier = barrier
@@ -52,29 +51,29 @@ class BarrierMaintenance:
         self._older_than_s = older_than_s
 
     async def run(self) -> None:
-        """Run until cancelled; failures are logged and tried again.
+        """Run until cancelled. Failures are logged and retried.
 
-        Raises InvalidRetentionError at once, ClientClosedError and WrongEventLoopError.
+        Raises InvalidRetentionError at the start, ClientClosedError and WrongEventLoopError.
         """
         self._barrier.check_policy(await self._policy())
         while True:
             await asyncio.sleep(self._every_s * random.uniform(0.5, 1.5))  # noqa: S311 - instances take turns
-            await self._logged(self.clean, "the barrier was not cleaned")
-            await self._logged(self.reconcile, "the barrier was not reconciled")
+            await self._log_failure_of(self.clean, "old rows of the barrier were not deleted")
+            await self._log_failure_of(self.reconcile, "the barrier was not reconciled")
 
     async def clean(self) -> int:
-        """Delete what is older than the retention, in batches; return how many rows."""
+        """Delete the rows older than the retention in batches; return their number."""
         total = 0
         while True:
-            began = time.monotonic()
-            deleted = await awaited(self._barrier.clean, self._batch)
+            started = time.monotonic()
+            deleted = await call_async(self._barrier.clean, self._batch)
             total += deleted
             if deleted < self._batch:
                 return total
-            await asyncio.sleep(pause_s(time.monotonic() - began))
+            await asyncio.sleep(pause_s(time.monotonic() - started))
 
     async def reconcile(self) -> int:
-        """End what the barrier has decided and halfway still has open; return how many transactions."""
+        """End the transactions that the barrier has decided and that halfway still has open; return their number."""
         ended = 0
         for state in ("prepared", "parked"):
             async for transaction_id in self._client.list_ids(state=state, older_than_s=self._older_than_s):
@@ -83,8 +82,8 @@ class BarrierMaintenance:
 
     async def _reconcile(self, transaction_id: str) -> bool:
         try:
-            outcome = await awaited(self._barrier.look, transaction_id)
-        except Exception as error:  # noqa: BLE001 - any driver's: as a rule its local transaction is open
+            outcome = await call_async(self._barrier.look, transaction_id)
+        except Exception as error:  # noqa: BLE001 - of any driver; usually, the local transaction is still open
             log.info("the barrier's row of %s could not be read: %s: %s", transaction_id, type(error).__name__, error)
             return False
         if outcome is None:
@@ -92,10 +91,10 @@ class BarrierMaintenance:
         try:
             await self._client.end(transaction_id, outcome, remark="reconciled with the barrier")
         except AlreadyEndedError:
-            log.exception("transaction %s has not the outcome of the database, %s", transaction_id, outcome)
+            log.exception("the outcome of transaction %s differs from the database's, %s", transaction_id, outcome)
             return False
         except RefusedError as error:
-            log.info("transaction %s was ended by another: %s", transaction_id, error)
+            log.info("transaction %s was ended by another caller: %s", transaction_id, error)
             return False
         return True
 
@@ -109,7 +108,7 @@ class BarrierMaintenance:
                 log.warning("the group's policy could not be read, trying again: %s", error)
                 await asyncio.sleep(self._every_s)
 
-    async def _logged(self, work: Callable[[], Awaitable[int]], failure: str) -> None:
+    async def _log_failure_of(self, work: Callable[[], Awaitable[int]], failure: str) -> None:
         try:
             await work()
         except (ClientClosedError, WrongEventLoopError):

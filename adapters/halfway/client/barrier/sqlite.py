@@ -1,4 +1,4 @@
-"""Transactions for SQLite: its module has no transaction that ends with a `with` block."""
+"""Connections for SQLite: the sqlite3 module has no context manager that opens, commits and closes a connection."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _BUSY_S = 30.0
 def sqlite_transactions(
     path: str | PathLike[str], *, busy_s: float = _BUSY_S
 ) -> Callable[[], AbstractContextManager[sqlite3.Connection]]:
-    """Return what connects to a file for one transaction: it commits when its block is left, or rolls back.
+    """Return a connection factory for a file. Each connection is one transaction, which its context commits or undoes.
 
-    A statement waits up to `busy_s` for another connection that writes.
+    A statement waits up to `busy_s` seconds for another connection that writes.
     """
 
     @contextmanager

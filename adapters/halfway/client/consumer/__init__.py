@@ -1,10 +1,10 @@
-"""The consumer of a service: each message takes effect in the service's own database once.
+"""The consumer of a service: each message takes effect exactly once in the service's own database.
 
 It needs confluent-kafka: `pip install 'halfway-client[consumer]'`. docs/consuming.md is the tutorial.
 """
 
 try:
-    import confluent_kafka as _needed  # noqa: F401 - the remedy is told here, once
+    import confluent_kafka as _needed  # noqa: F401 - so that the error below names the remedy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "halfway.client.consumer needs confluent-kafka: pip install 'halfway-client[consumer]'", name=error.name

@@ -1,4 +1,4 @@
-"""Deleting old rows of the inbox beside the consumer."""
+"""Deletes old rows of the inbox while the consumer runs."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ log = logging.getLogger(__name__)
 
 
 class Cleaning(threading.Thread):
-    """Cleans the inbox about every `every_s` seconds, on connections of its own; one instance at a time does."""
+    """Deletes old rows about every `every_s` seconds, on its own connections. One instance deletes at a time."""
 
     def __init__(self, inbox: Inbox, every_s: float) -> None:
-        """Take the inbox and how often it is cleaned."""
+        """Take the inbox and the interval in seconds."""
         super().__init__(name="halfway-inbox-cleaning", daemon=True)
         self._inbox = inbox
         self._every_s = every_s
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Go on until it is stopped; what fails is logged and tried again."""
+        """Run until stopped. Failures are logged and retried."""
         while not self._stopping.wait(self._every_s * random.uniform(0.5, 1.5)):  # noqa: S311 - instances take turns
             try:
                 self._clean()
             except Exception:
-                log.exception("the inbox was not cleaned")
+                log.exception("old rows of the inbox were not deleted")
 
     def _clean(self) -> None:
         while not self._stopping.is_set():
-            began = time.monotonic()
+            started = time.monotonic()
             if self._inbox.clean(BATCH) < BATCH:
                 return
-            self._stopping.wait(pause_s(time.monotonic() - began))
+            self._stopping.wait(pause_s(time.monotonic() - started))
 
     def stop(self) -> None:
-        """End after the batch that is being deleted."""
+        """Stop after the current batch, and wait for it."""
         self._stopping.set()
         self.join()

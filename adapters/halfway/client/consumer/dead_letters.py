@@ -1,4 +1,4 @@
-"""Setting a message aside: it goes to a topic of its own, with where it came from and why."""
+"""Dead letters: messages that could not be processed go to their own topic, with their origin and the reason."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from halfway.client.consumer.record import Record
 from halfway.client.consumer.settings import connection_settings
 
 Delivered = Callable[[str | None], None]
-"""Called with None if the dead letter stands in its topic, else with what went wrong."""
+"""Called with None if the dead letter was delivered, and otherwise with the error."""
 
-_DELIVER_WITHIN_S: Final = 30
-_MOST_BYTES: Final = 1_000_000_000
-_REASON_CHARACTERS: Final = 1000
+_DELIVERY_TIMEOUT_S: Final = 30
+_MAX_BYTES: Final = 1_000_000_000
+_MAX_REASON_CHARACTERS: Final = 1000
 
 
 class DeadLetters:
     """Writes dead letters to one topic.
 
-    A dead letter has the key, value and headers of its message, and headers `dead-letter-…`. If it is produced to the
-    message's own topic again, as it stands, it is processed then.
+    A dead letter has the key, value and headers of its message, and the headers `dead-letter-…`. If it is produced
+    unchanged to the original topic, it is processed again.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, group: str) -> None:
-        """Take librdkafka's settings, the topic, and the consumer group that sets messages aside."""
+        """Take librdkafka's settings, the topic, and the consumer group that writes the dead letters."""
         self._topic = topic
         self._group = group
         self._producer = Producer(
@@ -35,16 +35,16 @@ class DeadLetters:
                 "acks": "all",
                 "enable.idempotence": True,
                 "linger.ms": 0,
-                "message.timeout.ms": _DELIVER_WITHIN_S * 1000,
-                "message.max.bytes": _MOST_BYTES,  # the topic decides
+                "message.timeout.ms": _DELIVERY_TIMEOUT_S * 1000,
+                "message.max.bytes": _MAX_BYTES,  # the topic's limit applies
                 "partitioner": "murmur2_random",
             }
         )
 
     def send(self, record: Record, reason: BaseException, attempts: int, delivered: Delivered) -> None:
-        """Send a dead letter; `delivered` is called by a later `poll` or `flush`."""
+        """Send a dead letter. A later `poll` or `close` calls `delivered`."""
 
-        def told(error: KafkaError | None, _: Message) -> None:
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
             delivered(None if error is None else error.str())
 
         headers: list[tuple[str, str | bytes | None]] = [
@@ -54,18 +54,20 @@ class DeadLetters:
             ("dead-letter-offset", str(record.offset)),
             ("dead-letter-group", self._group),
             ("dead-letter-attempts", str(attempts)),
-            ("dead-letter-reason", f"{type(reason).__name__}: {reason}"[:_REASON_CHARACTERS]),
+            ("dead-letter-reason", f"{type(reason).__name__}: {reason}"[:_MAX_REASON_CHARACTERS]),
         ]
         try:
-            self._producer.produce(self._topic, key=record.key, value=record.value, headers=headers, on_delivery=told)
+            self._producer.produce(
+                self._topic, key=record.key, value=record.value, headers=headers, on_delivery=on_delivery
+            )
         except (KafkaException, BufferError) as error:
             delivered(str(error))
 
     def poll(self) -> None:
-        """Call what is due."""
+        """Call the delivery callbacks that are due."""
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Wait until what was sent has been delivered or has failed."""
-        self._producer.flush(_DELIVER_WITHIN_S)
+        """Wait until all sent dead letters are delivered or have failed."""
+        self._producer.flush(_DELIVERY_TIMEOUT_S)
         self._producer.close()

@@ -1,4 +1,4 @@
-"""One table in the service's own database that says which messages have taken effect."""
+"""A table in the service's own database that records which messages have taken effect."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DAY_S: Final = 86_400
 
 
 class Inbox:
-    """Which messages have taken effect; a row is written in the transaction of the effect, so both stand or neither.
+    """The messages that have taken effect. A row is written in the transaction of the effect, so both commit or none.
 
-    Consumers of several groups may share one: each has rows of its own.
+    Consumers of several groups may share an inbox: each group has its own rows.
     """
 
     def __init__(
@@ -31,41 +31,41 @@ class Inbox:
         table: str = "halfway_inbox",
         retention_s: float | None = 15 * _DAY_S,
     ) -> None:
-        """Take what connects to the service's database, as `Barrier` does, and for how many seconds rows are kept.
+        """Take a connection factory of the service's database, as `Barrier` does, and the retention of rows in seconds.
 
-        With None they are kept for ever.
+        With None, rows are never deleted.
         """
         self.retention_s = retention_s
         self._table = InboxTable(dialect, table)
         self._connect = connect
 
     def migration(self) -> list[str]:
-        """Return the statements that make the table, for a migration tool."""
+        """Return the statements that create the table, for a migration tool."""
         return self._table.migration()
 
     def create(self) -> None:
-        """Make the table and its index, unless they are there."""
+        """Create the table and its index, unless they exist."""
         self._in_transaction(self._table.create())
 
     def connect(self) -> AbstractContextManager[Any]:
-        """Open a connection whose transaction commits when its context is left."""
+        """Open a connection whose transaction commits when its context exits."""
         return self._connect()
 
     def insert(self, connection: Any, consumer: str, message: str) -> bool:
-        """Take note, in the transaction on this connection, of a message; False if it has taken effect before."""
+        """Record a message in the transaction on this connection; return False if it has already taken effect."""
         require_transaction(connection)
         return carry_out(self._table.insert(consumer, message), connection)
 
     def demand_commits(self) -> None:
-        """Raise UncommittedConnectionError if what is written does not stay when a connection's context is left."""
-        consumer, message = "#trial", uuid4().hex  # no consumer has such a name
+        """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits."""
+        consumer, message = "#trial", uuid4().hex  # not a legal name of a consumer
         self._in_transaction(self._table.insert(consumer, message))
         if self._in_transaction(self._table.insert(consumer, message)):
             raise UncommittedConnectionError
         self._in_transaction(self._table.remove(consumer, message))
 
     def clean(self, limit: int) -> int:
-        """Delete at most `limit` rows older than the retention; none while another instance does it."""
+        """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
         return 0 if self.retention_s is None else self._in_transaction(self._table.clean(self.retention_s, limit))
 
     def _in_transaction(self, steps: Steps[T]) -> T:

@@ -1,4 +1,4 @@
-"""What the inbox does to its table, as steps of SQL that any driver can carry out."""
+"""The inbox's operations on its table, as SQL statements that any driver can execute."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.table import Statement, Steps, clean_by_one, rows_written
+from halfway.client.barrier.table import Statement, Steps, clean_exclusively, rows_written
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Statements:
-    """`{p}` stands for a driver's placeholder, `{table}` for the table's name."""
+    """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
 
     create: tuple[str, ...]
     insert: str
-    """Parameters: consumer, message. A row that stands is left as it is, and no row is counted."""
+    """Parameters: consumer, message. An existing row stays unchanged, and the row count is 0."""
     clean: str
-    """Parameters: seconds, limit. Deletes the oldest rows that are older, through the index."""
+    """Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
     elect: str | None = None
-    """Returns 1 if this connection is the one that cleans now; None if `clean` sees to it or only one can write."""
+    """Returns 1 if this connection may delete rows now; None if `clean` ensures it, or if only one can write."""
     resign: str | None = None
+    """Undoes `elect`."""
 
 
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (processed_at)"
@@ -77,37 +78,37 @@ _STATEMENTS: Final = {
 
 
 class InboxTable:
-    """The inbox's table in one dialect; `insert` belongs into the transaction of the effect."""
+    """The inbox's table in one dialect. `insert` runs in the transaction of the effect."""
 
     def __init__(self, dialect: Dialect | str, name: str) -> None:
-        """Choose the table's name."""
+        """Set the table's name; raise ValueError if it is not legal."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
         self._sql = _STATEMENTS[Dialect(dialect)]
         self._name = name
 
     def migration(self) -> list[str]:
-        """Return the statements that make the table."""
+        """Return the statements that create the table."""
         return [sql.replace("{table}", self._name) for sql in self._sql.create]
 
     def create(self) -> Steps[None]:
-        """Make the table and its index, unless they are there."""
+        """Create the table and its index, unless they exist."""
         for sql in self.migration():
             yield Statement(sql)
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
-        """Take note of a message; False if that was done before."""
-        done = yield self._statement(self._sql.insert, consumer, message)
-        return rows_written(done) > 0
+        """Record a message; return False if it was recorded before."""
+        result = yield self._statement(self._sql.insert, consumer, message)
+        return rows_written(result) > 0
 
     def remove(self, consumer: str, message: str) -> Steps[None]:
         """Delete the row of a message."""
         yield self._statement(_REMOVE, consumer, message)
 
     def clean(self, older_than_s: float, limit: int) -> Steps[int]:
-        """Delete at most `limit` rows, the oldest; none while another instance does it. How many were deleted."""
+        """Delete at most `limit` of the oldest rows, unless another instance is deleting; return their number."""
         elect, resign = (None if sql is None else self._statement(sql) for sql in (self._sql.elect, self._sql.resign))
-        return (yield from clean_by_one(self._statement(self._sql.clean, older_than_s, limit), elect, resign))
+        return (yield from clean_exclusively(self._statement(self._sql.clean, older_than_s, limit), elect, resign))
 
     def _statement(self, sql: str, *parameters: object) -> Statement:
         return Statement(sql.replace("{table}", self._name), parameters)

@@ -1,4 +1,4 @@
-"""A record as a handler gets it, and what tells it from every other."""
+"""A record for a handler, with the id that identifies it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 _TRANSACTION_ID: Final = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 _MESSAGE: Final = re.compile(rb"([1-9][0-9]{0,5})/[1-9][0-9]{0,5}")
 _read_headers: Final = methodcaller("headers")
-"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
+"""Calls `message.headers()` in a way that makes Python check the result. A specialised direct call is not checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Record:
 
     @classmethod
     def of(cls, message: Message) -> Record:
-        """Take over a message that is no error."""
+        """Convert a message that is not an error."""
         return cls(
             topic=message.topic() or "",
             partition=message.partition() or 0,
@@ -45,9 +45,10 @@ class Record:
 
     @property
     def id(self) -> str:
-        """What the record is recognised by: its message in its transaction, or its place if halfway did not write it.
+        """The id of the record: transaction and message number, or its place if halfway did not write it.
 
-        A place has the timestamp with it, because a topic that is deleted and made again has the same places again.
+        A place is topic, partition, offset and timestamp. The timestamp is needed because a topic that is deleted and
+        created again has the same offsets.
         """
         message = _MESSAGE.fullmatch(self.header("halfway-message") or b"")
         if self.transaction_id is None or message is None:
@@ -56,28 +57,28 @@ class Record:
 
     @property
     def transaction_id(self) -> str | None:
-        """The id of the transaction that the message belongs to; None if halfway did not write it."""
-        found = self.header("halfway-transaction-id") or b""
-        return found.decode() if _TRANSACTION_ID.fullmatch(found) else None
+        """The id of the message's transaction, None if halfway did not write the record."""
+        transaction_id = self.header("halfway-transaction-id") or b""
+        return transaction_id.decode() if _TRANSACTION_ID.fullmatch(transaction_id) else None
 
     def header(self, name: str) -> bytes | None:
         """Return the last value of a header, None if there is none."""
-        return next((value for found, value in reversed(self.headers) if found == name), None)
+        return next((value for header, value in reversed(self.headers) if header == name), None)
 
     def json(self) -> Any:
-        """Return the value read as JSON."""
+        """Return the value, parsed as JSON."""
         return json.loads(self.value or b"null")
 
 
 def _headers(message: Message) -> Headers:
-    """Return the headers; none if a name is not UTF-8: anybody who may write to the topic can append such a record."""
+    """Return the headers, none if a name is not UTF-8: every producer of the topic can write such a record."""
     try:
-        found = _read_headers(message) or ()
+        headers = _read_headers(message) or ()
     except SystemError:
-        # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
+        # confluent_kafka's result is invalid then. Its broken headers would crash the process if they were read.
         message.set_headers([])
         return ()
-    return tuple((str(header[0]), _data(header[1])) for header in found)
+    return tuple((str(header[0]), _data(header[1])) for header in headers)
 
 
 def _data(data: str | bytes | None) -> bytes | None:

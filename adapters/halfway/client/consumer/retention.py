@@ -1,4 +1,4 @@
-"""Comparing how long the inbox remembers with how long topics hold their records."""
+"""Compares the retention of the inbox with the retention of topics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not for mypy
     AdminClient,
     ConfigResource,
     ResourceType,
@@ -18,11 +18,11 @@ from halfway.client.errors import HalfwayError
 
 log = logging.getLogger(__name__)
 
-_ANSWER_WITHIN_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 
 
 class RetentionTooShortError(HalfwayError, ValueError):
-    """Rows of the inbox would be cleaned while a topic still holds their records: raise `retention_s`."""
+    """Rows of the inbox would be deleted while a topic still has their records: raise `retention_s`."""
 
 
 class UnknownTopicError(HalfwayError, ValueError):
@@ -30,45 +30,45 @@ class UnknownTopicError(HalfwayError, ValueError):
 
 
 def check_topics(
-    settings: Mapping[str, Any], topics: Sequence[str], others: Sequence[str], kept_s: float | None
+    settings: Mapping[str, Any], topics: Sequence[str], others: Sequence[str], inbox_s: float | None
 ) -> None:
-    """Raise if a topic does not exist, or if one of `topics` holds records for longer than rows are kept.
+    """Raise if a topic does not exist, or if one of `topics` has a longer retention than the inbox (`inbox_s`).
 
-    A record that is read again after its row was cleaned takes effect again. What the credential may not describe is
-    logged and not compared.
+    A record that is read again after its row was deleted takes effect again. Topics that the credential may not
+    describe are logged and not compared.
     """
     admin = AdminClient(connection_settings(settings))
-    wanted = [ConfigResource(ResourceType.TOPIC, topic) for topic in {*topics, *others}]
-    for resource, answer in admin.describe_configs(wanted, request_timeout=_ANSWER_WITHIN_S).items():
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in {*topics, *others}]
+    for resource, answer in admin.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
         try:
-            found = {name: entry.value for name, entry in answer.result().items()}
+            config = {name: entry.value for name, entry in answer.result().items()}
         except KafkaException as error:
-            _cannot_tell(resource.name, error)
+            _raise_unless_forbidden(resource.name, error)
             continue
-        if kept_s is not None and resource.name in topics:
-            _compare(resource.name, found, kept_s)
+        if inbox_s is not None and resource.name in topics:
+            _compare(resource.name, config, inbox_s)
 
 
-def _cannot_tell(topic: str, error: KafkaException) -> None:
+def _raise_unless_forbidden(topic: str, error: KafkaException) -> None:
     code = error.args[0].code()
     if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
         raise UnknownTopicError(f"the topic {topic} does not exist: create it first") from None
     if code != KafkaError.TOPIC_AUTHORIZATION_FAILED:
         raise error
-    log.warning("the settings of topic %s cannot be read: allow DescribeConfigs; its retention is not checked", topic)
+    log.warning("cannot read the settings of topic %s: its retention is not checked; allow DescribeConfigs", topic)
 
 
-def _compare(topic: str, config: Mapping[str, str | None], kept_s: float) -> None:
+def _compare(topic: str, config: Mapping[str, str | None], inbox_s: float) -> None:
     retention_ms = int(config.get("retention.ms") or -1)
     if "delete" not in (config.get("cleanup.policy") or "") or retention_ms < 0:
         raise RetentionTooShortError(
-            f"the topic {topic} holds records for ever, rows of the inbox are kept for {kept_s:.0f} s: give the inbox"
+            f"the topic {topic} keeps records for ever, the inbox keeps rows for {inbox_s:.0f} s: give the inbox"
             " retention_s=None, or the topic a retention"
         )
-    # A record goes with its segment, which is closed up to segment.ms after it began.
-    held_s = (retention_ms + int(config.get("segment.ms") or 0)) / 1000
-    if kept_s < held_s:
+    # Kafka deletes a record together with its segment, which is closed up to segment.ms after its first record.
+    topic_s = (retention_ms + int(config.get("segment.ms") or 0)) / 1000
+    if inbox_s < topic_s:
         raise RetentionTooShortError(
-            f"the topic {topic} holds records for up to {held_s:.0f} s (retention.ms and segment.ms), rows of the inbox"
-            f" are kept for {kept_s:.0f} s: give the inbox a retention_s of {held_s:.0f} or more"
+            f"the topic {topic} keeps records for up to {topic_s:.0f} s (retention.ms and segment.ms), the inbox keeps"
+            f" rows for {inbox_s:.0f} s: give the inbox a retention_s of {topic_s:.0f} or more"
         )

@@ -1,4 +1,4 @@
-"""The settings of librdkafka that clients of every kind share."""
+"""The settings of librdkafka that all kinds of clients share."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _PREFIXES: Final = ("broker.", "reconnect.", "sasl.", "security.", "socket.", "s
 
 
 def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that say how brokers are reached, without those of consumers alone."""
+    """Return the settings for connections to brokers, without those that only consumers have."""
     return {name: value for name, value in settings.items() if name in _NAMES or name.startswith(_PREFIXES)}

@@ -1,4 +1,4 @@
-"""halfway in a Django project; in INSTALLED_APPS it brings the migration of the barrier's table."""
+"""halfway in a Django project. In INSTALLED_APPS, it adds the migration of the barrier's table."""
 
 from halfway.client.django.barrier import django_barrier
 from halfway.client.django.endpoint import DjangoChecks

@@ -1,10 +1,10 @@
-"""The application that INSTALLED_APPS names."""
+"""The application for INSTALLED_APPS."""
 
 from django.apps import AppConfig
 
 
 class HalfwayClientConfig(AppConfig):
-    """Has no models: its one table is the barrier's."""
+    """The application. It has no models: its only table is the barrier's."""
 
     name = "halfway.client.django"
     label = "halfway_client"

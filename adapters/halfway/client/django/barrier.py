@@ -12,10 +12,10 @@ from halfway.client.barrier import RETENTION_S, TABLE, Barrier
 
 
 def django_barrier(using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retention_s: float = RETENTION_S) -> Barrier:
-    """Return the barrier in the database that DATABASES calls `using`; the rest is as in `Barrier`.
+    """Return the barrier in the database `using` of DATABASES. The other parameters are those of `Barrier`.
 
-    Checks and the cleaning have short-lived connections of their own, beside a pool in its OPTIONS, so they work in a
-    view with ATOMIC_REQUESTS, in any thread, and when the service has used its pool up.
+    Checks and deletions use their own short-lived connections, outside of a pool in OPTIONS. They therefore work in a
+    view with ATOMIC_REQUESTS, in any thread, and when the pool is exhausted.
     """
 
     @contextmanager

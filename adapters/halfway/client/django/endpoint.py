@@ -14,21 +14,21 @@ from halfway.client.verification import CheckVerifier
 
 
 class DjangoChecks:
-    """A view: `path("check", DjangoChecks(barrier.decide))`; it needs no CSRF token and is in no transaction."""
+    """A view: `path("check", DjangoChecks(barrier.decide))`. It needs no CSRF token, and runs outside a transaction."""
 
     csrf_exempt = True
 
     def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
-        """Take what answers a check, and what verifies that halfway has signed it."""
+        """Take the function that decides checks, and the verifier of their signatures."""
         self._decide = decide
         self._verifier = verifier
-        for alias in connections:  # else ATOMIC_REQUESTS would hold a transaction open beside the barrier's
+        for alias in connections:  # otherwise ATOMIC_REQUESTS would hold a transaction open during the barrier's
             transaction.non_atomic_requests(alias)(self)
 
     def __call__(self, request: Any) -> HttpResponse:
-        """Answer one request; the body is bounded here, not by DATA_UPLOAD_MAX_MEMORY_SIZE."""
-        # Only a test's own transaction (`TestCase`) is around this view, and no other thread would see what it wrote.
-        in_test = any(each.in_atomic_block for each in connections.all(initialized_only=True))
+        """Answer one request. The body is limited here, not by DATA_UPLOAD_MAX_MEMORY_SIZE."""
+        # Only the transaction of a test (`TestCase`) can be open here. Other threads would not see its writes.
+        in_test = any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
         status, answer = answer_request(
             request.method,
             request.read,
@@ -43,4 +43,4 @@ class DjangoChecks:
         try:
             return self._decide(check)
         finally:
-            connections.close_all()  # those of this thread, which ends
+            connections.close_all()  # the connections of this thread, which ends

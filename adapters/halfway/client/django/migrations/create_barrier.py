@@ -1,4 +1,4 @@
-"""Make the barrier's table, in the SQL of the project's database."""
+"""Creates the barrier's table with the SQL of the project's database."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from halfway.client.barrier import TABLE, migration
 
 
 class CreateBarrier(Operation):
-    """Make the table where the routers allow this application."""
+    """Creates the table in databases for which the routers allow this application."""
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Change no model."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
-        """Make the table and its index."""
+        """Create the table and its index."""
         for sql in migration(schema_editor.connection.vendor):
             self._execute(app_label, schema_editor, sql)
 
@@ -24,7 +24,7 @@ class CreateBarrier(Operation):
         self._execute(app_label, schema_editor, f"DROP TABLE {TABLE}")
 
     def describe(self) -> str:
-        """Say it in the output of `migrate --plan`."""
+        """Return the text for `migrate --plan`."""
         return f"Create the table {TABLE}"
 
     def _execute(self, app_label: str, schema_editor: Any, sql: str) -> None:
@@ -33,7 +33,7 @@ class CreateBarrier(Operation):
 
 
 class Migration(migrations.Migration):
-    """The first and only one."""
+    """The first and only migration."""
 
     initial = True
     operations = (CreateBarrier(),)
