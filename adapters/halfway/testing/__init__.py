@@ -1,7 +1,7 @@
-"""A coordinator for users' own tests: over ports in memory, which starts at once, or over a Kafka broker.
+"""A coordinator for users' own tests: in memory, which starts at once, or on a Kafka broker.
 
-Both speak halfway's real REST, ask check endpoints, and hand out checks; a test is written once and passes against
-either. `pytest_plugins = ["halfway.testing.fixtures"]` gives pytest's fixtures; docs/testing.md tells how.
+Both have halfway's real REST interface, call check endpoints, and hand out checks, so a test can run on either.
+`pytest_plugins = ["halfway.testing.fixtures"]` enables the pytest fixtures. See docs/testing.md.
 """
 
 try:

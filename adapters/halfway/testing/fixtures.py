@@ -1,7 +1,7 @@
-"""Fixtures of pytest; enable them in the top `conftest.py` with `pytest_plugins = ["halfway.testing.fixtures"]`.
+"""Pytest fixtures. Enable them in the top-level `conftest.py` with `pytest_plugins = ["halfway.testing.fixtures"]`.
 
-`halfway_server` is a MemoryServer, with `pytest --halfway=kafka` a KafkaServer: run the suite against the first all
-day, and against the second before a release. Each lives as long as the run, so let tests call `new_topic`.
+`halfway_server` is a MemoryServer, or a KafkaServer with `pytest --halfway=kafka`. Use the first for daily work, and
+the second before a release. A server runs for the whole session, so tests should call `new_topic`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--halfway",
         choices=("memory", "kafka"),
         default="memory",
-        help="what the fixture halfway_server runs on: memory (default), or kafka, an embedded broker",
+        help="the server of the fixture halfway_server: memory (default), or kafka for an embedded broker",
     )
 
 
 @pytest.fixture(scope="session")
 def halfway_memory() -> Iterator[MemoryServer]:
-    """Give a coordinator over ports in memory."""
+    """Provide a coordinator in memory."""
     with MemoryServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def halfway_kafka() -> Iterator[KafkaServer]:
-    """Give a coordinator over an embedded Kafka broker."""
+    """Provide a coordinator on an embedded Kafka broker."""
     with KafkaServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def halfway_server(request: pytest.FixtureRequest) -> Server:
-    """Give the coordinator that `--halfway` names."""
-    chosen: Server = request.getfixturevalue(f"halfway_{request.config.getoption('--halfway')}")
-    return chosen
+    """Provide the coordinator that `--halfway` selects."""
+    server: Server = request.getfixturevalue(f"halfway_{request.config.getoption('--halfway')}")
+    return server

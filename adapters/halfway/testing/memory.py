@@ -1,4 +1,4 @@
-"""The coordinator over ports in memory."""
+"""A coordinator in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final
 
 from halfway.client.consumer import Record
 from halfway.memory import ManualClock, Memory
-from halfway.memory import Record as Kept
+from halfway.memory import Record as MemoryRecord
 from halfway.runtime.check_caller import check_caller
 from halfway.runtime.scheduler import ScannedShards, ScanScheduler
 from halfway.service.coordinator import Coordinator
 from halfway.testing.server import Server, ServerError
 
-_LOOK_EVERY_S: Final = 0.01
+_POLL_S: Final = 0.01
 _RELEASE_S: Final = 5.0
 
 
@@ -29,10 +29,10 @@ class WallClock(ManualClock):
 
 
 class MemoryServer(Server):
-    """Everything in this process: it starts in a few milliseconds and forgets all at its end."""
+    """A coordinator in this process. It starts in a few milliseconds, and loses everything at its end."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Create the memory. Nothing is started yet."""
         super().__init__()
         self._memory = Memory(shards=self._settings.shards, clock=WallClock())
 
@@ -43,10 +43,11 @@ class MemoryServer(Server):
         self._memory.create_topic(name, partitions)
 
     def records(self, topic: str) -> Sequence[Record]:
-        """Return what a `read_committed` consumer sees of a topic now, by partition and offset."""
+        """Return the records that a `read_committed` consumer sees in a topic now, by partition and offset."""
         if topic not in self._memory.log.topics:
             raise ServerError(f"the topic {topic} does not exist: create it with create_topic")
-        return sorted(map(_shown, self._memory.records(topic)), key=lambda one: (one.partition, one.offset))
+        records = map(_converted, self._memory.records(topic))
+        return sorted(records, key=lambda record: (record.partition, record.offset))
 
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
         settings, memory = self._settings, self._memory
@@ -63,18 +64,18 @@ class MemoryServer(Server):
 
         stack.push_async_callback(leave)
         await memory.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
-        while len(coordinator.shards.served) < settings.shards:  # noqa: ASYNC110 - it sets no event
-            await asyncio.sleep(_LOOK_EVERY_S)
+        while len(coordinator.shards.served) < settings.shards:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(_POLL_S)
         return coordinator
 
 
-def _shown(kept: Kept) -> Record:
+def _converted(record: MemoryRecord) -> Record:
     return Record(
-        topic=kept.topic,
-        partition=kept.partition,
-        offset=kept.offset,
-        timestamp_ms=kept.timestamp,
-        key=kept.key,
-        value=kept.value,
-        headers=kept.headers,
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_ms=record.timestamp,
+        key=record.key,
+        value=record.value,
+        headers=record.headers,
     )

@@ -1,4 +1,4 @@
-"""What both servers are: an event loop in a thread, and the REST interface in it."""
+"""The base of both servers: the REST interface, in an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ T = TypeVar("T")
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 120.0
 _DRAIN_S: Final = 5.0
-_LOOK_EVERY_S: Final = 0.02
+_POLL_S: Final = 0.02
 
 
 class ServerError(Exception):
-    """The server cannot do what the test asks; the message says what to change."""
+    """The server cannot do what the test requests; the message says what to change."""
 
 
 class Server(ABC):
     """A coordinator on a free port of 127.0.0.1 while its `with` block runs.
 
-    Its clients may be of any language. It looks for due checks every 0.1 s, and a group may be checked as often.
+    Its clients may be written in any language. It scans for due checks every 0.1 s; the shortest check interval of a
+    group is 0.1 s too.
     """
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """Prepare the settings. Nothing is started yet."""
         self.url = ""
-        """Where the coordinator is reached, such as http://127.0.0.1:40123."""
+        """The URL of the coordinator, such as http://127.0.0.1:40123."""
         self._settings = Settings(
             kafka_prefix=f"_halfway-test-{uuid4().hex[:12]}.",
             shards=2,
@@ -71,7 +72,7 @@ class Server(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finish what is in flight, and stop."""
+        """Finish the requests in flight, and stop."""
         try:
             self._run(self._stack.aclose())
         finally:
@@ -85,26 +86,26 @@ class Server(ABC):
 
     @abstractmethod
     def records(self, topic: str) -> Sequence[Record]:
-        """Return what a `read_committed` consumer sees of a topic now, by partition and offset."""
+        """Return the records that a `read_committed` consumer sees in a topic now, by partition and offset."""
 
     def new_topic(self, prefix: str = "topic", *, partitions: int = 3) -> str:
-        """Create a topic whose name begins with `prefix` and is no other test's, and return the name."""
+        """Create a topic with a unique name that starts with `prefix`, and return the name."""
         name = f"{prefix}-{uuid4().hex[:12]}"
         self.create_topic(name, partitions=partitions)
         return name
 
     def wait_for_records(self, topic: str, count: int, *, within_s: float = 30.0) -> Sequence[Record]:
-        """Return a topic's records as soon as there are so many; ServerError if they do not come."""
+        """Return a topic's records as soon as there are at least `count`; raises ServerError if they do not come."""
         deadline = time.monotonic() + within_s
-        while len(found := self.records(topic)) < count:
+        while len(records := self.records(topic)) < count:
             if time.monotonic() > deadline:
-                raise ServerError(f"{topic} has {len(found)} records after {within_s:g} s, not {count}")
-            time.sleep(_LOOK_EVERY_S)
-        return found
+                raise ServerError(f"{topic} has {len(records)} records after {within_s:g} s, not {count}")
+            time.sleep(_POLL_S)
+        return records
 
     @abstractmethod
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
-        """Return a coordinator that serves every shard, until the stack is closed."""
+        """Return a coordinator that serves every shard until the stack is closed."""
 
     async def _start(self) -> None:
         coordinator = await self._coordinator(self._stack)
