@@ -13,5 +13,5 @@ with DAG("halfway_audit", schedule=timedelta(minutes=10), **ONCE) as often:
     BashOperator(task_id="audit", bash_command=f"{COMMAND} --continue --output /audit/continued", retries=0)
 
 with DAG("halfway_audit_whole", schedule="@daily", **ONCE) as nightly:
-    checked = f"{COMMAND} --cross-check /audit/continued --output"
-    BashOperator(task_id="audit", bash_command=checked + " /audit/{{ ds }}", retries=0)
+    cross_check = f"{COMMAND} --cross-check /audit/continued --output"
+    BashOperator(task_id="audit", bash_command=cross_check + " /audit/{{ ds }}", retries=0)

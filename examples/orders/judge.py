@@ -1,4 +1,4 @@
-"""Do the order database, the four topics, the dead letters and halfway tell the same story? By ids, not by counts."""
+"""Compares the order database, the four topics, the dead letters and halfway, by ids and not by counts."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ UNHEARD_OF = "not in the database"
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was found when everything had come to rest.
+    """The state of everything after the run.
 
-    `sent` are the orders that customers sent, `orders` gives the state of each that was placed, `fenced` those that a
-    check kept out of the database. `seen` and `dead` list order ids by topic as often as they stand there, `effects` as
-    often as the topic's consumer has given them effect. `flawed`
-    gives the orders whose message in a topic its consumer cannot digest. `transactions` are halfway's own lists.
+    `sent` are the orders that customers sent, `orders` maps each placed order to its state, and `fenced` are the orders
+    that a check kept out of the database. `seen` and `dead` list the order ids in each topic, as often as they occur
+    there; `effects` lists them as often as the topic's consumer has processed them. `flawed` are the orders whose
+    message in a topic cannot be processed. `transactions` are halfway's own lists.
     """
 
     sent: Collection[str]
@@ -36,7 +36,7 @@ class Evidence:
         return {order for order, state in self.orders.items() if state == "paid"}
 
     def state_of(self, order: str) -> str:
-        """Return what the database says of an order."""
+        """Return the state of an order according to the database."""
         if order in self.orders:
             return self.orders[order]
         if order in self.fenced:
@@ -54,29 +54,33 @@ class Problem:
 
 
 def judge(evidence: Evidence) -> list[Problem]:
-    """Return everything that does not agree; an empty list means that all of it does."""
-    found: list[tuple[str, str, set[str]]] = []
+    """Return all disagreements; an empty list means that everything agrees."""
+    differences: list[tuple[str, str, set[str]]] = []
     for topic, ids in evidence.seen.items():
-        found += ((topic, what, orders) for what, orders in _against(evidence.paid, ids))
+        differences += ((topic, what, orders) for what, orders in _compare(evidence.paid, ids))
         flawed = evidence.paid & set(evidence.flawed.get(topic, ()))
-        done, dead = evidence.effects.get(topic, ()), evidence.dead.get(topic, ())
-        found += ((f"dead letters of {topic}", what, orders) for what, orders in _against(flawed, dead))
-        found += ((f"effects of {topic}", what, orders) for what, orders in _against(evidence.paid - flawed, done))
-    found += (("halfway", what, orders) for what, orders in _transactions(evidence))
+        effects, dead = evidence.effects.get(topic, ()), evidence.dead.get(topic, ())
+        differences += ((f"dead letters of {topic}", what, orders) for what, orders in _compare(flawed, dead))
+        differences += (
+            (f"effects of {topic}", what, orders) for what, orders in _compare(evidence.paid - flawed, effects)
+        )
+    differences += (("halfway", what, orders) for what, orders in _transactions(evidence))
     stray = {order for topic, ids in evidence.dead.items() if topic not in evidence.seen for order in ids}
-    found.append(("dead letters", "of no topic that is known", stray))
-    return [Problem(where=where, what=what, orders=tuple(sorted(orders))) for where, what, orders in found if orders]
+    differences.append(("dead letters", "of no known topic", stray))
+    return [
+        Problem(where=where, what=what, orders=tuple(sorted(orders))) for where, what, orders in differences if orders
+    ]
 
 
-def _against(wanted: set[str], ids: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
-    times = Counter(ids)
-    yield "missing", wanted - set(times)
-    yield "invented", set(times) - wanted
-    yield "doubled", {order for order, count in times.items() if count > 1}
+def _compare(expected: set[str], ids: Sequence[str]) -> Iterator[tuple[str, set[str]]]:
+    counts = Counter(ids)
+    yield "missing", expected - set(counts)
+    yield "invented", set(counts) - expected
+    yield "doubled", {order for order, count in counts.items() if count > 1}
 
 
 def _transactions(evidence: Evidence) -> Iterator[tuple[str, set[str]]]:
-    states = {str(found["id"]): str(found["state"]) for found in evidence.transactions}
+    states = {str(transaction["id"]): str(transaction["state"]) for transaction in evidence.transactions}
     committed = {order for order, state in states.items() if state == COMMITTED}
     yield (
         "still without an outcome",
@@ -88,7 +92,7 @@ def _transactions(evidence: Evidence) -> Iterator[tuple[str, set[str]]]:
 
 
 def orders_by_state(evidence: Evidence) -> list[tuple[str, int, dict[str, int]]]:
-    """Return for each state the number of orders and of messages in each topic, duplicates included."""
+    """Return, for each state, the number of orders, and of messages in each topic including duplicates."""
     states = Counter(evidence.state_of(order) for order in {*evidence.sent, *evidence.orders, *evidence.fenced})
     rows = {state: Counter[str]() for state in ("paid", "failed", "awaiting", FENCED, NOT_TAKEN, UNHEARD_OF)}
     for topic, ids in evidence.seen.items():
@@ -102,9 +106,9 @@ def orders_by_state(evidence: Evidence) -> list[tuple[str, int, dict[str, int]]]
 
 
 def resolved_by(evidence: Evidence) -> dict[str, Counter[str]]:
-    """Return the number of transactions by who resolved them (producer, check, operator, policy) and outcome."""
+    """Return the number of transactions by their cause (producer, check, operator, policy) and outcome."""
     causes = {cause: Counter[str]() for cause in ("producer", "check", "operator", "policy")}
-    for found in evidence.transactions:
-        cause = str(found.get("cause") or "nobody yet")
-        causes.setdefault(cause, Counter())[str(found["state"])] += 1
+    for transaction in evidence.transactions:
+        cause = str(transaction.get("cause") or "nobody yet")
+        causes.setdefault(cause, Counter())[str(transaction["state"])] += 1
     return causes

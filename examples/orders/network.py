@@ -1,4 +1,4 @@
-"""The network between the order service and halfway, which loses what the plan says."""
+"""The network between the order service and halfway, which loses requests and answers according to the plan."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ MAX_BODY = 4 * 1024 * 1024
 
 
 class LossyNetwork:
-    """A proxy in front of halfway. It changes no request and no answer: it delivers them, or the connection breaks."""
+    """A proxy in front of halfway. It delivers requests and answers unchanged, or it breaks the connection."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class LossyNetwork:
         kill: Callable[[str], Awaitable[None]],
         recorder: Recorder | None = None,
     ) -> None:
-        """Keep the faults by order id; `kill` is awaited when the end arrives of an order whose fault is that."""
+        """Take the faults by order id. `kill` is called when the end of an order with the fault KILLED arrives."""
         self._recorder = recorder
         self._halfway_url = halfway_url
         self._faults = faults
         self._kill = kill
-        self._done: set[str] = set()
+        self._injected: set[str] = set()
         self.happened: Counter[Fault] = Counter()
 
     async def __aenter__(self) -> Self:
@@ -52,55 +52,55 @@ class LossyNetwork:
         await self._session.close()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
-        """Carry a request; the client sends prepares and ends together, and what is lost of them takes the rest along.
+        """Deliver a request. A batch contains several prepares and ends: if one of them is lost, the batch is lost.
 
-        The rest has arrived, or arrives when the client sends it again.
+        The others have arrived, or they arrive when the client sends the batch again.
         """
         body = await request.read()
-        shown = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
+        credentials = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         if request.path != "/v1/batch":
-            status, told = await self._send(request.method, request.path_qs, body, shown)
-            return web.Response(status=status, body=told, content_type="application/json")
+            status, answer_body = await self._send(request.method, request.path_qs, body, credentials)
+            return web.Response(status=status, body=answer_body, content_type="application/json")
         answers: dict[str, list[Json]] = {}
         for step, items in json.loads(body).items():
-            carried = await asyncio.gather(*(self._carry(step, item, shown) for item in items))
-            answers[step] = [answer for answer in carried if answer is not None]
+            delivered = await asyncio.gather(*(self._deliver(step, item, credentials) for item in items))
+            answers[step] = [answer for answer in delivered if answer is not None]
             if len(answers[step]) < len(items):
                 return _break(request)
         return web.json_response(answers)
 
-    async def _carry(self, step: str, item: Json, shown: Mapping[str, str]) -> Json | None:
-        """Return the answer to a prepare or an end, None if it or its answer is lost."""
+    async def _deliver(self, step: str, item: Json, credentials: Mapping[str, str]) -> Json | None:
+        """Return the answer to a prepare or an end, None if the request or its answer is lost."""
         order = str(item["id"])
         fault = self._faults.get(order, Fault.NONE)
-        arrives = told = True
+        request_arrives = answer_arrives = True
         match step, fault:
             case "end", Fault.END_LOST | Fault.PREPARE_ANSWERS_LOST:
-                arrives = told = False
-            case "end", Fault.KILLED if order not in self._done:
+                request_arrives = answer_arrives = False
+            case "end", Fault.KILLED if order not in self._injected:
                 await self._kill(order)
-                arrives = told = False
+                request_arrives = answer_arrives = False
             case ("prepare", Fault.PREPARE_ANSWERS_LOST) | ("end", Fault.END_ANSWER_LOST):
-                told = False
-            case "prepare", Fault.PREPARE_ANSWER_LOST_ONCE if order not in self._done:
-                told = False
-        answer = await self._forward(step, item, shown) if arrives else None
-        if not told and order not in self._done:
-            self._done.add(order)
+                answer_arrives = False
+            case "prepare", Fault.PREPARE_ANSWER_LOST_ONCE if order not in self._injected:
+                answer_arrives = False
+        answer = await self._forward(step, item, credentials) if request_arrives else None
+        if not answer_arrives and order not in self._injected:
+            self._injected.add(order)
             self.happened[fault] += 1
-        return answer if told else None
+        return answer if answer_arrives else None
 
-    async def _forward(self, step: str, item: Json, shown: Mapping[str, str]) -> Json:
-        asked = None if self._recorder is None else self._recorder.asked(step, item)
-        status, told = await self._send("POST", "/v1/batch", json.dumps({step: [item]}).encode(), shown)
-        answered: Any = json.loads(told)
-        answer: Json = answered[step][0] if status == HTTPStatus.OK else {"status": status, "problem": answered}
-        if self._recorder is not None and asked is not None:
-            self._recorder.answered(step, item, asked, answer)
+    async def _forward(self, step: str, item: Json, credentials: Mapping[str, str]) -> Json:
+        request = None if self._recorder is None else self._recorder.record_request(step, item)
+        status, body = await self._send("POST", "/v1/batch", json.dumps({step: [item]}).encode(), credentials)
+        document: Any = json.loads(body)
+        answer: Json = document[step][0] if status == HTTPStatus.OK else {"status": status, "problem": document}
+        if self._recorder is not None and request is not None:
+            self._recorder.record_answer(step, item, request, answer)
         return answer
 
-    async def _send(self, method: str, path: str, body: bytes, shown: Mapping[str, str]) -> tuple[int, bytes]:
-        headers = {"content-type": "application/json", **shown}
+    async def _send(self, method: str, path: str, body: bytes, credentials: Mapping[str, str]) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json", **credentials}
         try:
             async with self._session.request(method, self._halfway_url + path, data=body, headers=headers) as answer:
                 return answer.status, await answer.read()
@@ -109,7 +109,7 @@ class LossyNetwork:
 
 
 def _break(request: web.Request) -> web.Response:
-    """Break the connection: whoever waits at its other end learns nothing."""
+    """Break the connection, so that the client gets no answer."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response()

@@ -1,15 +1,15 @@
-"""The payments of the demo: what a card network and a bank answer, and when."""
+"""The payments of the demo: the answers of a card network and a bank, and their delays."""
 
 import asyncio
 import sqlite3
 import time
 
 SETTLES_AFTER_S = 1.5
-"""A bank transfer."""
+"""The duration of a bank transfer."""
 LATE_S = 4.0
-"""The slowest card, which takes longer than halfway waits."""
+"""The duration of the slowest card payment, which is longer than halfway waits."""
 PAID_BY = {"card": "paid", "card-late": "paid", "card-declined": "failed"}
-"""States of an order; one with any other payment awaits it."""
+"""The state of an order by its payment. With any other payment, the order is `awaiting`."""
 _SETTLE_TRANSFERS = (
     "UPDATE orders SET state = CASE payment WHEN 'transfer' THEN 'paid' ELSE 'failed' END"
     " WHERE state = 'awaiting' AND payment LIKE 'transfer%' AND placed_at < ?"
@@ -17,11 +17,11 @@ _SETTLE_TRANSFERS = (
 
 
 async def charge(payment: str) -> str:
-    """Return the state of an order that is paid for in this way."""
+    """Return the state of an order after this payment."""
     await asyncio.sleep(LATE_S if payment == "card-late" else 0)
     return PAID_BY.get(payment, "awaiting")
 
 
 def settle_transfers(connection: sqlite3.Connection) -> None:
-    """Note what became of each transfer, as a bank tells after a while; of an invoice a person finds out."""
+    """Record the results of bank transfers, which are known after a while. A person settles invoices."""
     connection.execute(_SETTLE_TRANSFERS, (time.time() - SETTLES_AFTER_S,))

@@ -1,4 +1,4 @@
-"""The orders of one run, and what is to go wrong with each: the same for the same seed."""
+"""The orders of one run and their faults. The same seed gives the same plan."""
 
 import random
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from examples.orders.service import TOPICS
 
 
 class Fault(Enum):
-    """What the network between the order service and halfway does to one order."""
+    """The fault of the network between the order service and halfway for one order."""
 
     NONE = "nothing goes wrong"
-    PREPARE_ANSWERS_LOST = "every answer to its prepare is lost, and what follows it"
+    PREPARE_ANSWERS_LOST = "every answer to its prepare is lost, and every later request"
     PREPARE_ANSWER_LOST_ONCE = "the first answer to its prepare is lost"
     END_LOST = "its end is lost"
     END_ANSWER_LOST = "the answer to its end is lost"
@@ -29,11 +29,11 @@ class Planned:
     payment: str = "card"
     fault: Fault = Fault.NONE
     flaw: str | None = None
-    """The topic whose message lacks what its consumer needs: a poison message."""
+    """The topic whose message lacks the data that its consumer needs: a poison message."""
 
     @property
     def body(self) -> dict[str, object]:
-        """What the customer sends."""
+        """The body of the customer's request."""
         details = {"coupon": "SPRING", "shipping": "1 Harbour Street", "points": 12, "cart": f"cart-of-{self.customer}"}
         if self.flaw is not None:
             del details[self.flaw]
@@ -48,7 +48,7 @@ class Planned:
 
 Kind = Mapping[str, object]
 
-# Of every hundred orders; the rest are paid by card and nothing goes wrong.
+# The numbers per hundred orders. The rest are paid by card, and nothing goes wrong.
 PER_HUNDRED: tuple[tuple[int, Kind], ...] = (
     (10, {"payment": "card-declined"}),
     (4, {"payment": "transfer"}),
@@ -67,15 +67,15 @@ KILLS = 3
 
 
 def plan(orders: int, seed: int) -> list[Planned]:
-    """Return the orders of a run in the order in which they are placed; each kind appears where `orders` allows it."""
-    chance = random.Random(seed)
+    """Return the orders of a run in the sequence of placing them. Each kind occurs if `orders` is large enough."""
+    rng = random.Random(seed)
     kinds: list[Kind] = [kind for share, kind in PER_HUNDRED for _ in range(max(1, round(share * orders / 100)))]
     kinds = (kinds + [{}] * (orders - len(kinds)))[: max(orders - KILLS, 0)]
-    chance.shuffle(kinds)
+    rng.shuffle(kinds)
     for kill in range(1, min(KILLS, orders) + 1):
         kinds.insert(len(kinds) * kill // (KILLS + 1), {"fault": Fault.KILLED})
-    run = f"{chance.getrandbits(32):08x}"
+    run = f"{rng.getrandbits(32):08x}"
     return [
-        Planned(id=f"order-{run}-{number:04}", customer=f"customer-{chance.randrange(100)}", **kind)  # type: ignore[arg-type]  # fields by name
+        Planned(id=f"order-{run}-{number:04}", customer=f"customer-{rng.randrange(100)}", **kind)  # type: ignore[arg-type]  # fields by name
         for number, kind in enumerate(kinds, 1)
     ]

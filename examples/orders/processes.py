@@ -14,26 +14,26 @@ from typing import IO, Any, Self
 import aiohttp
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the repository, from which the examples are imported."""
+"""The root of the repository, from which the examples are imported."""
 STOP_WITHIN_S = 40.0
-# The first start fetches Kafka's jars.
+# The first start downloads Kafka's jars.
 READY_WITHIN_S = 600.0
 UP_WITHIN_S = 60.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why and where to look."""
+    """The demo cannot continue; the message says why and which log to read."""
 
 
 class Process:
-    """A child in a session of its own: a Ctrl-C in the terminal reaches only the demo, which stops it in its turn."""
+    """A child process in its own session, so that Ctrl-C reaches only the demo, which then stops its children."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        """Keep the command and where its standard error is appended."""
+        """Store the command, and the file to which its standard error is appended."""
         self._command = command
         self._log = log
         self._secrets: dict[str, str] = {}
-        """Variables of its environment; never on its command line, which others can see."""
+        """Environment variables with secrets, which must not be on the command line: other users can read that."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -41,7 +41,7 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, *, stdout: int | IO[bytes]) -> asyncio.subprocess.Process:
-        # The coordinator of the demo takes its settings from the demo alone.
+        # The coordinator of the demo gets its settings only from the demo.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -56,14 +56,14 @@ class Process:
         return self._process
 
     async def kill(self) -> None:
-        """Send SIGKILL, which no process can prepare for, and return when it is gone."""
+        """Send SIGKILL, which a process cannot handle, and wait until the process has ended."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
 
     async def stop(self) -> None:
-        """Ask it to end; kill it where it does not."""
+        """Terminate the process, or kill it if it does not end."""
         if not self.running or self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -74,12 +74,12 @@ class Process:
         except TimeoutError:
             await self.kill()
         finally:
-            # Also when the waiting itself is cancelled nothing stays behind.
+            # Leave no process behind, even if the wait is cancelled.
             if self.running:
                 self._process.kill()
 
     def last_line(self) -> str:
-        """Return the last line of the log that has something in it."""
+        """Return the last line of the log that is not blank."""
         with suppress(OSError):
             lines = self._log.read_text(errors="replace").splitlines()
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -91,14 +91,14 @@ class Process:
 
 
 class HalfwayDev(Process):
-    """`halfway dev`: a Kafka broker and the coordinator, with data that is thrown away."""
+    """`halfway dev`: a Kafka broker and the coordinator, with temporary data."""
 
     def __init__(self, directory: Path, topics: Sequence[str]) -> None:
-        """Keep the topics that are to be created."""
+        """Take the topics to create."""
         self._program = str(Path(sys.executable).with_name("halfway"))
-        created = [f"--topic={topic}" for topic in topics]
+        topic_options = [f"--topic={topic}" for topic in topics]
         super().__init__(
-            [self._program, "dev", "--json", "--with-parent", "--port=0", "--health-port=0", *created],
+            [self._program, "dev", "--json", "--with-parent", "--port=0", "--health-port=0", *topic_options],
             directory / "halfway.log",
         )
 
@@ -109,7 +109,7 @@ class HalfwayDev(Process):
         await self.stop()
 
     async def ready(self, progress: Callable[[str], None]) -> None:
-        """Start, and return when both answer: `url` and `bootstrap_servers` are known then."""
+        """Start, wait until both answer, and set `url` and `bootstrap_servers`."""
         process = await self.start(stdout=asyncio.subprocess.PIPE)
         if process.stdout is None:
             raise self.failed("halfway dev has no standard output")
@@ -117,36 +117,36 @@ class HalfwayDev(Process):
         try:
             async with asyncio.timeout(READY_WITHIN_S):
                 while not (await asyncio.wait({line}, timeout=0.3))[0]:
-                    progress(_told(self.last_line()))
-            found = json.loads(await line)
+                    progress(_progress_text(self.last_line()))
+            ready = json.loads(await line)
         except (TimeoutError, ValueError):
-            raise self.failed("halfway dev did not get ready") from None
+            raise self.failed("halfway dev did not become ready") from None
         finally:
             line.cancel()
-        self.url: str = found["url"]
-        self.bootstrap_servers: str = found["bootstrap_servers"]
+        self.url: str = ready["url"]
+        self.bootstrap_servers: str = ready["bootstrap_servers"]
 
-    async def ask_for_keys(self) -> None:
-        """Have it ask callers for keys from its start on; `operator_key` is the first one."""
-        self.operator_key = (await self._command_of("keys", "generate")).strip()
+    async def require_keys(self) -> None:
+        """Turn access control on, before the start. `operator_key` is the first operator's key."""
+        self.operator_key = (await self._run_command("keys", "generate")).strip()
         self._secrets = {"HALFWAY_MASTER_SECRET": token_hex(32), "HALFWAY_OPERATOR_KEY": self.operator_key}
 
     async def admit(self, group: str, check_url: str, topics: Sequence[str]) -> str:
-        """Register a group and make its key, as a platform team does."""
-        granted = [f"--topic={topic}" for topic in topics]
-        await self._as_operator("groups", "put", group, f"--check-url={check_url}", *granted)
-        made: str = json.loads(await self._as_operator("keys", "create", "group", group, "--json"))["key"]
-        return made
+        """Register a group and create its key, as a platform team does."""
+        topic_options = [f"--topic={topic}" for topic in topics]
+        await self._as_operator("groups", "put", group, f"--check-url={check_url}", *topic_options)
+        key: str = json.loads(await self._as_operator("keys", "create", "group", group, "--json"))["key"]
+        return key
 
     async def end_as_operator(self, transaction_id: str, outcome: str) -> None:
-        """Run `halfway transactions end`, as an operator at a terminal does; one that has ended already stays so."""
+        """Run `halfway transactions end`, as an operator does. A transaction that has already ended is not changed."""
         with suppress(DemoError):
             await self._as_operator("transactions", "end", transaction_id, outcome)
 
     async def _as_operator(self, *arguments: str) -> str:
-        return await self._command_of(*arguments, "--url", self.url, HALFWAY_TOKEN=self.operator_key)
+        return await self._run_command(*arguments, "--url", self.url, HALFWAY_TOKEN=self.operator_key)
 
-    async def _command_of(self, *arguments: str, **variables: str) -> str:
+    async def _run_command(self, *arguments: str, **variables: str) -> str:
         process = await asyncio.create_subprocess_exec(
             *(self._program, *arguments),
             stdout=asyncio.subprocess.PIPE,
@@ -154,20 +154,20 @@ class HalfwayDev(Process):
             env=dict(os.environ) | variables,
         )
         try:
-            told, _ = await process.communicate()
+            output, _ = await process.communicate()
         finally:
             if process.returncode is None:
                 process.kill()
         if process.returncode:
             raise self.failed(f"halfway {arguments[0]} {arguments[1]} failed")
-        return told.decode()
+        return output.decode()
 
 
 class OrderServiceProcess(Process):
-    """The order service on one port and one database for the whole run, however often it starts."""
+    """The order service. It has the same port and database after every restart."""
 
     def __init__(self, directory: Path, session: aiohttp.ClientSession) -> None:
-        """Choose the port."""
+        """Choose a free port."""
         self.database = directory / "orders.sqlite"
         self.kills = 0
         self._session = session
@@ -185,7 +185,7 @@ class OrderServiceProcess(Process):
         await self.stop()
 
     async def serve(self, halfway_url: str, keys: Mapping[str, str]) -> None:
-        """Start with a key for each group, and return when it takes requests."""
+        """Start with a key for each group, and wait until it accepts requests."""
         self._secrets = {"ORDERS_KEYS": json.dumps(dict(keys))}
         self._command = [
             sys.executable,
@@ -195,22 +195,22 @@ class OrderServiceProcess(Process):
             f"--database={self.database}",
             f"--halfway={halfway_url}",
         ]
-        await self._up()
+        await self._start_and_wait()
 
     async def kill_and_restart(self, _: str) -> None:
-        """Kill it and bring it back a second later, on the same port and the same database."""
+        """Kill it, and restart it a second later with the same port and database."""
         async with self._restarting:
             await self.kill()
             self.kills += 1
             await asyncio.sleep(1)
-            await self._up()
+            await self._start_and_wait()
 
     async def post(self, path: str, body: object) -> tuple[int, Any]:
-        """Call it; aiohttp.ClientError where it is gone."""
+        """Call the service; raises aiohttp.ClientError if it is down."""
         async with self._session.post(self.url + path, json=body) as response:
             return response.status, await response.json()
 
-    async def _up(self) -> None:
+    async def _start_and_wait(self) -> None:
         process = await self.start(stdout=asyncio.subprocess.DEVNULL)
         try:
             async with asyncio.timeout(UP_WITHIN_S):
@@ -221,9 +221,9 @@ class OrderServiceProcess(Process):
                     await asyncio.sleep(0.05)
         except TimeoutError:
             pass
-        raise self.failed("the order service did not get ready")
+        raise self.failed("the order service did not become ready")
 
 
-def _told(line: str) -> str:
-    """Return a line of the log for a person: what is structured is the coordinator's own, once the broker runs."""
+def _progress_text(line: str) -> str:
+    """Return a line of the log for display. JSON lines are from the coordinator, which starts after the broker."""
     return "halfway starts" if line.startswith("{") else line[:100]

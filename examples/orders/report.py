@@ -1,4 +1,4 @@
-"""What the demo shows: progress while it runs, tables when it ends."""
+"""The output of the demo: progress while it runs, and tables at its end."""
 
 import asyncio
 from collections import Counter
@@ -20,29 +20,29 @@ MEANINGS = {"awaiting": "awaiting payment"}
 SHOWN_PROBLEMS = 20
 
 
-class Watched(Protocol):
-    """What the progress looks at."""
+class HasDepartments(Protocol):
+    """The part of the demo that the progress reads."""
 
     departments: list[Department]
 
 
 class Progress:
-    """A line that says what goes on, and bars for orders placed, transactions pending and messages read."""
+    """A line with the current step, and bars for placed orders, pending transactions and processed messages."""
 
     def __init__(self, console: Console, orders: int) -> None:
-        """Show nothing before `with`."""
+        """Prepare the display, which `with` shows."""
         self._console = console
         self._bars = bars.Progress(
             bars.TextColumn("{task.description}"), bars.BarColumn(30), bars.TextColumn("{task.fields[count]}")
         )
-        self._doing = Spinner("dots")
-        self._live = Live(Group(self._doing, self._bars), console=console, transient=True)
-        self._placing = self._bars.add_task("orders placed", total=orders, count="0")
-        self._waiting = self._bars.add_task("transactions resolved", total=orders, count="")
-        self._reading = self._bars.add_task("messages read", total=None, count="0")
+        self._step = Spinner("dots")
+        self._live = Live(Group(self._step, self._bars), console=console, transient=True)
+        self._placed_bar = self._bars.add_task("orders placed", total=orders, count="0")
+        self._resolved_bar = self._bars.add_task("transactions resolved", total=orders, count="")
+        self._messages_bar = self._bars.add_task("messages read", total=None, count="0")
         self._orders = orders
         self._placed = 0
-        self._said = ""
+        self._last_step = ""
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -53,34 +53,34 @@ class Progress:
     ) -> None:
         self._live.stop()
 
-    def say(self, what: str) -> None:
-        """Say what goes on; where there is no terminal, each thing once on a line of its own."""
-        self._doing.update(text=what)
-        if not self._console.is_terminal and what != self._said:
-            self._console.print(what, highlight=False)
-        self._said = what
+    def say(self, step: str) -> None:
+        """Show the current step; without a terminal, print each step once on its own line."""
+        self._step.update(text=step)
+        if not self._console.is_terminal and step != self._last_step:
+            self._console.print(step, highlight=False)
+        self._last_step = step
 
     def placed(self) -> None:
-        """Count an order that a customer is done with."""
+        """Count an order whose request has ended."""
         self._placed += 1
-        self._bars.update(self._placing, completed=self._placed, count=f"{self._placed}/{self._orders}")
+        self._bars.update(self._placed_bar, completed=self._placed, count=f"{self._placed}/{self._orders}")
 
     def pending(self, count: int) -> None:
         """Show how many transactions have no outcome yet."""
-        self._bars.update(self._waiting, completed=self._orders - count, count=f"{count} pending")
+        self._bars.update(self._resolved_bar, completed=self._orders - count, count=f"{count} pending")
 
-    async def watch(self, demo: Watched) -> None:
-        """Count what the departments digest, until cancelled."""
+    async def watch(self, demo: HasDepartments) -> None:
+        """Show how many messages the departments have processed, until cancelled."""
         while True:
-            read = ", ".join(f"{department.digested} {department.topic}" for department in demo.departments)
-            self._bars.update(self._reading, count=read)
+            counts = ", ".join(f"{department.processed} {department.topic}" for department in demo.departments)
+            self._bars.update(self._messages_bar, count=counts)
             await asyncio.sleep(0.2)
 
 
 def summary(
     evidence: Evidence, problems: Sequence[Problem], happened: Mapping[Fault, int], kills: int
 ) -> dict[str, Any]:
-    """Return the result as it goes into the JSON line."""
+    """Return the result for the JSON line."""
     return {
         "agree": not problems,
         "orders": {state: count for state, count, _ in orders_by_state(evidence)},
@@ -90,26 +90,28 @@ def summary(
         "resolved_by": {cause: dict(states) for cause, states in resolved_by(evidence).items()},
         "faults": {fault.name.lower(): happened.get(fault, 0) for fault in Fault if fault is not Fault.NONE},
         "kills": kills,
-        "problems": [{"where": it.where, "what": it.what, "orders": list(it.orders)} for it in problems],
+        "problems": [
+            {"where": problem.where, "what": problem.what, "orders": list(problem.orders)} for problem in problems
+        ],
     }
 
 
 def tables(
     console: Console, evidence: Evidence, problems: Sequence[Problem], happened: Mapping[Fault, int], kills: int
 ) -> None:
-    """Print what went wrong on the way, and what it came to."""
+    """Print the faults of the run, and its results."""
     console.print(_faults(happened, kills))
     console.print(_orders(evidence))
     console.print(_resolved(evidence))
     if not problems:
         console.print(
-            "[bold green]They agree:[/] each paid order stands in each topic and took effect once, nothing else did."
+            "[bold green]They agree:[/] each paid order is in each topic and took effect once, and nothing else did."
         )
         return
     console.print("[bold red]They do not agree:[/]")
     for problem in problems[:SHOWN_PROBLEMS]:
-        shown = ", ".join(problem.orders[:5]) + (" …" if len(problem.orders) > 5 else "")  # noqa: PLR2004 - a line's worth
-        console.print(f"  {problem.where}: {len(problem.orders)} {problem.what}: {shown}", highlight=False)
+        orders = ", ".join(problem.orders[:5]) + (" …" if len(problem.orders) > 5 else "")  # noqa: PLR2004 - fits a line
+        console.print(f"  {problem.where}: {len(problem.orders)} {problem.what}: {orders}", highlight=False)
 
 
 def _faults(happened: Mapping[Fault, int], kills: int) -> Table:

@@ -1,6 +1,6 @@
-"""The order story against a real Kafka: `make demo`.
+"""Runs the order story against a real Kafka: `make demo`.
 
-Exit status 0 when the order database, the topics and halfway agree in the end, 1 when they do not.
+The exit status is 0 if the order database, the topics and halfway agree at the end, and 1 if they do not.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from examples.orders.consumers import Department, Seen, read
+from examples.orders.consumers import Department, TopicMessage, read
 from examples.orders.judge import Evidence, judge
 from examples.orders.network import LossyNetwork
 from examples.orders.plan import Fault, Planned, plan
@@ -45,7 +45,7 @@ READ_WITHIN_S = 30.0
 
 
 class Demo:
-    """One run: its parts, and the steps in their order."""
+    """One run: its parts, and its steps in order."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Demo:
         progress: Progress,
         recorder: Recorder,
     ) -> None:
-        """Keep the plan; everything that is started goes onto the stack, which stops it."""
+        """Take the plan. The stack stops everything that is started."""
         self._orders = list(orders)
         self._faults = {order.id: order.fault for order in orders}
         self._stack = stack
@@ -64,17 +64,17 @@ class Demo:
         self._recorder = recorder
         self.departments: list[Department] = []
 
-    async def tell(self) -> Evidence:
-        """Go through the whole story and return what is found at its end."""
+    async def run(self) -> Evidence:
+        """Run the whole story, and return its evidence."""
         await self.start()
         watch = asyncio.create_task(self._progress.watch(self))
         self._stack.callback(watch.cancel)
-        self._progress.say("orders come in")
+        self._progress.say("customers place orders")
         await self.order()
-        self._progress.say("halfway asks what became of the rest")
-        await self.come_to_rest()
+        self._progress.say("halfway checks the open transactions")
+        await self.wait_for_outcomes()
         self._progress.say("the departments read to the end")
-        await self.read_to_the_ends()
+        await self.wait_for_departments()
         return await self.evidence()
 
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class Demo:
         self._session = await self._stack.enter_async_context(session)
         topics = [f"{topic}:{PARTITIONS}" for topic in TOPICS] + [DEAD_LETTERS]
         self.halfway = await self._stack.enter_async_context(HalfwayDev(self._directory, topics))
-        await self.halfway.ask_for_keys()
+        await self.halfway.require_keys()
         await self.halfway.ready(self._progress.say)
         self.service = OrderServiceProcess(self._directory, self._session)
         network = LossyNetwork(self.halfway.url, self._faults, self.service.kill_and_restart, self._recorder)
@@ -107,11 +107,11 @@ class Demo:
         await asyncio.gather(*(asyncio.to_thread(department.stop) for department in self.departments))
 
     async def order(self) -> None:
-        """Place every order, a dozen customers at a time, and again alone what should have gone wrong and did not."""
-        waiting = iter(tuple(self._orders))
+        """Place all orders, a dozen customers at a time; then more orders for faults that did not happen."""
+        remaining = iter(tuple(self._orders))
 
         async def customer() -> None:
-            for order in waiting:
+            for order in remaining:
                 await self._place(order)
                 self._progress.placed()
 
@@ -126,7 +126,7 @@ class Demo:
                 await self._place_again(fault)
 
     async def _place_again(self, fault: Fault) -> None:
-        """Place one more order with a fault of which each order was cut short, by the kill of another or by a check."""
+        """Place another order with a fault that did not happen: a kill or a check interfered with its orders."""
         order = next(order for order in self._orders if order.fault is fault)
         order = replace(order, id=f"{order.id[:-4]}{len(self._orders) + 1:04}")
         self._orders.append(order)
@@ -139,20 +139,20 @@ class Demo:
             try:
                 await self.service.post("/orders", order.body)
             except aiohttp.ClientConnectorError:
-                await asyncio.sleep(0.2)  # the service is down: the order was not sent yet
+                await asyncio.sleep(0.2)  # the service is down, so the order was not sent yet
             except (aiohttp.ClientError, TimeoutError):
-                return  # the customer never learns what became of it
+                return  # the customer never gets an answer
             else:
                 return
-        raise self.service.failed("the order service did not come back")
+        raise self.service.failed("the order service did not restart")
 
-    async def come_to_rest(self) -> None:
-        """Wait until nothing is pending; an operator ends what is parked. Past the time, the judge sees the rest."""
+    async def wait_for_outcomes(self) -> None:
+        """Wait until nothing is pending; an operator ends parked transactions. After the time limit, judge the rest."""
         deadline = time.monotonic() + REST_WITHIN_S
         while time.monotonic() < deadline:
             parked = await self.transactions("parked")
-            for found in parked:
-                await self._end_as_operator(found["id"])
+            for transaction in parked:
+                await self._end_as_operator(transaction["id"])
             prepared = await self.transactions("prepared")
             self._progress.pending(len(prepared) + len(parked))
             if not prepared and not parked:
@@ -160,7 +160,7 @@ class Demo:
             await asyncio.sleep(0.5)
 
     async def _end_as_operator(self, order: str) -> None:
-        """Ask the bank, note it in the order service, then end the transaction by that."""
+        """Ask the bank, record its answer in the order service, and end the transaction accordingly."""
         paid = int(order[-4:]) % 2 == 0
         _, answer = await self.service.post(f"/orders/{order}/settle", {"paid": paid})
         self._progress.say(f"an operator ends {order}: {answer['outcome']}")
@@ -169,43 +169,43 @@ class Demo:
 
     async def transactions(self, state: str) -> list[dict[str, Any]]:
         """Return all of halfway's transactions in a state."""
-        found: list[dict[str, Any]] = []
+        transactions: list[dict[str, Any]] = []
+        url, headers = f"{self.halfway.url}/v1/transactions", {"Authorization": f"Bearer {self.halfway.operator_key}"}
         query = {"state": state, "limit": "1000"}
         while True:
-            url, shown = f"{self.halfway.url}/v1/transactions", {"Authorization": f"Bearer {self.halfway.operator_key}"}
-            async with self._session.get(url, params=query, headers=shown) as response:
+            async with self._session.get(url, params=query, headers=headers) as response:
                 response.raise_for_status()
                 page = await response.json()
-            found += page["transactions"]
+            transactions += page["transactions"]
             if page["next"] is None:
-                return found
+                return transactions
             query["cursor"] = page["next"]
 
-    async def read_to_the_ends(self) -> None:
-        """Wait until the departments have digested each message or set it aside. Past the time, the judge sees it."""
+    async def wait_for_departments(self) -> None:
+        """Wait until each message is processed or a dead letter. After the time limit, judge the rest."""
         deadline = time.monotonic() + READ_WITHIN_S
-        wanted = {topic: {seen.order for seen in await self._read(topic)} for topic in TOPICS}
+        expected = {topic: {message.order for message in await self._read(topic)} for topic in TOPICS}
         while True:
             dead = await self._read(DEAD_LETTERS)
-            done = {
+            finished = {
                 department.topic: {*department.effects()}
-                | {seen.order for seen in dead if seen.dead_letter_of == department.topic}
+                | {letter.order for letter in dead if letter.dead_letter_of == department.topic}
                 for department in self.departments
             }
             for department in self.departments:
                 if department.error is not None:
                     raise DemoError(f"the consumer of {department.topic} failed: {department.error}")
-            if done == wanted or time.monotonic() > deadline:
+            if finished == expected or time.monotonic() > deadline:
                 return
             await asyncio.sleep(0.2)
 
-    async def _read(self, topic: str) -> list[Seen]:
+    async def _read(self, topic: str) -> list[TopicMessage]:
         return await asyncio.to_thread(read, self._bootstrap_servers, topic)
 
     async def evidence(self) -> Evidence:
-        """Gather what the database, the topics and halfway say."""
+        """Collect the evidence from the database, the topics and halfway."""
         states = ("prepared", "parked", "committed", "rolled_back")
-        transactions = [found for state in states for found in await self.transactions(state)]
+        transactions = [transaction for state in states for transaction in await self.transactions(state)]
         with sqlite3.connect(f"file:{self.service.database}?mode=ro", uri=True) as database:
             orders = dict(database.execute("SELECT id, state FROM orders"))
             fenced = {
@@ -220,7 +220,7 @@ class Demo:
             sent={order.id for order in self._orders},
             orders=orders,
             fenced=fenced,
-            seen={topic: [seen.order for seen in await self._read(topic)] for topic in TOPICS},
+            seen={topic: [message.order for message in await self._read(topic)] for topic in TOPICS},
             effects={department.topic: department.effects() for department in self.departments},
             dead=dead,
             flawed={topic: {order.id for order in self._orders if order.flaw == topic} for topic in TOPICS},
@@ -229,8 +229,8 @@ class Demo:
 
 
 async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[str, Any]:
-    """Run the story and return its summary; the directory with the logs stays where it went wrong."""
-    began = time.monotonic()
+    """Run the story and return its summary. If there are problems, the directory with the logs is not deleted."""
+    started = time.monotonic()
     progress = Progress(console, len(orders))
     directory = Path(tempfile.mkdtemp(prefix="halfway-demo-"))
     logging.basicConfig(filename=directory / "departments.log", force=True)
@@ -241,26 +241,26 @@ async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[st
             recorder = Recorder(directory / "history.jsonl", seed)
             stack.callback(recorder.close)
             demo = Demo(orders, stack, directory, progress, recorder)
-            evidence = await demo.tell()
+            evidence = await demo.run()
             progress.say("the checker reads the topics")
             bootstrap = demo.halfway.bootstrap_servers
-            found = await asyncio.to_thread(recorder.judge, bootstrap, evidence.orders, evidence.fenced)
+            found_by_checker = await asyncio.to_thread(recorder.judge, bootstrap, evidence.orders, evidence.fenced)
             progress.say("everything is being stopped")
     except asyncio.CancelledError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    took = round(time.monotonic() - began, 1)
-    problems = judge(evidence) + found
+    seconds = round(time.monotonic() - started, 1)
+    problems = judge(evidence) + found_by_checker
     happened, kills = demo.network.happened, demo.service.kills
     tables(console, evidence, problems, happened, kills)
-    console.print(f"{took} s" + (f"; the logs are kept in {directory}" if problems else ""), highlight=False)
+    console.print(f"{seconds} s" + (f"; the logs are in {directory}" if problems else ""), highlight=False)
     if not problems:
         shutil.rmtree(directory, ignore_errors=True)
-    return {**summary(evidence, problems, happened, kills), "seed": seed, "seconds": took}
+    return {**summary(evidence, problems, happened, kills), "seed": seed, "seconds": seconds}
 
 
-async def _stoppable(orders: Sequence[Planned], seed: int, console: Console) -> dict[str, Any]:
-    """Run as `run` does; the first signal stops everything in its turn, and further ones do not disturb that."""
+async def _run_until_signal(orders: Sequence[Planned], seed: int, console: Console) -> dict[str, Any]:
+    """Same as `run`, but the first signal stops everything in order, and further signals are ignored."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -278,21 +278,21 @@ async def _stoppable(orders: Sequence[Planned], seed: int, console: Console) -> 
 def main() -> int:
     """Run the demo and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--orders", type=int, default=300, help="how many (default 300)")
+    parser.add_argument("--orders", type=int, default=300, help="the number of orders (default 300)")
     parser.add_argument("--seed", type=int, default=None, help="the same seed plans the same orders and faults")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON; the rest goes to stderr")
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
-    console = Console(stderr=given.json)
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON, the rest to stderr")
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    console = Console(stderr=arguments.json)
     try:
-        result = asyncio.run(_stoppable(plan(given.orders, seed), seed, console))
+        result = asyncio.run(_run_until_signal(plan(arguments.orders, seed), seed, console))
     except asyncio.CancelledError:
         console.print("stopped")
         return 130
     except DemoError as error:
         console.print(f"the demo failed: {error}", style="red", markup=False, highlight=False)
         return 1
-    if given.json:
+    if arguments.json:
         print(json.dumps(result))
     return 0 if result["agree"] else 1
 

@@ -1,4 +1,4 @@
-"""Run the order service: `python -m examples.orders.serve --help`."""
+"""Runs the order service: `python -m examples.orders.serve --help`."""
 
 import argparse
 import json
@@ -14,15 +14,15 @@ def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, default=9000)
-    parser.add_argument("--check-url", help="where halfway reaches /check, if not at the address above")
+    parser.add_argument("--check-url", help="the URL of /check for halfway, if it differs from the address above")
     parser.add_argument("--database", type=Path, default=Path("orders.sqlite"))
     parser.add_argument("--halfway", default="http://127.0.0.1:8080")
     return parser
 
 
 if __name__ == "__main__":
-    given = command_line().parse_args()
-    check_url = given.check_url or f"http://{given.host}:{given.port}/check"
-    keys = json.loads(os.environ.get("ORDERS_KEYS", "{}"))  # of each group, where halfway asks for keys
-    service = OrderService(given.database, given.halfway, check_url, keys)
-    web.run_app(service.app, host=given.host, port=given.port, access_log=None, print=None)
+    arguments = command_line().parse_args()
+    check_url = arguments.check_url or f"http://{arguments.host}:{arguments.port}/check"
+    keys = json.loads(os.environ.get("ORDERS_KEYS", "{}"))  # by group, if halfway requires keys
+    service = OrderService(arguments.database, arguments.halfway, check_url, keys)
+    web.run_app(service.app, host=arguments.host, port=arguments.port, access_log=None, print=None)

@@ -1,6 +1,7 @@
-"""The order service: its own process, its own SQLite database, and halfway through its Python client.
+"""The order service: a process with its own SQLite database, which uses halfway's Python client.
 
-An order is one transaction: four messages are prepared, the order goes into the database, and the transaction is ended.
+An order is one transaction: the service prepares four messages, inserts the order into the database, and ends the
+transaction.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ VERDICTS: dict[str, Outcome] = {"paid": "commit", "failed": "rollback", "awaitin
 
 
 class OrderService:
-    """`POST /orders`, `POST /orders/{id}/settle` and, for halfway if an end is lost, the check."""
+    """Serves `POST /orders`, `POST /orders/{id}/settle`, and the checks that halfway sends if an end is lost."""
 
     def __init__(self, database: Path, halfway_url: str, check_url: str, keys: Mapping[str, str] | None = None) -> None:
         self._begin = sqlite_transactions(database)
@@ -58,18 +59,18 @@ class OrderService:
         except LateTransactionError:
             state = "fenced"
         except HalfwayError:
-            return web.json_response({"error": "not now, please order again"}, status=503)
+            return web.json_response({"error": "please order again later"}, status=503)
         return web.json_response({"id": order["id"], "state": state}, status=201)
 
     def insert(self, order: dict[str, Any], state: str) -> None:
-        """Do the local transaction; raises LateTransactionError if a check came first."""
+        """Run the local transaction; raises LateTransactionError if a check came first."""
         with self._begin() as connection:
             self._barrier.insert(connection, order["id"])
             row = order["id"], order["payment"], state, time.time()
             connection.execute("INSERT INTO orders VALUES (?, ?, ?, ?)", row)
 
     def decide(self, check: Check) -> Outcome:
-        """Answer a check: the barrier knows whether the order was placed, its state what became of the payment."""
+        """Answer a check: the barrier knows whether the order was placed, and its state is that of the payment."""
         outcome = self._barrier.decide(check)
         return self.verdict(check.id) if outcome == "commit" else outcome
 
@@ -80,7 +81,7 @@ class OrderService:
         return VERDICTS[state]
 
     def find_out(self, order: str, state: str) -> Outcome:
-        """Note what a person found out; an order that was never placed can never be placed after that."""
+        """Record the decision of a person. If the order was not placed yet, it can no longer be placed."""
         if self._barrier.settle(order) != "commit":
             return "rollback"
         with self._begin() as connection:

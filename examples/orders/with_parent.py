@@ -1,4 +1,4 @@
-"""Run the order service until standard input is closed: however its parent ends, it does not stay behind."""
+"""Runs the order service until standard input is closed, so that it ends when its parent ends, in any way."""
 
 import os
 import runpy
@@ -6,12 +6,12 @@ import signal
 import threading
 
 
-def end_with_stdin() -> None:
-    # Not through `sys.stdin`: its lock, held here, would keep the interpreter from ending.
+def stop_when_stdin_closes() -> None:
+    # This does not use `sys.stdin`: its lock, held here, would keep the interpreter from ending.
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-threading.Thread(target=end_with_stdin, daemon=True).start()
+threading.Thread(target=stop_when_stdin_closes, daemon=True).start()
 runpy.run_module("examples.orders.serve", run_name="__main__", alter_sys=True)

@@ -1,8 +1,8 @@
 // A producer in Java 17, without a library: java Producer.java HALFWAY_URL TOPIC DATABASE
 //
-// Each line of standard input is an order to place. What is committed reaches TOPIC, and nothing else does. To see halfway
-// ask, place an order whose id begins with "lost": its end is not sent, as if the process had died there. One whose id
-// begins with "bad" fails in its local transaction.
+// Each line of standard input is an order to place. Only committed orders reach TOPIC. To see a check, place an order
+// whose id starts with "lost": its end is not sent, as if the process had died there. An order whose id starts with
+// "bad" fails in its local transaction.
 
 import com.sun.net.httpserver.HttpExchange;
 import com.sun.net.httpserver.HttpServer;
@@ -30,7 +30,7 @@ public class Producer {
     static String halfway;
     static Barrier barrier;
 
-    /** Stands for the service's database: which orders committed, and which never will. The first decision wins. */
+    /** Takes the place of the service's database: the outcome of each order. The first decision wins. */
     static class Barrier {
         private final Map<String, String> outcomes = new HashMap<>();
         private final Path file;
@@ -44,7 +44,7 @@ public class Producer {
             }
         }
 
-        /** In a database: one transaction that inserts the order and a row with its outcome, unless that row stands. */
+        /** In a database: one transaction that inserts the order and a row with its outcome, unless the row exists. */
         synchronized String decide(String id, String outcome) throws IOException {
             if (!outcomes.containsKey(id)) {
                 Files.writeString(file, outcome + " " + id + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND,
@@ -80,8 +80,8 @@ public class Producer {
 
     /** Prepare, run the local transaction, end. */
     static String place(String topic, String id) throws Exception {
-        // 1. The messages are stored out of sight. The same id again is the same transaction, so a lost answer is asked
-        //    for again. Without a 200 or 201 that says `prepared` nothing may be done.
+        // 1. The messages are stored, invisible to consumers. The same id is the same transaction, so the request is
+        //    repeated if its answer is lost. Do nothing without a 200 or 201 with the state `prepared`.
         String prepared = call("POST", "/transactions", """
                 {"group": "java-shop", "id": "%s", "messages": [
                   {"topic": "%s", "key": "%s", "value": {"type": "JSON", "data": {"order": "%s"}}}]}"""
@@ -89,29 +89,29 @@ public class Producer {
         if (!"prepared".equals(field(prepared, "state"))) {
             return "refused";
         }
-        // 2. The local transaction. If a check came first and said rollback, it must fail.
+        // 2. The local transaction. If a check came first and answered rollback, it must fail.
         String outcome = barrier.decide(id, id.startsWith("bad") ? "rollback" : "commit");
-        // 3. The end. If it is lost halfway asks.
+        // 3. The end. If it is lost, halfway sends a check.
         if (id.startsWith("lost")) {
             return "open";
         }
         return field(call("POST", "/transactions/" + id + "/end", "{\"outcome\": \"" + outcome + "\"}"), "state");
     }
 
-    /** Answer what became of a transaction. One that is not there is rolled back for good before that is said. */
+    /** Answer a check. If there is no outcome yet, a rollback is stored first, so that the order can never commit. */
     static void answerCheck(HttpExchange exchange) throws IOException {
         try (exchange) {
-            String question = new String(exchange.getRequestBody().readAllBytes());
-            String outcome = barrier.decide(field(question, "id"), "rollback");
-            // The nonce binds this answer to this question.
-            byte[] answer = "{\"outcome\": \"%s\", \"nonce\": \"%s\"}".formatted(outcome, field(question, "nonce")).getBytes();
+            String check = new String(exchange.getRequestBody().readAllBytes());
+            String outcome = barrier.decide(field(check, "id"), "rollback");
+            // The nonce binds this answer to this check.
+            byte[] answer = "{\"outcome\": \"%s\", \"nonce\": \"%s\"}".formatted(outcome, field(check, "nonce")).getBytes();
             exchange.getResponseHeaders().set("Content-Type", "application/json");
             exchange.sendResponseHeaders(200, answer.length);
             exchange.getResponseBody().write(answer);
         }
     }
 
-    /** Call halfway until it answers for good; every call here may be repeated. */
+    /** Call halfway until the answer is final. Every call of this example may be repeated. */
     static String call(String method, String path, String body) throws Exception {
         HttpRequest request = HttpRequest.newBuilder(URI.create(halfway + path)).timeout(Duration.ofSeconds(10))
                 .header("Content-Type", "application/json").method(method, HttpRequest.BodyPublishers.ofString(body)).build();
@@ -134,9 +134,9 @@ public class Producer {
         throw new IOException(method + " " + path + ": " + failure);
     }
 
-    /** Return a text field; within strings every quote is escaped, so only a real field can match. */
+    /** Return a text field. Quotes inside strings are escaped, so only a real field can match. */
     static String field(String json, String name) {
-        var found = Pattern.compile("\"" + name + "\"\\s*:\\s*\"([^\"\\\\]*)\"").matcher(json);
-        return found.find() ? found.group(1) : "";
+        var matcher = Pattern.compile("\"" + name + "\"\\s*:\\s*\"([^\"\\\\]*)\"").matcher(json);
+        return matcher.find() ? matcher.group(1) : "";
     }
 }

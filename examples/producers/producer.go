@@ -1,8 +1,8 @@
 // A producer in Go, without a library: go run producer.go HALFWAY_URL TOPIC DATABASE
 //
-// Each line of standard input is an order to place. What is committed reaches TOPIC, and nothing else does. To see halfway
-// ask, place an order whose id begins with "lost": its end is not sent, as if the process had died there. One whose id
-// begins with "bad" fails in its local transaction.
+// Each line of standard input is an order to place. Only committed orders reach TOPIC. To see a check, place an order
+// whose id starts with "lost": its end is not sent, as if the process had died there. An order whose id starts with
+// "bad" fails in its local transaction.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 
 type object = map[string]any
 
-// Barrier stands for the service's database: which orders committed, and which never will. The first decision wins.
+// Barrier takes the place of the service's database: the outcome of each order. The first decision wins.
 type Barrier struct {
 	lock     sync.Mutex
 	outcomes map[string]string
@@ -42,12 +42,12 @@ func openBarrier(path string) *Barrier {
 	return barrier
 }
 
-// Decide is, in a database, one transaction that inserts the order and a row with its outcome, unless that row stands.
+// Decide is, in a database, one transaction that inserts the order and a row with its outcome, unless the row exists.
 func (b *Barrier) Decide(id, outcome string) (string, error) {
 	b.lock.Lock()
 	defer b.lock.Unlock()
-	if stands, found := b.outcomes[id]; found {
-		return stands, nil
+	if existing, ok := b.outcomes[id]; ok {
+		return existing, nil
 	}
 	if _, err := fmt.Fprintln(b.file, outcome, id); err != nil || b.file.Sync() != nil {
 		return "unknown", fmt.Errorf("the database was not written: %v", err)
@@ -56,23 +56,23 @@ func (b *Barrier) Decide(id, outcome string) (string, error) {
 	return outcome, nil
 }
 
-// answerCheck says what became of a transaction. One that is not there is rolled back for good before that is said.
+// answerCheck answers a check. If there is no outcome yet, a rollback is stored first, so that the order can never commit.
 func (b *Barrier) answerCheck(writer http.ResponseWriter, request *http.Request) {
-	var question struct{ ID, Nonce string }
-	if err := json.NewDecoder(request.Body).Decode(&question); err != nil || question.ID == "" {
-		http.Error(writer, "this is no check", http.StatusBadRequest)
+	var check struct{ ID, Nonce string }
+	if err := json.NewDecoder(request.Body).Decode(&check); err != nil || check.ID == "" {
+		http.Error(writer, "this is not a check", http.StatusBadRequest)
 		return
 	}
-	outcome, err := b.Decide(question.ID, "rollback")
+	outcome, err := b.Decide(check.ID, "rollback")
 	if err != nil {
 		log.Print(err)
 	}
 	writer.Header().Set("Content-Type", "application/json")
-	// The nonce binds this answer to this question.
-	json.NewEncoder(writer).Encode(object{"outcome": outcome, "nonce": question.Nonce})
+	// The nonce binds this answer to this check.
+	json.NewEncoder(writer).Encode(object{"outcome": outcome, "nonce": check.Nonce})
 }
 
-// call asks halfway until it answers for good; every call here may be repeated.
+// call calls halfway until the answer is final. Every call of this example may be repeated.
 func call(method, url string, body object) (object, error) {
 	client := http.Client{Timeout: 10 * time.Second}
 	text, _ := json.Marshal(body)
@@ -86,13 +86,13 @@ func call(method, url string, body object) (object, error) {
 		if answer, err := client.Do(request); err != nil {
 			failure = err.Error()
 		} else {
-			got, _ := io.ReadAll(answer.Body)
+			content, _ := io.ReadAll(answer.Body)
 			answer.Body.Close()
-			var shown object
-			if answer.StatusCode < 300 && json.Unmarshal(got, &shown) == nil {
-				return shown, nil
+			var document object
+			if answer.StatusCode < 300 && json.Unmarshal(content, &document) == nil {
+				return document, nil
 			}
-			failure = fmt.Sprint(answer.StatusCode, " ", string(got))
+			failure = fmt.Sprint(answer.StatusCode, " ", string(content))
 			if answer.StatusCode < 500 && answer.StatusCode != http.StatusTooManyRequests {
 				break
 			}
@@ -104,20 +104,20 @@ func call(method, url string, body object) (object, error) {
 
 // place prepares, runs the local transaction and ends.
 func place(api, topic, id string, barrier *Barrier) any {
-	// 1. The messages are stored out of sight. The same id again is the same transaction, so a lost answer is asked for
-	//    again. Without a 200 or 201 that says `prepared` nothing may be done.
+	// 1. The messages are stored, invisible to consumers. The same id is the same transaction, so the request is repeated
+	//    if its answer is lost. Do nothing without a 200 or 201 with the state `prepared`.
 	message := object{"topic": topic, "key": id, "value": object{"type": "JSON", "data": object{"order": id}}}
 	prepared, err := call("POST", api+"/transactions", object{"group": "go-shop", "id": id, "messages": []object{message}})
 	if err != nil || prepared["state"] != "prepared" {
 		return "refused"
 	}
-	// 2. The local transaction. If a check came first and said rollback, it must fail.
-	wanted := "commit"
+	// 2. The local transaction. If a check came first and answered rollback, it must fail.
+	decision := "commit"
 	if strings.HasPrefix(id, "bad") {
-		wanted = "rollback"
+		decision = "rollback"
 	}
-	outcome, err := barrier.Decide(id, wanted)
-	// 3. The end. If it is lost, or the outcome is not known, halfway asks.
+	outcome, err := barrier.Decide(id, decision)
+	// 3. The end. If it is lost, or if the outcome is not known, halfway sends a check.
 	if strings.HasPrefix(id, "lost") || err != nil {
 		return "open"
 	}
@@ -138,8 +138,8 @@ func main() {
 	go http.Serve(listener, nil)
 	checkURL := fmt.Sprintf("http://%s/check", listener.Addr())
 	policy := object{"first_check_after_s": 1, "check_interval_s": 1}
-	registered := object{"check": object{"urls": []string{checkURL}}, "topics": []string{topic}, "policy": policy}
-	if _, err := call("PUT", api+"/groups/go-shop", registered); err != nil {
+	group := object{"check": object{"urls": []string{checkURL}}, "topics": []string{topic}, "policy": policy}
+	if _, err := call("PUT", api+"/groups/go-shop", group); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("ready", checkURL)
