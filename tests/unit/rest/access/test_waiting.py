@@ -43,7 +43,7 @@ async def test_a_listener_is_let_go_even_while_no_figures_come(
         asked.set()
         return await asyncio.Event().wait()
 
-    monkeypatch.setattr(both.here.coordinator.statistics, "of", hang)
+    monkeypatch.setattr(both.here.coordinator.statistics, "get", hang)
     listening = asyncio.create_task(both.call("waits", "GET", "/v1/events"))
     await asked.wait()
     await revoke(both, token)
