@@ -77,7 +77,7 @@ class Outcomes:
         return self._count
 
     def __iter__(self) -> Iterator[Ended]:
-        """Iterate over the outcomes, oldest end first; one that is added or removed in the meantime may be missing."""
+        """Iterate over the outcomes, oldest end first; one that is added or removed meanwhile may or may not appear."""
         for segment in list(self._segments.values()):
             for offset in segment.offsets():
                 yield self._read(segment.data, offset)

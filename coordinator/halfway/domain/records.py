@@ -187,7 +187,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Barrier(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that a new owner writes to each partition of its shard. All records before it are final."""
+    """A record that a new owner writes to each partition of its shard. Everything before it is settled."""
 
     incarnation: str
     at: int
