@@ -14,14 +14,14 @@ MOST_KAFKA_TRANSACTIONS = 60
 PATIENT = {"HALFWAY_REQUEST_TIMEOUT_S": "60"}
 
 
-async def prepared_many(rest: Rest, group: str, topic: str) -> list[str]:
+async def prepare_many(rest: Rest, group: str, topic: str) -> list[str]:
     items = [preparation(group, [message(topic, f"{number}")]) for number in range(GOOD)]
     answered = (await rest.batch(prepare=items)).expect(200)["prepare"]
     assert {item["status"] for item in answered} == {201}
     return [item["body"]["id"] for item in answered]
 
 
-async def ended_together(rest: Rest, bad: str, good: list[str]) -> tuple[Json, list[Json]]:
+async def end_together(rest: Rest, bad: str, good: list[str]) -> tuple[Json, list[Json]]:
     """Commit all at once, with the bad one in the middle; repeat the good ones after each 503.
 
     All are in one request: a slow client would send many requests in several waves.
@@ -44,7 +44,7 @@ async def assert_bounded(rest: Rest, before: float) -> None:
     assert await total(rest, "halfway_lane_batch_ends_count") - before <= MOST_KAFKA_TRANSACTIONS
 
 
-async def assert_all_stand_once(cluster: Cluster, topic: str) -> None:
+async def assert_each_stored_once(cluster: Cluster, topic: str) -> None:
     values = sorted(int(record.value or b"-1") for record in await cluster.read(topic))
     assert values == list(range(GOOD))
 
@@ -61,11 +61,11 @@ async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
     for _ in range(2):  # one for each of the lane's producers
         await rest.commit(await rest.prepared(group, [message(doomed, "known to the lane")]))
     bad = await rest.prepared(group, [message(doomed, "bad")])
-    good = await prepared_many(rest, group, alive)
+    good = await prepare_many(rest, group, alive)
     before = await total(rest, "halfway_lane_batch_ends_count")
 
     await cluster.delete_topic(doomed)
-    refused, answers = await ended_together(rest, bad, good)
+    refused, answers = await end_together(rest, bad, good)
 
     assert {answer["state"] for answer in answers} == {"committed"}
     assert refused["status"] == 503, refused
@@ -75,7 +75,7 @@ async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
     assert shown["state"] == "prepared"
     assert "topic_unavailable" in shown["last_error"]
     await assert_bounded(rest, before)
-    await assert_all_stand_once(cluster, alive)
+    await assert_each_stored_once(cluster, alive)
 
 
 async def test_a_message_that_has_become_too_large_for_its_topic(
@@ -88,11 +88,11 @@ async def test_a_message_that_has_become_too_large_for_its_topic(
     topic = await cluster.make_topic("small", config={"max.message.bytes": "400000"})
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     bad = await rest.prepared(group, [message(topic, "x" * 300_000)])
-    good = await prepared_many(rest, group, topic)
+    good = await prepare_many(rest, group, topic)
     before = await total(rest, "halfway_lane_batch_ends_count")
     await cluster.set_config(topic, "max.message.bytes", "100000")
 
-    _, answers = await ended_together(rest, bad, good)
+    _, answers = await end_together(rest, bad, good)
 
     assert {answer["state"] for answer in answers} == {"committed"}
     again = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "message_too_large")
@@ -101,7 +101,7 @@ async def test_a_message_that_has_become_too_large_for_its_topic(
     assert shown["state"] == "prepared"
     assert "message_too_large" in shown["last_error"]
     await assert_bounded(rest, before)
-    await assert_all_stand_once(cluster, topic)
+    await assert_each_stored_once(cluster, topic)
 
     await cluster.set_config(topic, "max.message.bytes", "400000")
     await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.status == 200)

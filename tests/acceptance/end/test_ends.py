@@ -159,16 +159,16 @@ class TestAfterTheOutcomeHorizon:
     HORIZON_S = 1
 
     @pytest.fixture
-    def forgetful(self, new_coordinator: NewCoordinator) -> CoordinatorProcess:
+    def short_horizon(self, new_coordinator: NewCoordinator) -> CoordinatorProcess:
         coordinator = new_coordinator({"HALFWAY_OUTCOME_HORIZON_S": str(self.HORIZON_S)})
         coordinator.start()
         return coordinator
 
     async def test_an_end_of_an_expired_outcome_is_gone_and_writes_nothing(
-        self, forgetful: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
+        self, short_horizon: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
     ) -> None:
         """410 `outcome_expired` for ids that the server made, also after a restart; 404 for ids of clients."""
-        rest = connect(forgetful)
+        rest = connect(short_horizon)
         (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
         made = [await rest.prepared(group, [message(topic, "in")]), await rest.prepared(group, [message(topic, "out")])]
         own = await rest.prepared(group, [message(topic, "own")], as_id=f"own-{uuid4()}")
@@ -179,8 +179,8 @@ class TestAfterTheOutcomeHorizon:
 
         for restarted in (False, True):
             if restarted:
-                forgetful.stop()
-                forgetful.start()
+                short_horizon.stop()
+                short_horizon.start()
             # Recovery may have read more than necessary; the scan forgets it.
             for transaction in made:
                 await eventually(partial(rest.get, transaction), lambda answer: answer.status == 410)

@@ -35,7 +35,7 @@ CLEANED_WITHIN_S = 300.0
 
 
 @asynccontextmanager
-async def altered(
+async def changed_config(
     cluster: Cluster, resources: Mapping[ConfigResource, Mapping[str, str]], *, back: Mapping[str, str]
 ) -> AsyncIterator[None]:
     """Set configuration; at the end restore `back`, and remove what `back` does not have."""
@@ -85,7 +85,7 @@ async def compact(cluster: Cluster, coordinator: CoordinatorProcess) -> None:
         counts = Counter((record.topic, record.partition, record.key) for record in records)
         return {f"{place}": count for place, count in counts.items() if count > 1}
 
-    async with altered(cluster, settings, back={"min.compaction.lag.ms": lag}):
+    async with changed_config(cluster, settings, back={"min.compaction.lag.ms": lag}):
         await eventually(several_of_one_id, lambda left: not left, within_s=CLEANED_WITHIN_S)
 
 

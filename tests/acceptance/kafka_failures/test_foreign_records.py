@@ -21,7 +21,7 @@ PARKING = {"first_check_after_s": 0.05, "max_age_s": 0.1}
 UNKNOWN_SCHEMA = b"\xc3\x01" + b"\x07" * 8 + b"body"
 
 
-def mutilated(value: bytes) -> list[bytes | None]:
+def corrupted_values(value: bytes) -> list[bytes | None]:
     """Return values that are not valid records of halfway, some of them made from a valid one."""
     another_kind = codec.encode_barrier(Barrier(incarnation="x", at=1))
     damaged = [value[:-3], value[:10], value + b"\x00"]
@@ -32,7 +32,7 @@ def mutilated(value: bytes) -> list[bytes | None]:
 WRONG_KEYS = (b"", b"\xff\xfe", b"no/id", b"x" * 5_000, b"another-id")
 
 
-async def seeded(rest: Rest, group: str, topic: str) -> dict[str, str]:
+async def prepare_in_each_state(rest: Rest, group: str, topic: str) -> dict[str, str]:
     """Make transactions in each state, and return their ids by name."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     (await rest.put_group(f"{group}.parking", topics=[topic], policy=PARKING)).expect(201)
@@ -56,33 +56,33 @@ class Vandal:
         self.places: dict[str, set[Place]] = {}
         """The places of the records, by the kind of the topic."""
 
-    async def spoil(self) -> None:
+    async def write_foreign_records(self) -> None:
         for kind in ("half", "op", "parked"):
             records = [record for record in await self._internal.records(kind) if record.key != BARRIER_KEY]
             value = next(record.value for record in records if record.value is not None)
             keys = {record.key for record in records if record.key is not None}
             for shard in range(SHARDS):
-                own = {key for key in keys if shard_of(key.decode(), SHARDS) == shard} | {stranger(shard)}
-                await self._write(kind, shard, [(key, bad) for key in own for bad in mutilated(value)])
+                own = {key for key in keys if shard_of(key.decode(), SHARDS) == shard} | {unused_id(shard)}
+                await self._write(kind, shard, [(key, bad) for key in own for bad in corrupted_values(value)])
                 await self._write_with_header_name(kind, shard, [(key, bad) for key in own for bad in (b"x", None)])
                 await self._write_with_header_name(kind, shard, [(BARRIER_KEY, b"garbage"), (BARRIER_KEY, None)])
-                others = [*WRONG_KEYS, stranger(1 - shard), *(keys - own)]
+                others = [*WRONG_KEYS, unused_id(1 - shard), *(keys - own)]
                 await self._write(kind, shard, [pair for key in others for pair in ((key, value), (key, None))])
                 await self._write(kind, shard, [(BARRIER_KEY, b"garbage"), (BARRIER_KEY, None)])
-        await self._spoil_groups()
-        await self._spoil_owners()
+        await self._write_to_groups()
+        await self._write_to_owners()
 
-    async def _spoil_groups(self) -> None:
+    async def _write_to_groups(self) -> None:
         records = await self._internal.records("groups")
         key, value = records[0].key, records[0].value or b""
-        await self._write("groups", 0, [(key, bad) for bad in mutilated(value)])
+        await self._write("groups", 0, [(key, bad) for bad in corrupted_values(value)])
         await self._write("groups", 0, [pair for key in WRONG_KEYS for pair in ((key, value), (key, None))])
         await self._write_with_header_name("groups", 0, [(key, None)])
 
-    async def _spoil_owners(self) -> None:
+    async def _write_to_owners(self) -> None:
         value = codec.encode_owner(Owner(shard=0, incarnation="x", lane_ids=(), url="", acquired_at=1))
         for shard in range(SHARDS):
-            await self._write("owners", shard, [(b"%d" % shard, bad) for bad in mutilated(value)])
+            await self._write("owners", shard, [(b"%d" % shard, bad) for bad in corrupted_values(value)])
             await self._write("owners", shard, [pair for key in WRONG_KEYS for pair in ((key, value), (key, None))])
             await self._write_with_header_name("owners", shard, [(b"%d" % shard, None)])
         await self._write("owners", 1, [(b"1", value)])
@@ -100,12 +100,12 @@ class Vandal:
         self.places.setdefault(kind, set()).update(written)
 
 
-def stranger(shard: int) -> bytes:
+def unused_id(shard: int) -> bytes:
     """Return an unused id that belongs to a shard."""
     return next(name.encode() for name in map("stranger-{}".format, range(99)) if shard_of(name, SHARDS) == shard)
 
 
-async def unharmed(rest: Rest, ids: Mapping[str, str]) -> None:
+async def assert_unharmed(rest: Rest, ids: Mapping[str, str]) -> None:
     for name, transaction in ids.items():
         shown = await rest.show(transaction)
         assert shown["state"] == ("prepared" if name == "own" else name)
@@ -116,7 +116,7 @@ async def unharmed(rest: Rest, ids: Mapping[str, str]) -> None:
         assert listed == {ids[name] for name in names}
 
 
-async def serves(rest: Rest, cluster: Cluster, group: str, topic: str, value: str) -> None:
+async def assert_serves(rest: Rest, cluster: Cluster, group: str, topic: str, value: str) -> None:
     assert (await rest.commit(await rest.prepared(group, [message(topic, value)])))["state"] == "committed"
     assert value.encode() in {record.value for record in await cluster.read(topic)}
 
@@ -128,9 +128,9 @@ async def test_foreign_records_in_each_internal_topic_do_no_harm(
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest, vandal = connect(coordinator), Vandal(cluster, coordinator)
-    ids = await seeded(rest, group, topic)
+    ids = await prepare_in_each_state(rest, group, topic)
 
-    await vandal.spoil()
+    await vandal.write_foreign_records()
 
     for kind in ("half", "groups", "owners"):  # the others are only read at a start
         await eventually(
@@ -138,8 +138,8 @@ async def test_foreign_records_in_each_internal_topic_do_no_harm(
             partial(eq, len(vandal.places[kind]) - (kind == "owners")),  # the layout is read at a start
         )
         assert len(vandal.places[kind] - set(skipped(coordinator))) == (kind == "owners")
-    await serves(rest, cluster, group, topic, "while it runs")
-    await unharmed(rest, ids)
+    await assert_serves(rest, cluster, group, topic, "while it runs")
+    await assert_unharmed(rest, ids)
 
     coordinator.kill()
     since = len(coordinator.log)
@@ -151,8 +151,8 @@ async def test_foreign_records_in_each_internal_topic_do_no_harm(
             assert {place for place in told if place.topic == coordinator.topic(kind)} == places, kind
             assert await total(rest, "halfway_skipped_records_total", topic=coordinator.topic(kind)) >= len(places)
     assert told <= set().union(*vandal.places.values())
-    await unharmed(rest, ids)
-    await serves(rest, cluster, group, topic, "after a restart")
+    await assert_unharmed(rest, ids)
+    await assert_serves(rest, cluster, group, topic, "after a restart")
 
 
 async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
@@ -162,7 +162,7 @@ async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
-    ids = await seeded(rest, group, topic)
+    ids = await prepare_in_each_state(rest, group, topic)
 
     async def last() -> dict[str, Record]:
         return {(record.key or b"").decode(): record for record in await internal.records("half")}
@@ -189,7 +189,7 @@ async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
         assert (value is not None) == (name in ("prepared", "own")), name
         if value is not None:
             assert codec.decode_half(value).messages[0].value == name.encode()
-    await unharmed(rest, ids)
+    await assert_unharmed(rest, ids)
 
 
 async def test_cursors_that_somebody_else_has_set_hide_nothing(
@@ -199,13 +199,13 @@ async def test_cursors_that_somebody_else_has_set_hide_nothing(
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
     coordinator.start()
     rest = connect(coordinator)
-    ids = await seeded(rest, group, topic)
+    ids = await prepare_in_each_state(rest, group, topic)
     for beyond in (0, 1_000_000):
         assert coordinator.stop() == 0
         ends = cluster.ends([coordinator.topic("half"), coordinator.topic("op")])
         await set_offsets(cluster, coordinator.topic("cursors"), {place: end + beyond for place, end in ends.items()})
         coordinator.start()
-        await unharmed(rest, ids)
+        await assert_unharmed(rest, ids)
         counted = await total(rest, "halfway_skipped_records_total", topic=coordinator.topic("cursors"))
         assert counted == SHARDS
         assert '"cursors_skipped"' in coordinator.log

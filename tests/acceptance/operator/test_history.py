@@ -15,7 +15,7 @@ async def history(rest: Rest, name: str) -> Json:
     return (await rest.call("GET", f"/transactions/{name}/history")).expect(200)
 
 
-def told(shown: Json, *names: str) -> list[tuple[Any, ...]]:
+def events_shown(shown: Json, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(event[name] for name in ("event", *names)) for event in shown["events"]]
 
 
@@ -42,7 +42,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     await rest.until(name, "parked")
     (await rest.put_group(group, topics=[first, second], urls=[endpoint.url], policy=QUIET)).expect(200)
     shown = await history(rest, name)
-    assert told(shown) == [("prepared",), ("check",), ("check",), ("parked",)]
+    assert events_shown(shown) == [("prepared",), ("check",), ("check",), ("parked",)]
     assert shown["missing"] == []
     assert [event["attempt"] for event in shown["events"] if event["event"] == "check"] == [1, 2]
 
@@ -57,7 +57,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
         return await history(rest, name)
 
     shown = await eventually(with_places, lambda found: all(one["offset"] is not None for one in found["messages"]))
-    assert told(shown, "cause", "remark")[-2:] == [
+    assert events_shown(shown, "cause", "remark")[-2:] == [
         ("resumed", "operator", "mended"),
         ("committed", "operator", "by ann"),
     ]
@@ -69,11 +69,11 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     coordinator.start()
     rest = connect(coordinator)
     after = await history(rest, name)
-    assert told(after, "cause") == told(shown, "cause")
+    assert events_shown(after, "cause") == events_shown(shown, "cause")
     assert {(one["topic"], one["partition"], one["offset"]) for one in after["messages"]} == found
     assert [event["verdict"] for event in after["events"] if event["event"] == "check"] == [None, None]
     assert len(after["missing"]) == 1
-    assert told(after, "by") == told(shown, "by")
+    assert events_shown(after, "by") == events_shown(shown, "by")
     assert [event["by"] for event in after["events"][-2:]] == ["anybody", "anybody"]
 
     assert coordinator.stop() == 0
@@ -84,5 +84,5 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
 
     assert await eventually(forgotten, lambda status: status == 404) == 404
     late = await history(rest, name)
-    assert (late["state"], told(late, "cause")) == ("committed", told(shown, "cause"))
+    assert (late["state"], events_shown(late, "cause")) == ("committed", events_shown(shown, "cause"))
     assert {(one["topic"], one["partition"], one["offset"]) for one in late["messages"]} == found

@@ -90,7 +90,7 @@ def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | NoteTombsto
         elif before is None:
             outcomes.put(op_of(step), step.tombstone)
             model[step.id] = step
-        agree(outcomes, model)
+        assert_equal(outcomes, model)
 
 
 def replaced(ended: Ended, tombstone: int) -> Ended:
@@ -98,7 +98,7 @@ def replaced(ended: Ended, tombstone: int) -> Ended:
     return Ended(**fields | {"tombstone": tombstone})
 
 
-def agree(outcomes: Outcomes, model: dict[str, Ended]) -> None:
+def assert_equal(outcomes: Outcomes, model: dict[str, Ended]) -> None:
     assert list(outcomes) == list(model.values())
     assert list(outcomes.ages()) == [(ended.id, ended.at, ended.tombstone) for ended in model.values()]
     assert len(outcomes) == len(model)

@@ -41,7 +41,7 @@ class Facts:
     offered_since: int | None = None
 
 
-def judge(
+def decide_at(
     policy: CheckPolicy,
     facts: Facts,
     now: int,
@@ -103,7 +103,7 @@ def test_nothing_is_asked_before_the_first_check_is_due(
 ) -> None:
     first = policy.first_check_after_s * 1000 if facts.check_after_ms is None else facts.check_after_ms
     fresh = replace(facts, attempts=0, checks=0, checked_at=None)
-    asked = isinstance(judge(policy, fresh, facts.since + after, jitter=jitter), Check)
+    asked = isinstance(decide_at(policy, fresh, facts.since + after, jitter=jitter), Check)
     due = after >= round(first)
     too_old = after >= round(policy.max_age_s * 1000)
     assert asked == (due and not too_old)
@@ -142,7 +142,7 @@ def test_what_it_decides_fits_the_time_and_the_counts(
     due = by_a_wrong_clock or now >= next_check_at(policy, facts, jitter=jitter)
     exhausted = too_old or (due and facts.checks >= policy.max_checks)
     may_roll_back = policy.on_exhausted is OnExhausted.ROLLBACK and facts.checks > 0 and not facts.commit_verdict
-    match judge(policy, facts, now, jitter=jitter):
+    match decide_at(policy, facts, now, jitter=jitter):
         case Check() if exhausted:
             assert may_roll_back
             assert not facts.asked_here
@@ -159,17 +159,17 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             assert not facts.asked_here
             assert now < until
             no_longer_due = by_a_wrong_clock and until >= right_from
-            assert no_longer_due or isinstance(judge(policy, facts, until, jitter=jitter), Park | Check)
+            assert no_longer_due or isinstance(decide_at(policy, facts, until, jitter=jitter), Park | Check)
         case Wait(until=until):
             assert now < until == next_look_at(policy, facts, jitter=jitter)
-            assert not isinstance(judge(policy, replace(facts, asked_here=True), until, jitter=jitter), Wait)
+            assert not isinstance(decide_at(policy, replace(facts, asked_here=True), until, jitter=jitter), Wait)
         case ReAnchor():
             pytest.fail("it lies close to the end")
 
 
 @given(policies, facts_of(), moments, jitters)
 def test_a_verdict_to_commit_is_never_rolled_back(policy: CheckPolicy, facts: Facts, after: int, jitter: float) -> None:
-    decision = judge(policy, replace(facts, commit_verdict=True), facts.since + after, jitter=jitter)
+    decision = decide_at(policy, replace(facts, commit_verdict=True), facts.since + after, jitter=jitter)
     assert not isinstance(decision, RollBack)
     if isinstance(decision, Park):
         assert "said commit" in decision.reason
@@ -200,14 +200,14 @@ def test_once_given_up_it_stays_given_up(
 ) -> None:
     start = facts.since if facts.checked_at is None else facts.checked_at  # by the right clock
     earlier, later = sorted((start + one, start + other))
-    if isinstance(judge(policy, facts, earlier, jitter=jitter), Park | RollBack):
-        assert isinstance(judge(policy, facts, later, jitter=jitter), Park | RollBack)
+    if isinstance(decide_at(policy, facts, earlier, jitter=jitter), Park | RollBack):
+        assert isinstance(decide_at(policy, facts, later, jitter=jitter), Park | RollBack)
 
 
 def test_the_default_schedule() -> None:
     """6 s, then 30 s doubling to 300 s, 15 checks, then parked one interval later."""
     policy, facts, now, asked = CheckPolicy(), Facts(), 1_000_000, []
-    while isinstance(decision := judge(policy, facts, now), Wait | Check):
+    while isinstance(decision := decide_at(policy, facts, now), Wait | Check):
         if isinstance(decision, Wait):
             now = decision.until
             continue
@@ -223,7 +223,7 @@ def test_attempts_that_sent_nothing_back_off_but_do_not_exhaust() -> None:
     policy = CheckPolicy(max_checks=2)
     facts = Facts(attempts=50, checks=0, checked_at=1_000_000)
     assert next_check_at(policy, facts, jitter=0.5) == 1_300_000
-    assert judge(policy, facts, 1_300_000) == Check()
+    assert decide_at(policy, facts, 1_300_000) == Check()
 
 
 def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
@@ -233,28 +233,28 @@ def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
 def test_the_largest_age_rolls_back_only_what_was_asked() -> None:
     """After an outage longer than that, every pending transaction is old, and no check was sent."""
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
-    assert judge(policy, Facts(), 1_100_000) == Park(
+    assert decide_at(policy, Facts(), 1_100_000) == Park(
         reason="older than max_age_s 100; not rolled back, because no check was sent"
     )
-    assert judge(policy, Facts(attempts=9, checked_at=1_090_000), 1_100_000) == Park(
+    assert decide_at(policy, Facts(attempts=9, checked_at=1_090_000), 1_100_000) == Park(
         reason="older than max_age_s 100; not rolled back, because no check was sent"
     )
     asked = Facts(attempts=1, checks=1, checked_at=1_010_000)
-    assert judge(policy, asked, 1_100_000) == RollBack(reason="older than max_age_s 100")
-    assert judge(CheckPolicy(max_age_s=100), Facts(), 1_100_000) == Park(reason="older than max_age_s 100")
+    assert decide_at(policy, asked, 1_100_000) == RollBack(reason="older than max_age_s 100")
+    assert decide_at(CheckPolicy(max_age_s=100), Facts(), 1_100_000) == Park(reason="older than max_age_s 100")
 
 
 @pytest.mark.parametrize("policy", [CheckPolicy(max_age_s=100), CheckPolicy(max_checks=1)])
 def test_nothing_is_given_up_while_the_last_check_may_be_answered(policy: CheckPolicy) -> None:
     """By age as by number: a check that was just leased keeps its lease."""
     facts = Facts(attempts=1, checks=1, checked_at=1_099_000)
-    assert judge(policy, facts, 1_139_999, answer_by=1_140_000) == Wait(until=1_140_000)
-    assert isinstance(judge(policy, facts, 1_140_000, answer_by=1_140_000), Park)
+    assert decide_at(policy, facts, 1_139_999, answer_by=1_140_000) == Wait(until=1_140_000)
+    assert isinstance(decide_at(policy, facts, 1_140_000, answer_by=1_140_000), Park)
 
 
 @pytest.mark.parametrize("behind, decision", [(1000, Wait(until=1_006_000)), (1001, ReAnchor())])
 def test_what_lies_far_behind_the_end_is_written_again(behind: int, decision: Decision) -> None:
-    assert judge(CheckPolicy(), Facts(offset=5), 1_000_001, end_offset=5 + behind, reanchor_after=1000) == decision
+    assert decide_at(CheckPolicy(), Facts(offset=5), 1_000_001, end_offset=5 + behind, reanchor_after=1000) == decision
 
 
 def test_what_is_pending_may_lie_further_behind_the_more_of_it_there_is() -> None:
@@ -271,16 +271,18 @@ def test_a_group_chooses_parts_of_the_policy() -> None:
 @pytest.mark.parametrize("ahead_ms, decision", [(60_000, Wait(until=1_006_000)), (60_001, Check())])
 def test_what_a_clock_far_ahead_has_written_is_asked_about_now(ahead_ms: int, decision: Decision) -> None:
     """Clocks may differ by a minute. A wait for a time hours ahead would leave the transaction pending for as long."""
-    assert judge(CheckPolicy(), Facts(), 1_000_000 - ahead_ms) == decision
+    assert decide_at(CheckPolicy(), Facts(), 1_000_000 - ahead_ms) == decision
 
 
 def test_a_check_noted_by_a_clock_far_ahead_is_followed_by_the_next_one_now() -> None:
     """When the right clock has recorded that, the intervals between checks apply again."""
     facts = Facts(attempts=1, checks=1, checked_at=5_000_000)
-    assert judge(CheckPolicy(), facts, 1_000_000) == Check()
-    assert judge(CheckPolicy(max_checks=1), facts, 1_000_000) == Park(reason="no verdict after 1 checks (max_checks 1)")
+    assert decide_at(CheckPolicy(), facts, 1_000_000) == Check()
+    assert decide_at(CheckPolicy(max_checks=1), facts, 1_000_000) == Park(
+        reason="no verdict after 1 checks (max_checks 1)"
+    )
     later = replace(facts, attempts=2, checks=2, checked_at=1_000_000)
-    assert judge(CheckPolicy(), later, 1_000_001) == Wait(until=1_060_000)
+    assert decide_at(CheckPolicy(), later, 1_000_001) == Wait(until=1_060_000)
 
 
 def test_no_group_is_checked_faster_than_the_floor() -> None:

@@ -48,7 +48,7 @@ class Reader:
         return True
 
 
-def agrees(state: ShardState, logs: Logs) -> None:
+def assert_agrees(state: ShardState, logs: Logs) -> None:
     assert known_by(state) == expected(logs)
     assert {name for name, _ in state.strays()} == naive_fold.strays(logs)
     alive = [what.state for what in expected(logs).values() if not what.state.ended]
@@ -68,9 +68,9 @@ def test_the_fold_is_the_same_however_the_partitions_are_interleaved_and_read_ag
     for partition, records in reading:
         reader.move(partition, records)
     reader.finish()
-    agrees(reader.state, world.logs)
+    assert_agrees(reader.state, world.logs)
     reader.state.complete_fold()
-    agrees(reader.state, world.logs)
+    assert_agrees(reader.state, world.logs)
 
 
 @settings(max_examples=300)
@@ -87,7 +87,7 @@ def test_a_record_that_is_applied_again_changes_nothing(
         places = range(len(getattr(world.logs, partition)))
         for place in reversed(places) if backwards else places:
             reader.apply(partition, place)
-            agrees(reader.state, world.logs)
+            assert_agrees(reader.state, world.logs)
             assert (reader.state.half_cursor, reader.state.op_cursor) == cursors
 
 
@@ -98,9 +98,9 @@ def test_the_owners_live_fold_of_own_writes_and_tail_agrees_at_every_step(histor
     world = World()
     for step in history:
         world.run([step])
-        agrees(world.owner, world.seen())
+        assert_agrees(world.owner, world.seen())
     world.read_tail(1000)
-    agrees(world.owner, world.logs)
+    assert_agrees(world.owner, world.logs)
 
 
 @settings(max_examples=300)
@@ -115,7 +115,7 @@ def test_correcting_every_stray_leaves_none_and_changes_no_state(history: list[S
     assert world.owner.strays() == []
     assert naive_fold.strays(world.logs) == set()
     assert known_by(world.owner) == before
-    agrees(world.owner, world.logs)
+    assert_agrees(world.owner, world.logs)
 
 
 @settings(max_examples=300)
@@ -142,4 +142,4 @@ def test_an_op_and_the_tombstone_of_its_half_are_applied_together_as_they_are_al
         assert known_by(together.state) == known_by(alone.state)
         assert together.state.strays() == alone.state.strays()
     together.finish()
-    agrees(together.state, world.logs)
+    assert_agrees(together.state, world.logs)

@@ -47,7 +47,7 @@ def without(found: dict[str, Known], names: set[str]) -> dict[str, Known]:
     return {name: what for name, what in found.items() if name not in names}
 
 
-def agrees(state: ShardState, world: World) -> None:
+def assert_agrees(state: ShardState, world: World) -> None:
     forgotten = world.forgotten()
     current = world.current()
     assert without(known_by(state), forgotten) == without(expected(current), forgotten)
@@ -62,7 +62,7 @@ def test_the_owners_live_fold_agrees_at_every_step(history: list[Step]) -> None:
         world.run([step])
         assert known_by(world.owner) == expected(world.seen())
     world.read_tail(1000)
-    agrees(world.owner, world)
+    assert_agrees(world.owner, world)
 
 
 @settings(max_examples=500)
@@ -78,9 +78,9 @@ def test_a_fold_over_all_the_lives_of_an_id_knows_the_last(history: list[Step], 
         if partition != "parked":
             reader.move(partition, records)
     reader.finish()
-    agrees(reader.state, world)
+    assert_agrees(reader.state, world)
     reader.state.complete_fold()
-    agrees(reader.state, world)
+    assert_agrees(reader.state, world)
 
 
 @settings(max_examples=300)
@@ -93,7 +93,7 @@ def test_recovery_from_the_half_cursor_and_all_of_op_knows_the_last_life(
     """It may read op from much further back than half, if another pending transaction needs it."""
     world = new_world()
     world.run(history)
-    agrees(recovered(world.logs, world.owner.half_cursor, half_first=half_first), world)
+    assert_agrees(recovered(world.logs, world.owner.half_cursor, half_first=half_first), world)
 
 
 def recovered(logs: Logs, half_cursor: int, *, half_first: bool) -> ShardState:

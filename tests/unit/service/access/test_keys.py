@@ -65,7 +65,9 @@ def scene() -> Scene:
     return Scene()
 
 
-def _noted(last: dict[str, Key | None], apply: Callable[[str, Key | None], None], key_id: str, key: Key | None) -> None:
+def _recording(
+    last: dict[str, Key | None], apply: Callable[[str, Key | None], None], key_id: str, key: Key | None
+) -> None:
     last[key_id] = key
     apply(key_id, key)
 
@@ -145,7 +147,7 @@ async def test_a_key_that_is_revoked_while_it_is_rotated_does_not_come_back(
         await put(key, deadline=deadline)
 
     monkeypatch.setattr(scene.memory.keys, "put", after_a_revocation)
-    monkeypatch.setattr(scene.memory.keys.table, "apply", partial(_noted, last, scene.memory.keys.table.apply))
+    monkeypatch.setattr(scene.memory.keys.table, "apply", partial(_recording, last, scene.memory.keys.table.apply))
     new = await scene.rotate(old.key.id)
     assert last[old.key.id] is None
     assert not scene.valid(old)

@@ -27,7 +27,7 @@ SHORT_LIVED = PolicyOverrides(
 
 
 @pytest.fixture
-async def pulled() -> AsyncIterator[World]:
+async def pull_world() -> AsyncIterator[World]:
     """One instance with a group that fetches its checks and chose rollback after two checks."""
     world = await World.start()
     await world.group(mode=CheckMode.PULL, policy=ROLLBACK_AT_LAST)
@@ -35,17 +35,17 @@ async def pulled() -> AsyncIterator[World]:
     await world.stop()
 
 
-async def leased(world: World) -> list[LeasedCheck]:
+async def fetch_due(world: World) -> list[LeasedCheck]:
     """Fetch the due checks, and wait until they are recorded."""
     checks = await world.coordinator.lease_checks("shop", at_most=10, wait_s=0)
     await world.scan()
     return list(checks)
 
 
-async def due(world: World) -> list[LeasedCheck]:
+async def fetch_next(world: World) -> list[LeasedCheck]:
     """Advance the clock to the next checks, and fetch them."""
     await world.scan(after_s=60)
-    return await leased(world)
+    return await fetch_due(world)
 
 
 async def commit_refused(world: World, check: LeasedCheck) -> None:
@@ -55,18 +55,18 @@ async def commit_refused(world: World, check: LeasedCheck) -> None:
         await world.end(check.id, Outcome.COMMIT, check_id=check.check_id)
 
 
-async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(pulled: World) -> None:
+async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(pull_world: World) -> None:
     """Each commit was refused because of its topic: the verdict is recorded; the policy parks, after a restart too."""
-    prepared = await pulled.prepare()
+    prepared = await pull_world.prepare()
     for _ in range(2):
-        await pulled.scan(after_s=60)
-        for check in await leased(pulled):
-            await commit_refused(pulled, check)
-            await pulled.scan()
-    shown = await pulled.get(prepared.id)
+        await pull_world.scan(after_s=60)
+        for check in await fetch_due(pull_world):
+            await commit_refused(pull_world, check)
+            await pull_world.scan()
+    shown = await pull_world.get(prepared.id)
     assert (shown.commit_verdict, shown.checks) == (True, 2)
 
-    again = await pulled.restart()
+    again = await pull_world.restart()
     again.memory.faults.denied_topics.add("orders")
     for _ in range(3):
         await again.scan(after_s=60)
@@ -78,37 +78,37 @@ async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(p
     await again.stop()
 
 
-async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pulled: World) -> None:
+async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pull_world: World) -> None:
     """The connection broke during the commit, and then the topic refused it."""
-    prepared = await pulled.prepare()
-    await pulled.scan(after_s=6)
-    (check,) = await leased(pulled)
-    with pulled.memory.faults.lane_held():
-        ending = asyncio.create_task(pulled.end(check.id, Outcome.COMMIT, check_id=check.check_id))
+    prepared = await pull_world.prepare()
+    await pull_world.scan(after_s=6)
+    (check,) = await fetch_due(pull_world)
+    with pull_world.memory.faults.lane_held():
+        ending = asyncio.create_task(pull_world.end(check.id, Outcome.COMMIT, check_id=check.check_id))
         await asyncio.sleep(0)
         ending.cancel()
         await asyncio.wait([ending])
-        pulled.memory.faults.denied_topics.add("orders")
-    await pulled.until(lambda: OpKind.VERDICT in [op.kind for op in ops(pulled, prepared.id)])
+        pull_world.memory.faults.denied_topics.add("orders")
+    await pull_world.until(lambda: OpKind.VERDICT in [op.kind for op in ops(pull_world, prepared.id)])
 
 
-async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resumed(pulled: World) -> None:
+async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resumed(pull_world: World) -> None:
     """The answer comes after the policy gave up: after a restart and a resume nothing rolls it back."""
-    await pulled.group(mode=CheckMode.PULL, policy=msgspec.structs.replace(ROLLBACK_AT_LAST, max_checks=9))
-    prepared = await pulled.prepare()
-    await pulled.scan(after_s=6)
-    (check,) = await leased(pulled)
-    await pulled.group(
+    await pull_world.group(mode=CheckMode.PULL, policy=msgspec.structs.replace(ROLLBACK_AT_LAST, max_checks=9))
+    prepared = await pull_world.prepare()
+    await pull_world.scan(after_s=6)
+    (check,) = await fetch_due(pull_world)
+    await pull_world.group(
         mode=CheckMode.PULL, policy=PolicyOverrides(first_check_after_s=5, max_checks=1, check_interval_s=5)
     )
-    await pulled.scan(after_s=100)
-    await pulled.scan()
-    assert await pulled.state(prepared.id) is State.PARKED
-    await commit_refused(pulled, check)
-    await pulled.until(lambda: len(ops(pulled, prepared.id)) == 3)
-    assert [op.kind for op in ops(pulled, prepared.id)] == [OpKind.CHECKED, OpKind.PARKED, OpKind.PARKED]
+    await pull_world.scan(after_s=100)
+    await pull_world.scan()
+    assert await pull_world.state(prepared.id) is State.PARKED
+    await commit_refused(pull_world, check)
+    await pull_world.until(lambda: len(ops(pull_world, prepared.id)) == 3)
+    assert [op.kind for op in ops(pull_world, prepared.id)] == [OpKind.CHECKED, OpKind.PARKED, OpKind.PARKED]
 
-    again = await pulled.restart()
+    again = await pull_world.restart()
     again.memory.faults.denied_topics.add("orders")
     shown = await again.get(prepared.id)
     assert (shown.state, shown.commit_verdict) == (State.PARKED, True)
@@ -116,7 +116,7 @@ async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resum
     await again.coordinator.resume(prepared.id, deadline=again.deadline())
     for _ in range(5):
         await again.scan(after_s=60)
-        await leased(again)
+        await fetch_due(again)
     assert await again.state(prepared.id) is State.PARKED
     await again.stop()
 
@@ -147,31 +147,31 @@ async def test_a_verdict_that_arrives_as_the_age_ends_is_not_rolled_back(world: 
     assert [op.kind for op in ops(world, prepared.id)] == [OpKind.VERDICT, OpKind.PARKED]
 
 
-async def test_a_verdict_overtakes_a_rollback_by_policy_that_waits_for_the_lane(pulled: World) -> None:
+async def test_a_verdict_overtakes_a_rollback_by_policy_that_waits_for_the_lane(pull_world: World) -> None:
     """Its lease had ended, and the policy had decided; nothing was written yet, so the verdict wins."""
-    prepared = await pulled.prepare()
-    checks = [check for _ in range(2) for check in await due(pulled)]
-    with pulled.memory.faults.lane_held():
-        await pulled.scan(after_s=60)
-        assert prepared.id in pulled.coordinator.shards.claims
-        ending = asyncio.create_task(pulled.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id))
+    prepared = await pull_world.prepare()
+    checks = [check for _ in range(2) for check in await fetch_next(pull_world)]
+    with pull_world.memory.faults.lane_held():
+        await pull_world.scan(after_s=60)
+        assert prepared.id in pull_world.coordinator.shards.claims
+        ending = asyncio.create_task(pull_world.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id))
         await asyncio.sleep(0)
     assert (await ending).state is State.COMMITTED
-    assert [op.kind for op in ops(pulled, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
+    assert [op.kind for op in ops(pull_world, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
 
 
-async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pulled: World) -> None:
+async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pull_world: World) -> None:
     """A decision from before the loss of the lane is not written after a verdict that came in the meantime."""
-    prepared = await pulled.prepare()
-    checks = [check for _ in range(2) for check in await due(pulled)]
-    pulled.memory.faults.lose_next_batch(written=False)
-    pulled.memory.clock.advance(60)
-    await pulled.coordinator.scan(0, pulled.memory.clock.now_ms())
-    await pulled.coordinator.scan(1, pulled.memory.clock.now_ms())
-    await pulled.until(lambda: pulled.memory.observer.count("lane_failed") == 1)
-    await pulled.until(lambda: len(pulled.coordinator.shards.served) == len(pulled.memory.log.shards))
-    assert (await pulled.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id)).changed
-    assert [op.kind for op in ops(pulled, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
+    prepared = await pull_world.prepare()
+    checks = [check for _ in range(2) for check in await fetch_next(pull_world)]
+    pull_world.memory.faults.lose_next_batch(written=False)
+    pull_world.memory.clock.advance(60)
+    await pull_world.coordinator.scan(0, pull_world.memory.clock.now_ms())
+    await pull_world.coordinator.scan(1, pull_world.memory.clock.now_ms())
+    await pull_world.until(lambda: pull_world.memory.observer.count("lane_failed") == 1)
+    await pull_world.until(lambda: len(pull_world.coordinator.shards.served) == len(pull_world.memory.log.shards))
+    assert (await pull_world.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id)).changed
+    assert [op.kind for op in ops(pull_world, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
 
 
 async def test_age_alone_parks_what_nobody_was_asked_about(world: World) -> None:
@@ -201,27 +201,27 @@ async def test_an_endpoint_that_was_never_reached_was_not_asked(world: World) ->
 
 
 @pytest.mark.parametrize("clock_is_set", [False, True])
-async def test_a_lease_has_its_time_before_policy_rolls_back(pulled: World, clock_is_set: bool) -> None:
+async def test_a_lease_has_its_time_before_policy_rolls_back(pull_world: World, clock_is_set: bool) -> None:
     """Also if the clock jumps ahead, so that the age and the lease seem to have ended."""
-    await pulled.group(mode=CheckMode.PULL, policy=SHORT_LIVED)
-    prepared = await pulled.prepare()
+    await pull_world.group(mode=CheckMode.PULL, policy=SHORT_LIVED)
+    prepared = await pull_world.prepare()
     if not clock_is_set:
-        pulled.memory.clock.advance(33)
-    await pulled.scan(after_s=6)
-    (check,) = await leased(pulled)
+        pull_world.memory.clock.advance(33)
+    await pull_world.scan(after_s=6)
+    (check,) = await fetch_due(pull_world)
     if clock_is_set:
-        pulled.memory.clock.advance(3600)
-        pulled.coordinator.clock_was_set()
-    await pulled.scan(after_s=20)
-    assert await pulled.state(prepared.id) is State.PREPARED
-    await pulled.scan(after_s=9)
-    assert await pulled.state(prepared.id) is State.PREPARED
-    await pulled.scan(after_s=2)
-    await pulled.scan()
-    shown = await pulled.get(prepared.id)
+        pull_world.memory.clock.advance(3600)
+        pull_world.coordinator.clock_was_set()
+    await pull_world.scan(after_s=20)
+    assert await pull_world.state(prepared.id) is State.PREPARED
+    await pull_world.scan(after_s=9)
+    assert await pull_world.state(prepared.id) is State.PREPARED
+    await pull_world.scan(after_s=2)
+    await pull_world.scan()
+    shown = await pull_world.get(prepared.id)
     assert (shown.state, shown.cause, shown.checks) == (State.ROLLED_BACK, Cause.POLICY, 1)
     with pytest.raises(HalfwayError):
-        await pulled.end(prepared.id, Outcome.COMMIT, check_id=check.check_id)
+        await pull_world.end(prepared.id, Outcome.COMMIT, check_id=check.check_id)
 
 
 async def test_a_new_owner_asks_once_more_before_it_rolls_back() -> None:

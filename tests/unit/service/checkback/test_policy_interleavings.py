@@ -77,7 +77,7 @@ class Run:
         for shard in self.world.coordinator.shards.served:
             await self.world.coordinator.scan(shard, self.world.memory.clock.now_ms())
 
-    async def time_passes(self) -> None:
+    async def advance_time(self) -> None:
         self.world.memory.clock.advance(self.random.choice((0.1, 0.5, 1, 1, 2, 4)))
         if self.random.random() < 0.05:
             self.world.memory.clock.advance(self.random.choice((-30, 60)))
@@ -123,22 +123,22 @@ class Run:
         if isinstance(call.results[0], NotServedError) and not known:
             self.said_commit.discard(transaction_id)  # no caller took it
 
-    async def topic_denied(self) -> None:
+    async def deny_topic(self) -> None:
         denied = self.world.memory.faults.denied_topics
         if self.random.random() < 0.85:
             denied.add("orders")
         else:
             denied.clear()
 
-    async def lane_lost(self) -> None:
+    async def lose_lane(self) -> None:
         self.world.memory.faults.lose_next_batch(written=self.random.random() < 0.5)
 
-    async def lane_waits(self) -> None:
+    async def hold_lane(self) -> None:
         with self.world.memory.faults.lane_held():
             for _ in range(self.random.randrange(1, 5)):
-                await self.random.choice((self.scan, self.reply, self.answer_lease, self.time_passes))()
+                await self.random.choice((self.scan, self.reply, self.answer_lease, self.advance_time))()
 
-    async def turns(self) -> None:
+    async def run_turns(self) -> None:
         for _ in range(self.random.randrange(1, 8)):
             await asyncio.sleep(0)
 
@@ -146,14 +146,14 @@ class Run:
         happens: tuple[tuple[Callable[[], object], int], ...] = (
             (self.prepare, 6),
             (self.scan, 12),
-            (self.time_passes, 10),
+            (self.advance_time, 10),
             (self.reply, 10),
             (self.lease, 6),
             (self.answer_lease, 6),
-            (self.topic_denied, 2),
-            (self.lane_lost, 1),
-            (self.lane_waits, 4),
-            (self.turns, 8),
+            (self.deny_topic, 2),
+            (self.lose_lane, 1),
+            (self.hold_lane, 4),
+            (self.run_turns, 8),
         )
         (chosen,) = self.random.choices([one for one, _ in happens], [weight for _, weight in happens])
         await chosen()  # type: ignore[misc]

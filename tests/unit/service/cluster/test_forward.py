@@ -280,13 +280,13 @@ async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarde
     here, there = pair
     name, half_end = own_id(0), here.memory.half_log.half_end
 
-    async def lost_meanwhile(shard: int, *, deadline: float) -> int:
+    async def lose_shard(shard: int, *, deadline: float) -> int:
         end = await half_end(shard, deadline=deadline)
         here.memory.membership.kill()
         here.coordinator.listener.lost(0)
         return end + 1
 
-    monkeypatch.setattr(here.memory.half_log, "half_end", lost_meanwhile)
+    monkeypatch.setattr(here.memory.half_log, "half_end", lose_shard)
     with pytest.raises(NotServedError):
         await here.get(name)
     assert there.coordinator.shards.served == [1]

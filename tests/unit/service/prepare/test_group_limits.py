@@ -19,7 +19,7 @@ from halfway.service.requests import ServiceLimits
 from tests.support.service.world import LIMITS, SHARDS, World
 
 
-async def limited(memory: Memory | None = None, **limits: object) -> World:
+async def start_limited(memory: Memory | None = None, **limits: object) -> World:
     changed: ServiceLimits = msgspec.structs.replace(LIMITS, **limits)
     world = await World.start(memory, limits=changed)
     for name in ("shop", "other"):
@@ -50,7 +50,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
 
 
 async def test_prepares_a_second_are_taken_in_bursts_of_one_second(seconds: Seconds) -> None:
-    world = await limited(group_prepares_per_s=5.0)
+    world = await start_limited(group_prepares_per_s=5.0)
     for _ in range(5):
         await world.prepare()
     error = await refusal(world)
@@ -65,7 +65,7 @@ async def test_prepares_a_second_are_taken_in_bursts_of_one_second(seconds: Seco
 
 
 async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
-    world = await limited(group_max_pending=4)
+    world = await start_limited(group_max_pending=4)
     made = [await world.prepare() for _ in range(4)]
     assert (await refusal(world)).fields["limit"] == "pending"
     await world.prepare(group="other")
@@ -78,7 +78,7 @@ async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
 async def test_parked_transactions_count_until_they_are_ended(limit: str) -> None:
     """Otherwise a group without verdicts would fill the memory. Parked transactions can still be resumed and ended."""
     changed: dict[str, Any] = {limit: 2}
-    world = await limited(**changed)
+    world = await start_limited(**changed)
     world.memory.caller.always(no_verdict("status 502"))
     await world.group(
         "shop", policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
@@ -104,7 +104,7 @@ async def test_parked_transactions_count_until_they_are_ended(limit: str) -> Non
 
 
 async def test_prepares_on_their_way_count_as_pending() -> None:
-    world = await limited(group_max_pending=4)
+    world = await start_limited(group_max_pending=4)
     made = await asyncio.gather(*(world.prepare() for _ in range(20)), return_exceptions=True)
     assert sum(isinstance(one, GroupLimitedError) for one in made) == 16
     await world.stop()
@@ -167,7 +167,7 @@ async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> 
 
 
 async def test_bytes_in_flight_are_limited_and_given_back() -> None:
-    world = await limited(group_bytes_in_flight=1000)
+    world = await start_limited(group_bytes_in_flight=1000)
     large = Message(topic="orders", key=b"k", value=b"v" * 700)
     made = await asyncio.gather(*(world.prepare(large) for _ in range(3)), return_exceptions=True)
     assert sum(isinstance(one, GroupLimitedError) for one in made) == 2
@@ -178,7 +178,7 @@ async def test_bytes_in_flight_are_limited_and_given_back() -> None:
 
 
 async def test_a_prepare_that_fails_gives_its_bytes_back() -> None:
-    world = await limited(group_bytes_in_flight=1000)
+    world = await start_limited(group_bytes_in_flight=1000)
     missing = Message(topic="missing", key=b"k", value=b"v" * 700)
     for _ in range(3):
         with pytest.raises(Exception, match="missing"):

@@ -22,7 +22,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(get_and_list, "_SLICE", 1)
 
 
-async def begun(world: World, state: State | None = None) -> "asyncio.Task[Page]":
+async def start_list(world: World, state: State | None = None) -> "asyncio.Task[Page]":
     """Start a list. When this returns, the first slice of the first shard is read."""
     listing = asyncio.create_task(
         world.coordinator.list(ListQuery(limit=1000, state=state), deadline=world.deadline(20))
@@ -38,7 +38,7 @@ def in_shard(world: World, ids: list[str]) -> list[str]:
     return [name for name in ids if world.coordinator.shards.number_of(name) == 0]
 
 
-async def listed(world: World, state: State | None = None) -> Page:
+async def list_all(world: World, state: State | None = None) -> Page:
     return await world.coordinator.list(ListQuery(limit=1000, state=state), deadline=world.deadline(20))
 
 
@@ -50,7 +50,7 @@ def shown(page: Page) -> Counter[str]:
 async def test_what_ends_while_a_list_is_made_is_listed_once(world: World, outcome: Outcome) -> None:
     """The first one of a shard was read as prepared, and ends before the outcomes are read."""
     ids = [(await world.prepare(transaction_id=f"t{n}")).id for n in range(MANY)]
-    listing = await begun(world)
+    listing = await start_list(world)
     for name in in_shard(world, ids)[:5]:
         await world.end(name, outcome)
     assert shown(await listing) == Counter(ids)
@@ -63,13 +63,13 @@ async def test_what_is_parked_or_resumed_while_a_list_is_made_is_listed_once(wor
     parked = [(await world.prepare(transaction_id=f"p{n}", group="asked")).id for n in range(4)]
     for _ in range(3):
         await world.scan(after_s=2)
-    assert set(shown(await listed(world, State.PARKED))) == set(parked)
+    assert set(shown(await list_all(world, State.PARKED))) == set(parked)
     ids = [(await world.prepare(transaction_id=f"t{n}")).id for n in range(MANY)]
     soon = [(await world.prepare(transaction_id=f"s{n}", group="asked")).id for n in range(4)]
     await world.scan(after_s=2)
     world.memory.clock.advance(2)
 
-    listing = await begun(world)
+    listing = await start_list(world)
     for name in parked:
         await world.coordinator.resume(name, deadline=world.deadline())
     for shard in world.coordinator.shards.served:

@@ -20,7 +20,7 @@ BOARD = Principal(kind=PrincipalKind.READER, name="board")
 PAYLOAD = Message(topic="orders", key=b"k-4711", value=b"p4yl0ad")
 
 
-async def started(*, hide_payloads: bool) -> World:
+async def start_world(*, hide_payloads: bool) -> World:
     """Start an instance with access control, and a transaction of the group `shop`, which fetches its checks."""
     memory = Memory(shards=SHARDS, topics={"orders": 3})
     secrets = [MasterSecret(b"m" * 32)]
@@ -35,14 +35,14 @@ async def started(*, hide_payloads: bool) -> World:
 
 @pytest.fixture
 async def open_to_operators() -> AsyncIterator[World]:
-    world = await started(hide_payloads=False)
+    world = await start_world(hide_payloads=False)
     yield world
     await world.stop()
 
 
 @pytest.fixture
 async def hidden() -> AsyncIterator[World]:
-    world = await started(hide_payloads=True)
+    world = await start_world(hide_payloads=True)
     yield world
     await world.stop()
 
@@ -53,7 +53,7 @@ async def shown(world: World, principal: Principal) -> tuple[Message, ...] | Non
     return None if view.messages is None else tuple(view.messages)
 
 
-async def found_by_key(world: World, principal: Principal) -> int:
+async def count_by_key(world: World, principal: Principal) -> int:
     query = ListQuery(key=b"k-4711", limit=10)
     page = await world.coordinator.list(query, deadline=world.deadline(), principal=principal)
     return len(page.transactions)
@@ -81,8 +81,8 @@ async def test_who_may_not_read_payloads_cannot_search_by_message_key_either(
     open_to_operators: World, hidden: World
 ) -> None:
     """A caller that can search can guess."""
-    assert [await found_by_key(open_to_operators, one) for one in (SHOP, ANNA)] == [1, 1]
-    assert await found_by_key(hidden, SHOP) == 1
+    assert [await count_by_key(open_to_operators, one) for one in (SHOP, ANNA)] == [1, 1]
+    assert await count_by_key(hidden, SHOP) == 1
     for world, caller in ((open_to_operators, BOARD), (hidden, ANNA), (hidden, BOARD)):
         with pytest.raises(ForbiddenError):
-            await found_by_key(world, caller)
+            await count_by_key(world, caller)
