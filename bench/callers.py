@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Protocol, cast
 
-from bench.journal import Made
+from bench.journal import SentTransaction
 from bench.wire import Contents, Requests, WireError, id_in, items_in, split
 
 _SHOWN = 300
@@ -29,10 +29,10 @@ class Desk(Protocol):
     def ready(self, caller: BenchCaller) -> None:
         """Record that a caller is idle."""
 
-    def confirmed(self, started: float, made: Sequence[Made]) -> None:
+    def confirmed(self, started: float, transactions: Sequence[SentTransaction]) -> None:
         """Record transactions whose commit was confirmed; `started` is the time that was passed to `begin`."""
 
-    def unconfirmed(self, made: Sequence[Made]) -> None:
+    def unconfirmed(self, transactions: Sequence[SentTransaction]) -> None:
         """Record transactions whose commit was sent and not confirmed: they may be committed or not."""
 
     def unanswered(self, contents: Contents) -> None:
@@ -56,7 +56,7 @@ class Caller(asyncio.Protocol):
         self._started = 0.0
         self._busy = False
         self._unanswered: Contents = ()
-        self._made: Sequence[Made] = ()
+        self._transactions: Sequence[SentTransaction] = ()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -82,7 +82,7 @@ class Caller(asyncio.Protocol):
         """Begin a transaction, or a batch; latency counts from `now`."""
         self._started = now
         self._busy = True
-        self._made = ()
+        self._transactions = ()
         self._on_answer = self._first
         self._unanswered, request = self._requests.next_prepare()
         self._send(request)
@@ -113,7 +113,7 @@ class Caller(asyncio.Protocol):
             self._fail(f"a prepare was answered {status}: {body[:_SHOWN]!r}")
             return
         transaction_id = id_in(body)
-        self._made, self._unanswered = ((self._unanswered[0], transaction_id),), ()
+        self._transactions, self._unanswered = ((self._unanswered[0], transaction_id),), ()
         self._on_answer = self._committed
         self._send(self._requests.end(transaction_id))
 
@@ -128,27 +128,27 @@ class Caller(asyncio.Protocol):
             self._fail(f"a batch of prepares was answered {status}: {body[:_SHOWN]!r}")
             return
         answers = list(zip(self._unanswered, items_in(body)[0], strict=True))
-        self._made = [(content, name) for content, (code, name) in answers if code == HTTPStatus.CREATED]
+        self._transactions = [(content, name) for content, (code, name) in answers if code == HTTPStatus.CREATED]
         self._unanswered = [content for content, (code, _) in answers if code != HTTPStatus.CREATED]
         if self._unanswered:
             self._desk.unanswered(self._unanswered)
             self._desk.failed(f"of a batch of prepares {len(self._unanswered)} failed: {body[:_SHOWN]!r}")
             self._unanswered = ()
-        if not self._made:
+        if not self._transactions:
             self._become_idle()
             return
         self._on_answer = self._committed
-        self._send(self._requests.ends([name for _, name in self._made]))
+        self._send(self._requests.ends([name for _, name in self._transactions]))
 
     def _batch_committed(self, status: int, body: bytes) -> None:
         ends = items_in(body)[1] if status == HTTPStatus.OK else []
-        if [name for code, name in ends if code == HTTPStatus.OK] == [name for _, name in self._made]:
+        if [name for code, name in ends if code == HTTPStatus.OK] == [name for _, name in self._transactions]:
             self._confirmed()
         else:
             self._fail(f"a batch of commits was answered {status}: {body[:_SHOWN]!r}")
 
     def _confirmed(self) -> None:
-        self._desk.confirmed(self._started, self._made)
+        self._desk.confirmed(self._started, self._transactions)
         self._become_idle()
 
     def _fail(self, what: str) -> None:
@@ -159,5 +159,5 @@ class Caller(asyncio.Protocol):
     def _record_unknown(self) -> None:
         """Record the transactions whose result is unknown."""
         self._desk.unanswered(self._unanswered)
-        self._desk.unconfirmed(self._made)
-        self._unanswered, self._made = (), ()
+        self._desk.unconfirmed(self._transactions)
+        self._unanswered, self._transactions = (), ()

@@ -51,7 +51,7 @@ class ClientCaller:
     async def _send(self, started: float) -> None:
         number, message = self._messages.next()
         transaction_id = uuid4().hex
-        made = ((number, transaction_id.encode()),)
+        transactions = ((number, transaction_id.encode()),)
         prepared = committed = False
         try:
             await self._client.prepare([message], id=transaction_id)
@@ -62,9 +62,9 @@ class ClientCaller:
             self._desk.failed(f"{type(error).__name__}: {error}"[:_SHOWN])
         finally:
             if committed:
-                self._desk.confirmed(started, made)
+                self._desk.confirmed(started, transactions)
             elif prepared:
-                self._desk.unconfirmed(made)
+                self._desk.unconfirmed(transactions)
             else:
                 self._desk.unanswered((number,))
         self._desk.ready(self)

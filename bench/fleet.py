@@ -127,11 +127,11 @@ def owners(members: Sequence[CoordinatorProcess]) -> list[CoordinatorProcess]:
 def until(probe: Callable[[], T], good: Callable[[T], object], otherwise: str, within_s: float = EVEN_S) -> T:
     """Return the result of `probe` as soon as it is `good`; RigError with the last result after `within_s`."""
     deadline = time.monotonic() + within_s
-    while not good(found := probe()):
+    while not good(last := probe()):
         if time.monotonic() > deadline:
-            raise RigError(f"{otherwise}: {found}")
+            raise RigError(f"{otherwise}: {last}")
         time.sleep(_POLL_S)
-    return found
+    return last
 
 
 def _is_complete(found: Collection[set[int]]) -> bool:

@@ -119,8 +119,8 @@ class Writer:
         self._lane: deque[TransactionalProducer] = deque(
             lane_producers(self._config, new_incarnation_id(), lambda: False)[:2]
         )
-        made = payloads(plan.topic, plan.value_bytes)
-        self._payloads = [(messages, fingerprint(plan.group, messages, None)) for messages in made]
+        all_payloads = payloads(plan.topic, plan.value_bytes)
+        self._payloads = [(messages, fingerprint(plan.group, messages, None)) for messages in all_payloads]
         self._prepared_count = 0
         self._failed: list[Any] = []
         self.reanchored = 0
@@ -244,13 +244,13 @@ class Writer:
         topic: str,
         shard: _Shard,
         key: bytes,
-        kept: InternalRecord | None,
+        record: InternalRecord | None,
         at: int,
         report: Report | None = None,
     ) -> None:
-        if kept is not None:
+        if record is not None:
             producer.produce(
-                topic, kept.value, key, shard.number, on_delivery=report, timestamp=at, headers=kept.headers
+                topic, record.value, key, shard.number, on_delivery=report, timestamp=at, headers=record.headers
             )
 
     def _far_behind(self, shard: _Shard) -> Iterable[tuple[_Shard, Half, Encoded, list[int]]]:

@@ -24,7 +24,7 @@ _CREATED: Final = 201
 _OK: Final = 200
 _STEPS: Final = 4
 
-Made = tuple[int, bytes]
+SentTransaction = tuple[int, bytes]
 """A transaction: the number of its content, and its id."""
 
 
@@ -35,14 +35,14 @@ class Journal:
         """Write to a buffered file."""
         self._write = file.write
 
-    def committed(self, made: Iterable[Made]) -> None:
+    def committed(self, transactions: Iterable[SentTransaction]) -> None:
         """Record transactions whose commit was confirmed."""
-        for transaction in made:
+        for transaction in transactions:
             self._write(b"+%d %b\n" % transaction)
 
-    def unconfirmed(self, made: Iterable[Made]) -> None:
+    def unconfirmed(self, transactions: Iterable[SentTransaction]) -> None:
         """Record prepared transactions whose commit may have been sent and was not confirmed."""
-        for transaction in made:
+        for transaction in transactions:
             self._write(b"?%d %b\n" % transaction)
 
     def unanswered(self, contents: Iterable[int], *, brought: bytes = b"") -> None:

@@ -144,13 +144,13 @@ class Service:
 
 
 async def _paced(service: Service, every_s: float, first_s: float, until: float, tally: Tally) -> None:
-    began = time.monotonic()
-    due = began + first_s
+    started = time.monotonic()
+    due = started + first_s
     while due < until:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         if not await service.transaction():
             raise RuntimeError("a group that works was refused: its rate is above the limit")
-        if due > began + LEAD_S:
+        if due > started + LEAD_S:
             tally.times.append(time.monotonic() - due)
         due += every_s
 
@@ -175,8 +175,8 @@ class Side:
         for group in self._keys:
             await self._call(b"PUT", f"/v1/groups/{group}", {"check": {"mode": "pull"}, "topics": [TOPIC]})
             if self._operator is not None:
-                made = await self._call(b"POST", "/v1/keys", {"kind": "group", "name": group})
-                self._keys[group] = str(msgspec.json.decode(made)["key"])
+                created = await self._call(b"POST", "/v1/keys", {"kind": "group", "name": group})
+                self._keys[group] = str(msgspec.json.decode(created)["key"])
 
     async def _call(self, method: bytes, path: str, body: object) -> bytes:
         host = f"{HOST}:{self.instance.port}"

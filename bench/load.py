@@ -25,7 +25,7 @@ from bench import event_loop
 from bench.callers import BenchCaller, Caller
 from bench.client_caller import ClientCaller, Messages
 from bench.figures import cpu_us, percentile
-from bench.journal import Journal, Made
+from bench.journal import Journal, SentTransaction
 from bench.plan import GROUP, LoadPlan, LoadResult, Window
 from bench.stream_caller import Operations, StreamCaller
 from bench.stream_client import StreamClient
@@ -176,13 +176,13 @@ class Load:
 
     # --- results
 
-    def confirmed(self, started: float, made: Sequence[Made]) -> None:
+    def confirmed(self, started: float, transactions: Sequence[SentTransaction]) -> None:
         self._latencies.append(time.perf_counter() - started)
-        self._transactions += len(made)
-        self._journal.committed(made)
+        self._transactions += len(transactions)
+        self._journal.committed(transactions)
 
-    def unconfirmed(self, made: Sequence[Made]) -> None:
-        self._journal.unconfirmed(made)
+    def unconfirmed(self, transactions: Sequence[SentTransaction]) -> None:
+        self._journal.unconfirmed(transactions)
 
     def unanswered(self, contents: Contents) -> None:
         self._journal.unanswered(contents)

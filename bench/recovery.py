@@ -83,7 +83,7 @@ class Bench:
     ) -> None:
         """Keep the options; nothing starts yet. `settings` are environment variables of the coordinator."""
         self._say = say
-        self._given = bootstrap_servers
+        self._external_servers = bootstrap_servers
         self._watch_s = watch_s
         self._settings = dict(settings or {})
         self._name = name
@@ -91,15 +91,15 @@ class Bench:
         self._count = 0
         self._empty_mib = 0.0
         self.topic = f"{name}.orders"
-        self.found = RecoveryResult(shards=shards, value_bytes=value_bytes, rate_per_s=rate_per_s)
+        self.result = RecoveryResult(shards=shards, value_bytes=value_bytes, rate_per_s=rate_per_s)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-recovery-")))
-            self.bootstrap_servers = self._given or self._broker(stack)
+            self.bootstrap_servers = self._external_servers or self._broker(stack)
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-            for made in self._admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values():
-                made.result(_REQUEST_S)
+            for created in self._admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)]).values():
+                created.result(_REQUEST_S)
             self._stack = stack.pop_all()
         return self
 
@@ -120,7 +120,7 @@ class Bench:
         settings = {
             "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap_servers,
             "HALFWAY_KAFKA_PREFIX": prefix,
-            "HALFWAY_SHARDS": str(self.found.shards),
+            "HALFWAY_SHARDS": str(self.result.shards),
             **self._settings,
         }
         try:
@@ -153,23 +153,23 @@ class Bench:
     def write(self, prefix: str, cell: Cell) -> History:
         """Write a log with several processes, each for some of the shards."""
         until = time.time_ns() // 1_000_000
-        parts = min(_PARTS, self.found.shards)
+        parts = min(_PARTS, self.result.shards)
         processes: list[tuple[SupervisedProcess, Path, Path]] = []
         with ExitStack() as stack:
             for part in range(parts):
-                own = tuple(range(part, self.found.shards, parts))
-                share = len(own) / self.found.shards
+                own = tuple(range(part, self.result.shards, parts))
+                share = len(own) / self.result.shards
                 plan = Plan(
                     bootstrap_servers=self.bootstrap_servers,
                     prefix=prefix,
-                    shards=self.found.shards,
+                    shards=self.result.shards,
                     own=own,
                     topic=self.topic,
-                    value_bytes=self.found.value_bytes,
+                    value_bytes=self.result.value_bytes,
                     pending=_part(cell.pending, part, parts),
                     ended=_part(cell.ended, part, parts),
                     until_ms=until,
-                    rate_per_s=self.found.rate_per_s * share,
+                    rate_per_s=self.result.rate_per_s * share,
                     reanchor_after=self._reanchor_after,
                 )
                 files = [self.directory / f"{prefix}{part}.{kind}" for kind in ("plan", "result", "log")]
@@ -195,7 +195,7 @@ class Bench:
         return KafkaConfig(
             properties={"bootstrap.servers": self.bootstrap_servers},
             prefix=prefix,
-            shards=self.found.shards,
+            shards=self.result.shards,
             max_prepare_bytes=MAX_PREPARE_BYTES,
         )
 
@@ -225,7 +225,7 @@ class Bench:
                     self.take_over(settings)
                     with unknown_endpoint() as (url, count_requests):
                         self.all_due(cell, settings, url, count_requests)
-        return self.found
+        return self.result
 
     def start(
         self,
@@ -256,7 +256,7 @@ class Bench:
             records = sum(line["records"] for line in acquired)
             if not cell.pending and not cell.ended:
                 self._empty_mib = rss
-            found = Recovery(
+            result = Recovery(
                 cell=cell.name + version,
                 pending=cell.pending,
                 ended=cell.ended,
@@ -279,8 +279,8 @@ class Bench:
                 incarnations=len(instance.events("incarnation_begun")),
             )
             instance.stop()
-        self.found.starts.append(found)
-        return found
+        self.result.starts.append(result)
+        return result
 
     def _until_found(self, instance: Instance, transaction_id: str) -> float:
         while ask(instance.port, "GET", f"/v1/transactions/{transaction_id}")[0] != HTTPStatus.OK:
@@ -315,7 +315,7 @@ class Bench:
             first = stack.enter_context(Instance(self.directory, settings))
             first.ready(_RECOVER_S)
             second = stack.enter_context(Instance(self.directory, settings))
-            while len(served(second)) < self.found.shards // 2:
+            while len(served(second)) < self.result.shards // 2:
                 if time.monotonic() - second.started > _RECOVER_S:
                     raise RigError("the second instance gets no shards")
                 time.sleep(_POLL_S)
@@ -325,7 +325,7 @@ class Bench:
             prepares = stack.enter_context(repeating(lambda: self._transact(second, times), 0.05))
             killed = time.monotonic()
             first.kill()
-            while len(served(second)) < self.found.shards:
+            while len(served(second)) < self.result.shards:
                 if time.monotonic() - killed > _RECOVER_S:
                     raise RigError("the second instance does not take over")
                 time.sleep(_POLL_S)
@@ -334,7 +334,7 @@ class Bench:
             rss, peak = memory_mib(second.pid)
             pending = round(second.metric("halfway_pending"))
             second.stop()
-        self.found.takeover = Takeover(
+        self.result.takeover = Takeover(
             pending=pending,
             joined_s=joined_s,
             join_away_s=away,
@@ -344,7 +344,7 @@ class Bench:
             peak_mib=peak,
             prepare=CallResults.of(times, failed),
         )
-        return self.found.takeover
+        return self.result.takeover
 
     def all_due(
         self, cell: Cell, settings: Mapping[str, str], endpoint: str, count_requests: Callable[[], int]
@@ -361,7 +361,7 @@ class Bench:
             health, prepares = self._watched(instance)
             seconds = time.monotonic() - started
             rss, peak = memory_mib(instance.pid)
-            self.found.all_due = AllDue(
+            self.result.all_due = AllDue(
                 pending=cell.pending,
                 ready_s=ready_s,
                 watched_s=seconds,
@@ -372,7 +372,7 @@ class Bench:
                 prepare_after=prepares,
             )
             instance.stop()
-        return self.found.all_due
+        return self.result.all_due
 
 
 def _part(total: int, part: int, parts: int) -> int:

@@ -147,12 +147,12 @@ def run_scenarios(
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """One slice of a scenario and of its raw limit."""
 
-    found: Loaded
+    load: Loaded
     raw: RawResult | None
 
     @property
     def window(self) -> Window:
-        return self.found.result.windows[-1]
+        return self.load.result.windows[-1]
 
     @property
     def rate(self) -> float:
@@ -174,8 +174,8 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
     """Summarise slices."""
-    audits = [part.found.audit for part in slices]
-    failures = [part.found.result.first_failure for part in slices]
+    audits = [part.load.audit for part in slices]
+    failures = [part.load.result.first_failure for part in slices]
     rates, ratios = [part.rate for part in slices], [part.ratio for part in slices]
     return Line(
         scenario=name,
@@ -190,13 +190,13 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
         ratio=round(median(ratios), 3),
         ratio_spread=(round(min(ratios), 3), round(max(ratios), 3)),
         **{kind: sum(audit.counts[kind] for audit in audits) for kind in Findings.__struct_fields__},
-        failed=sum(part.found.result.failed for part in slices),
+        failed=sum(part.load.result.failed for part in slices),
         first_failure=next(filter(None, failures), ""),
         audited=sum(audit.transactions for audit in audits),
         first_finding=next((first for audit in audits for first in audit.first), ""),
         transactions=sum(part.window.transactions for part in slices),
         callers=scenario.callers,
-        ends_per_kafka_transaction=round(median([part.found.ends for part in slices]), 1),
+        ends_per_kafka_transaction=round(median([part.load.ends for part in slices]), 1),
     )
 
 
@@ -205,18 +205,18 @@ def slice_of(
 ) -> Slice:
     """Measure and audit a scenario, then its raw limit with Kafka transactions of the same size."""
     window_s, raw_s = lengths.run_s / lengths.slices, lengths.raw_s / lengths.slices
-    found = run_audited_load(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=window_s, groups=groups))
+    load = run_audited_load(rig, load_plan(rig, scenario, lead_s=lengths.lead_s, window_s=window_s, groups=groups))
     if not raw or not raw_s:
-        return Slice(found=found, raw=None)
+        return Slice(load=load, raw=None)
     plan = RawPlan(
         bootstrap_servers=rig.bootstrap_servers,
         topic=f"{rig.topic}.raw",
-        ends=max(1, round(found.ends)),
+        ends=max(1, round(load.ends)),
         ahead=scenario.callers > 1,
         lead_s=min(0.5, raw_s / 2),
         run_s=raw_s,
     )
-    return Slice(found=found, raw=run_raw(rig, plan))
+    return Slice(load=load, raw=run_raw(rig, plan))
 
 
 def run_raw(rig: Rig, plan: RawPlan) -> RawResult:

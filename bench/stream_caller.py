@@ -73,13 +73,13 @@ class StreamCaller:
         self._stream.send("end", self._operations.end(self._id), self._ended)
 
     def _ended(self, answer: Answer | None) -> None:
-        made = ((self._content, self._id),)
+        transactions = ((self._content, self._id),)
         if answer is None or answer.status != self._operations.ended:
-            self._desk.unconfirmed(made)
+            self._desk.unconfirmed(transactions)
             self._failed("commit", answer)
             return
         # An accepted end must be committed too, because nothing fails here.
-        self._desk.confirmed(self._started, made)
+        self._desk.confirmed(self._started, transactions)
         self._desk.ready(self)
 
     def _failed(self, what: str, answer: Answer | None) -> None:

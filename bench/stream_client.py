@@ -175,7 +175,7 @@ class StreamClient:
             self._next += 1
             self._waiting[self._next] = on_answer
             items.setdefault(kind, []).append(b'{"n":%d,%b' % (self._next, fields[1:]))
-        members = [b'"%b":[%b]' % (kind.encode(), b",".join(found)) for kind, found in items.items()]
+        members = [b'"%b":[%b]' % (kind.encode(), b",".join(operations)) for kind, operations in items.items()]
         return b"{%b}" % b",".join(members)
 
     async def _read(self) -> None:

@@ -253,10 +253,10 @@ async def _settled(members: Sequence[CoordinatorProcess], served_again: Callable
     """Wait until callers were served in every shard, and these instances together serve all shards."""
     async with asyncio.timeout(SETTLED_S):
         while True:
-            found = [await asyncio.to_thread(served, member) for member in members]
-            whole = sum(map(len, found)) == SHARDS and set().union(*found) == set(range(SHARDS)) and all(found)
+            results = [await asyncio.to_thread(served, member) for member in members]
+            whole = sum(map(len, results)) == SHARDS and set().union(*results) == set(range(SHARDS)) and all(results)
             if whole and served_again():
-                return found
+                return results
             await asyncio.sleep(_POLL_S)
 
 

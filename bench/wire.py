@@ -49,8 +49,8 @@ def split(received: bytes) -> tuple[int, bytes, bytes] | None:
 
 def retry_after(answer: bytes) -> float | None:
     """Return the seconds of a refusal's Retry-After; None if it has none."""
-    _, found, rest = answer.partition(b"\r\nRetry-After: ")
-    return float(rest.partition(b"\r\n")[0]) if found else None
+    _, is_present, rest = answer.partition(b"\r\nRetry-After: ")
+    return float(rest.partition(b"\r\n")[0]) if is_present else None
 
 
 def id_in(body: bytes) -> bytes:

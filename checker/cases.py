@@ -120,8 +120,8 @@ class Case:
         """The messages that a commit must write; None if the history does not contain them."""
         if self.acknowledged:
             return next(iter(self.acknowledged))
-        kept = next((half.contents for half in self.halves if half.contents is not None), None)
-        return kept or (self.requested[0] if len(set(self.requested)) == 1 else None)
+        stored = next((half.contents for half in self.halves if half.contents is not None), None)
+        return stored or (self.requested[0] if len(set(self.requested)) == 1 else None)
 
 
 @dataclass(kw_only=True)

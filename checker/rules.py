@@ -74,8 +74,8 @@ def committed_messages_stand(case: Case) -> Iterator[Finding]:
     if COMMITTED not in case.outcomes:
         return
     why = [*_answer(case, COMMITTED), *(op.place for op in case.ends if op.outcome == COMMITTED)]
-    wanted = case.expected
-    total = len(wanted) if wanted is not None else max((message.total for message in case.messages), default=1)
+    contents = case.expected
+    total = len(contents) if contents is not None else max((message.total for message in case.messages), default=1)
     by_number = _by_number(case.messages)
     missing = sorted(set(range(1, total + 1)) - set(by_number) - _removed(case))
     if missing and len(missing) == total:
@@ -85,8 +85,8 @@ def committed_messages_stand(case: Case) -> Iterator[Finding]:
             "torn", "committed_in_part", case, f"missing of {total}: {missing}", *why, *_places(case.messages)
         )
     for number, copies in by_number.items():
-        expected = wanted[number - 1] if wanted is not None and 0 < number <= total else None
-        others = [copy for copy in copies if wanted is not None and copy.content != expected]
+        expected = contents[number - 1] if contents is not None and 0 < number <= total else None
+        others = [copy for copy in copies if contents is not None and copy.content != expected]
         if others:
             yield _finding("lost", "payload_differs", case, f"expected {expected}", f"found {others[0].content}", *why)
         if any(copy.total != total for copy in copies):
@@ -95,8 +95,8 @@ def committed_messages_stand(case: Case) -> Iterator[Finding]:
 
 def _removed(case: Case) -> set[int]:
     """Return the numbers of the messages that may have been deleted with their topic."""
-    wanted = enumerate(case.expected or (), 1)
-    return {number for number, content in wanted if content.topic in case.removed}
+    expected_messages = enumerate(case.expected or (), 1)
+    return {number for number, content in expected_messages if content.topic in case.removed}
 
 
 def messages_stand_in_order(case: Case) -> Iterator[Finding]:

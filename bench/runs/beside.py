@@ -35,20 +35,20 @@ def _beside(arguments: argparse.Namespace) -> int:
         slices=arguments.slices,
         warm_up_s=arguments.warm_up,
     )
-    found = beside(options, say=shown.print)
-    shown.print(_table(found))
-    write_json(arguments.json, found, shown.print)
-    return 0 if all(row.line.clean for row in found) else 1
+    rows = beside(options, say=shown.print)
+    shown.print(_table(rows))
+    write_json(arguments.json, rows, shown.print)
+    return 0 if all(row.line.clean for row in rows) else 1
 
 
-def _table(found: Sequence[BesideLine]) -> Table:
+def _table(rows: Sequence[BesideLine]) -> Table:
     table = Table(title="the load, by what exists beside it; CPU in microseconds per transaction")
     for name in ("scenario", "beside it"):
         table.add_column(name)
     for name in ("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "", "broker", "findings", "failed"):
         table.add_column(name, justify="right")
     first: dict[str, float] = {}
-    for row in found:
+    for row in rows:
         line = row.line
         alone = first.setdefault(line.scenario, line.coordinator_cpu_us)
         table.add_row(

@@ -28,12 +28,12 @@ def _checks(arguments: argparse.Namespace) -> int:
     options = ChecksOptions(
         transactions=arguments.transactions, concurrency=arguments.concurrency, warm_up_s=arguments.warm_up
     )
-    found = checks(options, say=shown.print)
+    lines = checks(options, say=shown.print)
     table = Table(title=f"checks, {options.concurrency} in flight; CPU in microseconds a check")
     table.add_column("verdict")
     for name in ("checks", "a second", "coordinator", "broker", "endpoint", "pending after"):
         table.add_column(name, justify="right")
-    for line in found:
+    for line in lines:
         table.add_row(
             line.verdict,
             f"{line.checks:,}",
@@ -44,5 +44,5 @@ def _checks(arguments: argparse.Namespace) -> int:
             f"{line.pending:,}",
         )
     shown.print(table)
-    write_json(arguments.json, found, shown.print)
+    write_json(arguments.json, lines, shown.print)
     return 0

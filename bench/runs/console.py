@@ -37,24 +37,24 @@ def _console(arguments: argparse.Namespace) -> int:
         slices=arguments.slices,
         warm_up_s=arguments.warm_up,
     )
-    found, idle = console(options, shown.print)
-    shown.print(_table(f"{options.callers} callers, {options.slices} slices of {options.seconds:g} s each", found))
+    slices, idle = console(options, shown.print)
+    shown.print(_table(f"{options.callers} callers, {options.slices} slices of {options.seconds:g} s each", slices))
     table = Table(title="without callers")
     for name in ("consoles", "CPU ms a second"):
         table.add_column(name, justify="right")
     for result in idle:
         table.add_row(str(result.consoles), f"{result.cpu_ms_per_s:.1f}")
     shown.print(table)
-    write_json(arguments.json, {"slices": found, "idle": idle}, shown.print)
+    write_json(arguments.json, {"slices": slices, "idle": idle}, shown.print)
     return 0
 
 
-def _table(title: str, found: Sequence[Slices]) -> Table:
+def _table(title: str, slices: Sequence[Slices]) -> Table:
     table = Table(title=title)
     for name in ("", "tx/s", "tx/s", "p50 ms", "p99 ms", "CPU us/tx", "CPU", "events", "KiB an event"):
         table.add_column(name, justify="left" if not name else "right")
-    first = found[0]
-    for result in found:
+    first = slices[0]
+    for result in slices:
         table.add_row(
             result.name,
             f"{result.median_per_s:,.0f}",

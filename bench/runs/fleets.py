@@ -49,25 +49,25 @@ def add(kinds: Kinds) -> None:
 def _instances(arguments: argparse.Namespace) -> int:
     console = wide_console()
     with FleetRig(say=console.print) as rig:
-        found = measure_instances(
+        result = measure_instances(
             rig, InstancesOptions(warm_up_s=arguments.warm_up, run_s=arguments.seconds), say=console.print
         )
-    console.print(instances_table(found))
-    for line in found.lines:
+    console.print(instances_table(result))
+    for line in result.lines:
         if line.failed:
             console.print(f"{line.instances}, {line.asked}: the first that failed: {line.first_failure}", markup=False)
-    write_json(arguments.json, found, console.print)
-    return 0 if found.clean else 1
+    write_json(arguments.json, result, console.print)
+    return 0 if result.clean else 1
 
 
 def _takeover(arguments: argparse.Namespace) -> int:
     console = wide_console()
     with FleetRig(say=console.print) as rig:
         taking = TakeoverOptions(sessions_s=tuple(arguments.sessions), rate_per_s=arguments.rate)
-        found = measure_takeovers(rig, taking, say=console.print)
-    console.print(takeover_table(found))
-    write_json(arguments.json, found, console.print)
-    return 0 if found.clean else 1
+        result = measure_takeovers(rig, taking, say=console.print)
+    console.print(takeover_table(result))
+    write_json(arguments.json, result, console.print)
+    return 0 if result.clean else 1
 
 
 def _frozen(arguments: argparse.Namespace) -> int:
@@ -80,9 +80,9 @@ def _frozen(arguments: argparse.Namespace) -> int:
     return 0 if all(line.copies == 1 for line in lines) else 1
 
 
-def instances_table(found: Instances) -> Table:
+def instances_table(result: Instances) -> Table:
     """Return the lines of several instances as a table, and below it the cost of a forwarded call."""
-    table = Table(title=f"{found.callers} callers, requests of one transaction; CPU in microseconds per transaction")
+    table = Table(title=f"{result.callers} callers, requests of one transaction; CPU in microseconds per transaction")
     for name in ("instances", "asked"):
         table.add_column(name)
     for name in (
@@ -90,7 +90,7 @@ def instances_table(found: Instances) -> Table:
         *("missing", "doubled", "extra", "failed"),
     ):
         table.add_column(name, justify="right")
-    for line in found.lines:
+    for line in result.lines:
         table.add_row(
             *(str(line.instances), line.asked, f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}"),
             *(" + ".join(f"{used:.0f}" for used in line.each_cpu_us), f"{line.coordinators_cpu_us:.0f}"),
@@ -98,27 +98,27 @@ def instances_table(found: Instances) -> Table:
             *(f"{line.forwarded_share:.0%}", f"{line.ends_per_kafka_transaction:.1f}"),
             *(str(line.missing), str(line.doubled), str(line.extra), str(line.failed)),
         )
-    if found.forwarded is not None:
+    if result.forwarded is not None:
         table.caption = (
-            f"a forwarded call: {found.forwarded.asker_cpu_us:.0f} us where it is forwarded, "
-            f"{found.forwarded.owner_cpu_us:.0f} us at the owner; called directly the owner takes "
-            f"{found.forwarded.direct_cpu_us:.0f} us; forwarding costs {found.forwarded.costs_cpu_us:.0f} us"
+            f"a forwarded call: {result.forwarded.asker_cpu_us:.0f} us where it is forwarded, "
+            f"{result.forwarded.owner_cpu_us:.0f} us at the owner; called directly the owner takes "
+            f"{result.forwarded.direct_cpu_us:.0f} us; forwarding costs {result.forwarded.costs_cpu_us:.0f} us"
         )
     return table
 
 
-def takeover_table(found: Takeover) -> Table:
+def takeover_table(result: Takeover) -> Table:
     """Return the events as a table."""
     table = Table(
-        title=f"{found.rate_per_s:g} tx/s begun, {found.transactions:,} in all: {found.missing} missing, "
-        f"{found.doubled} doubled, {found.extra} extra"
+        title=f"{result.rate_per_s:g} tx/s begun, {result.transactions:,} in all: {result.missing} missing, "
+        f"{result.doubled} doubled, {result.extra} extra"
     )
     table.add_column("event")
     for name in ("session s", "shards moved", "away s", "others s", "requests", "p50 ms", "longest s"):
         table.add_column(name, justify="right")
     for name in ("503 (without Retry-After)", "no answer", "other"):
         table.add_column(name)
-    for line in found.lines:
+    for line in result.lines:
         table.add_row(
             *(line.event, f"{line.session_s:g}", str(line.shards), f"{line.least_s:.1f} to {line.most_s:.1f}"),
             *(f"{line.others_s:.1f}", f"{line.requests:,}", f"{line.p50_ms:.1f}", f"{line.longest_s:.1f}"),

@@ -44,8 +44,8 @@ def _limits(arguments: argparse.Namespace) -> int:
     console.print(_table("without and with keys", keys))
     first, again = verifying_us()
     console.print(f"to verify a key and to decide takes {first:.1f} µs of CPU the first time, {again:.1f} µs again")
-    found = {"flood": flooded, "keys": keys, "verifying_us": {"first": first, "again": again}}
-    write_json(arguments.json, found, console.print)
+    result = {"flood": flooded, "keys": keys, "verifying_us": {"first": first, "again": again}}
+    write_json(arguments.json, result, console.print)
     return 0
 
 

@@ -45,43 +45,43 @@ def _overload(arguments: argparse.Namespace) -> int:
     )
     with Rig(say=console.print, settings=dict(part.split("=", 1) for part in arguments.set)) as rig:
         console.print(f"{arguments.seconds:g} s of {arguments.times:g} times the maximum, which is measured first")
-        found = overload(rig, options)
-    console.print(overload_table(found))
-    for what in (found.first_finding, found.first_unlike):
+        result = overload(rig, options)
+    console.print(overload_table(result))
+    for what in (result.first_finding, result.first_unlike):
         if what:
             console.print(f"the first that is wrong: {what}", markup=False)
-    write_json(arguments.json, found, console.print)
-    return 0 if found.clean else 1
+    write_json(arguments.json, result, console.print)
+    return 0 if result.clean else 1
 
 
-def overload_table(found: Overload) -> Table:
+def overload_table(result: Overload) -> Table:
     """Return an overload as a table of two columns."""
     table = Table(
-        title=f"{found.rate_per_s:,.0f} tx/s offered, of at most {found.maximum_tx_per_s:,.0f}: {found.shown}"
+        title=f"{result.rate_per_s:,.0f} tx/s offered, of at most {result.maximum_tx_per_s:,.0f}: {result.shown}"
     )
     table.add_column("")
     table.add_column("", justify="right")
     for name, value in (
-        ("committed tx/s", f"{found.committed_tx_per_s:,.0f} ({found.share_of_maximum:.0%} of the maximum)"),
-        ("p50, p99 of what is committed", f"{found.p50_ms:,.0f} ms, {found.p99_ms:,.0f} ms"),
-        ("requests/s", f"{found.requests_per_s:,.0f}"),
-        ("offered, found no connection", f"{found.offered:,}, {found.without_connection:,}"),
-        ("prepares by status", counts(found.prepares)),
-        ("ends by status", counts(found.ends)),
-        ("refusals without Retry-After", str(found.refused_without_retry_after)),
-        ("other answers, broken connections", str(found.unlike)),
-        ("connections", f"{found.connections:,}"),
+        ("committed tx/s", f"{result.committed_tx_per_s:,.0f} ({result.share_of_maximum:.0%} of the maximum)"),
+        ("p50, p99 of what is committed", f"{result.p50_ms:,.0f} ms, {result.p99_ms:,.0f} ms"),
+        ("requests/s", f"{result.requests_per_s:,.0f}"),
+        ("offered, found no connection", f"{result.offered:,}, {result.without_connection:,}"),
+        ("prepares by status", counts(result.prepares)),
+        ("ends by status", counts(result.ends)),
+        ("refusals without Retry-After", str(result.refused_without_retry_after)),
+        ("other answers, broken connections", str(result.unlike)),
+        ("connections", f"{result.connections:,}"),
         *(
             (f"RSS MiB, threads, descriptors {when}", f"{held.rss_mib:.0f}, {held.threads}, {held.fds}")
-            for when, held in (("before", found.held_before), ("at most", found.held), ("after", found.held_after))
+            for when, held in (("before", result.held_before), ("at most", result.held), ("after", result.held_after))
         ),
         *(
             (part.path, f"{counts(part.answers)}; p50 {part.p50_ms:.0f} ms, worst {part.worst_ms:.0f} ms")
-            for part in found.health
+            for part in result.health
         ),
-        ("cores", ", ".join(f"{name} {used:.2f}" for name, used in found.cpu.items())),
-        ("small load before, recovered after", f"p50 {found.p50_before_ms:.1f} ms, {found.recovered_after_s} s"),
-        ("left over and rolled back", f"{found.left_over:,} of {found.transactions:,}"),
+        ("cores", ", ".join(f"{name} {used:.2f}" for name, used in result.cpu.items())),
+        ("small load before, recovered after", f"p50 {result.p50_before_ms:.1f} ms, {result.recovered_after_s} s"),
+        ("left over and rolled back", f"{result.left_over:,} of {result.transactions:,}"),
     ):
         table.add_row(name, value)
     return table

@@ -59,26 +59,26 @@ def _recovery(arguments: argparse.Namespace) -> int:
         rate_per_s=arguments.rate,
         watch_s=arguments.watch,
     ) as bench:
-        found = bench.run(
+        result = bench.run(
             cells, before=None if arguments.before is None else arguments.before.absolute(), starts=arguments.starts
         )
-    console.print(recovery_table(found))
-    for line in recovery_lines(found):
+    console.print(recovery_table(result))
+    for line in recovery_lines(result):
         console.print(line)
-    write_json(arguments.json, found, console.print)
-    return 0 if found.clean else 1
+    write_json(arguments.json, result, console.print)
+    return 0 if result.clean else 1
 
 
-def recovery_table(found: RecoveryResult) -> Table:
+def recovery_table(result: RecoveryResult) -> Table:
     """Return the starts as a table."""
-    table = Table(title=f"starts: {found.shards} shards, one message of {found.value_bytes} bytes each")
+    table = Table(title=f"starts: {result.shards} shards, one message of {result.value_bytes} bytes each")
     table.add_column("the log holds")
     for name in (
         *("ready s", "last GET s", "commit s", "records", "records/s", "CPU s", "RSS MiB", "peak MiB", "bytes each"),
         *("health worst ms", "after: health", "prepare p50", "p99", "worst"),
     ):
         table.add_column(name, justify="right")
-    for start in found.starts:
+    for start in result.starts:
         after = start.prepare_after
         table.add_row(
             start.cell,
@@ -97,9 +97,9 @@ def recovery_table(found: RecoveryResult) -> Table:
     return table
 
 
-def recovery_lines(found: RecoveryResult) -> Iterable[str]:
+def recovery_lines(result: RecoveryResult) -> Iterable[str]:
     """Print the figures that are not in the table."""
-    if (taken := found.takeover) is not None:
+    if (taken := result.takeover) is not None:
         prepares = taken.prepare
         yield (
             f"takeover, {taken.pending:,} pending: a second instance had its half {taken.joined_s:.1f} s after its "
@@ -108,7 +108,7 @@ def recovery_lines(found: RecoveryResult) -> Iterable[str]:
             f"peak {taken.peak_mib:.0f}; prepares "
             f"meanwhile: p50 {prepares.p50_ms:.0f} ms, worst {prepares.worst_ms:.0f}, failed {prepares.failed}"
         )
-    if (due := found.all_due) is not None:
+    if (due := result.all_due) is not None:
         prepares = due.prepare_after
         yield (
             f"{due.pending:,} due at once: ready after {due.ready_s:.1f} s, {due.checks_per_s:.0f} checks/s; "

@@ -33,25 +33,25 @@ def _soak(arguments: argparse.Namespace) -> int:
     settings = {"HALFWAY_OUTCOME_HORIZON_S": str(arguments.horizon)}
     with Rig(say=console.print, settings=settings) as rig:
         console.print(f"{arguments.minutes:g} minutes at {arguments.share:.0%} of the maximum, which is measured first")
-        found = soak(rig, SoakOptions(minutes=arguments.minutes, share=arguments.share, warm_up_s=arguments.warm_up))
-    console.print(soak_table(found))
-    if found.first_finding:
-        console.print(f"the checker's first finding: {found.first_finding}", markup=False)
-    if found.failed:
-        console.print(f"the first that failed: {found.first_failure}", markup=False)
-    write_json(arguments.json, found, console.print)
-    return 0 if found.clean else 1
+        result = soak(rig, SoakOptions(minutes=arguments.minutes, share=arguments.share, warm_up_s=arguments.warm_up))
+    console.print(soak_table(result))
+    if result.first_finding:
+        console.print(f"the checker's first finding: {result.first_finding}", markup=False)
+    if result.failed:
+        console.print(f"the first that failed: {result.first_failure}", markup=False)
+    write_json(arguments.json, result, console.print)
+    return 0 if result.clean else 1
 
 
-def soak_table(found: Soak) -> Table:
+def soak_table(result: Soak) -> Table:
     """Return a soak's windows as a table."""
     table = Table(
-        title=f"{found.rate_per_s:,.0f} tx/s of at most {found.maximum_tx_per_s:,.0f}, {found.transactions:,} in all: "
-        f"{found.shown}, {found.failed} failed"
+        title=f"{result.rate_per_s:,.0f} tx/s of at most {result.maximum_tx_per_s:,.0f}, "
+        f"{result.transactions:,} in all: {result.shown}, {result.failed} failed"
     )
     for name in ("until s", "tx/s", "p50 ms", "p99 ms", "coordinator CPU us/tx", "RSS MiB", "threads", "fds"):
         table.add_column(name, justify="right")
-    for line in found.lines:
+    for line in result.lines:
         table.add_row(
             *(f"{line.until_s:.0f}", f"{line.tx_per_s:,.0f}", f"{line.p50_ms:.1f}", f"{line.p99_ms:.1f}"),
             *(f"{line.coordinator_cpu_us:.0f}", f"{line.rss_mib:.0f}", str(line.threads), str(line.fds)),

@@ -83,8 +83,8 @@ class Partition(Generic[V]):
 
     def at(self, offset: int) -> InternalRecord[V] | None:
         """Return the record at an offset, None if there is none."""
-        found = self.since(offset)[:1]
-        return found[0] if found and found[0].offset == offset else None
+        following = self.since(offset)[:1]
+        return following[0] if following and following[0].offset == offset else None
 
     def compact(self, before: int) -> None:
         """Of the records below an offset, keep only the last one of each key, as the broker's log cleaner does."""

@@ -77,10 +77,10 @@ class MemoryTopics:
 
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
         """Return facts by name if all of the topics are visible; None otherwise."""
-        found = {name: self._log.topics[name].facts for name in names if name in self._log.topics}
-        if self._faults.unavailable or len(found) < len(names) or self._faults.denied_topics.intersection(names):
+        facts = {name: self._log.topics[name].facts for name in names if name in self._log.topics}
+        if self._faults.unavailable or len(facts) < len(names) or self._faults.denied_topics.intersection(names):
             return None
-        return found
+        return facts
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, None for a topic that does not exist; see the port for the errors."""
@@ -90,8 +90,8 @@ class MemoryTopics:
         denied = self._faults.denied_topics.intersection(names)
         if denied:
             raise NotAuthorisedError(f"halfway may not see topic {min(denied)!r}", topic=min(denied))
-        found = {name: self._log.topics.get(name) for name in names}
-        return {name: None if topic is None else topic.facts for name, topic in found.items()}
+        topics = {name: self._log.topics.get(name) for name in names}
+        return {name: None if topic is None else topic.facts for name, topic in topics.items()}
 
 
 class MemoryKeys:

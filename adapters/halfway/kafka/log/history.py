@@ -82,7 +82,7 @@ class KafkaHistory:
         topic, key = self._config.op_topic, transaction_id.encode()
         with self._consumer() as consumer:
             offsets, complete = self._offsets(consumer, topic, shard, starts, until)
-            found: dict[int, LoggedOp] = {}
+            by_offset: dict[int, LoggedOp] = {}
             position, ended = -1, not offsets
             for start in offsets:
                 if start < position or ended:
@@ -97,11 +97,11 @@ class KafkaHistory:
                         break
                     position = (message.offset() or 0) + 1
                     if message.key() == key and (logged := self._op(message)) is not None:
-                        found[logged.offset] = logged
+                        by_offset[logged.offset] = logged
                         ended = logged.op.kind.final
                     if ended or (read >= MAX_RECORDS and (following is None or position < following)):
                         break
-            return OpsRead(ops=_by_offset(found), complete=complete and ended)
+            return OpsRead(ops=_by_offset(by_offset), complete=complete and ended)
 
     def _offsets(
         self, consumer: Consumer, topic: str, shard: int, starts: Sequence[int], until: float
@@ -130,7 +130,7 @@ class KafkaHistory:
 
     def _acts(self, transaction_id: str, since_ms: int, until: float) -> Sequence[AuditEvent]:
         topic, key = self._config.topic("audit"), transaction_id.encode()
-        found: dict[str, AuditEvent] = {}
+        events: dict[str, AuditEvent] = {}
         with self._consumer() as consumer:
             (place,) = consumer.offsets_for_times(
                 [TopicPartition(topic, 0, since_ms)], max(0.1, until - time.monotonic())
@@ -144,46 +144,46 @@ class KafkaHistory:
                 if message.key() == key:
                     with suppress(UndecodableError):  # halfway did not write it
                         event = decode_audit(message.value())
-                        found[event.id] = event
-        return tuple(found.values())
+                        events[event.id] = event
+        return tuple(events.values())
 
     def _find_messages(self, transaction_id: str, topics: Sequence[str], at_ms: int, until: float) -> PlacesRead:
         places: dict[int, tuple[int, int]] = {}
         details = []
         for topic in dict.fromkeys(topics):
-            wanted = topics.count(topic)
+            expected = topics.count(topic)
             try:
-                found = self._find_in_topic(transaction_id, topic, wanted, at_ms, until)
+                located = self._find_in_topic(transaction_id, topic, expected, at_ms, until)
             except KafkaException as exception:
                 details.append(_error_detail(topic, exception.args[0]))
                 continue
-            places.update(found)
-            if len(found) < wanted:
+            places.update(located)
+            if len(located) < expected:
                 details.append(
-                    f"{wanted - len(found)} of {wanted} messages were not found in {topic}: it is compacted, they are "
-                    "past its retention, or too much was written at the same time"
+                    f"{expected - len(located)} of {expected} messages were not found in {topic}: it is compacted, "
+                    "they are past its retention, or too much was written at the same time"
                 )
         return PlacesRead(places=places, detail="; ".join(details) or None)
 
     def _find_in_topic(
-        self, transaction_id: str, topic: str, wanted: int, at_ms: int, until: float
+        self, transaction_id: str, topic: str, expected: int, at_ms: int, until: float
     ) -> dict[int, tuple[int, int]]:
-        found: dict[int, tuple[int, int]] = {}
+        places: dict[int, tuple[int, int]] = {}
         with self._consumer() as consumer:
             left = max(0.1, until - time.monotonic())
             metadata = consumer.list_topics(topic, timeout=left).topics[topic]
             if metadata.error is not None:
                 raise KafkaException(metadata.error)
             times = [TopicPartition(topic, number, at_ms) for number in metadata.partitions]
-            starts = [place for place in consumer.offsets_for_times(times, left) if place.offset != OFFSET_END]
-            if any(place.error is not None for place in starts):
-                raise KafkaException(next(place.error for place in starts if place.error is not None))
+            starts = [start for start in consumer.offsets_for_times(times, left) if start.offset != OFFSET_END]
+            if any(start.error is not None for start in starts):
+                raise KafkaException(next(start.error for start in starts if start.error is not None))
             consumer.assign(starts)
-            unfinished = {place.partition for place in starts}
+            unfinished = {start.partition for start in starts}
             at_end: set[int] = set()
             read = 0
             markers_until = time.monotonic() + (_MARKERS_S if time.time() * 1000 - at_ms < _MAX_LAG_MS else 0.0)
-            while len(found) < wanted and read < MAX_TOPIC_RECORDS and time.monotonic() < until:
+            while len(places) < expected and read < MAX_TOPIC_RECORDS and time.monotonic() < until:
                 if unfinished <= at_end and time.monotonic() > markers_until:
                     break
                 for message in consumer.consume(_BATCH, _POLL_S):
@@ -199,8 +199,8 @@ class KafkaHistory:
                         unfinished.discard(partition)
                     number = self._message_number(message, transaction_id)
                     if number is not None:
-                        found[number] = (partition, message.offset() or 0)
-        return found
+                        places[number] = (partition, message.offset() or 0)
+        return places
 
     def _message_number(self, message: Message, transaction_id: str) -> int | None:
         """Return the number of a transaction's message, None if the message is of another transaction."""
@@ -233,8 +233,8 @@ def _records(consumer: Consumer, until: float) -> Iterator[Message | None]:
                 raise KafkaException(error)
 
 
-def _by_offset(found: dict[int, LoggedOp]) -> tuple[LoggedOp, ...]:
-    return tuple(found[offset] for offset in sorted(found))
+def _by_offset(ops: dict[int, LoggedOp]) -> tuple[LoggedOp, ...]:
+    return tuple(ops[offset] for offset in sorted(ops))
 
 
 def _error_detail(topic: str, error: KafkaError) -> str:

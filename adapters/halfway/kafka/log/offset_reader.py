@@ -36,8 +36,8 @@ _EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafk
 
 
 @dataclass(kw_only=True, eq=False)
-class _WantedRecord:
-    """A record that a caller waits for; `deadline` is on `time.monotonic()`."""
+class _ReadRequest:
+    """The request for one record; `deadline` is on `time.monotonic()`."""
 
     place: Place
     offset: int
@@ -56,7 +56,7 @@ class RecordReader:
         self._config = config
         self._observer = observer
         self._condition = threading.Condition()
-        self._waiting: list[_WantedRecord] = []
+        self._waiting: list[_ReadRequest] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="halfway-readback", daemon=True)
         self._loop: Loop | None = None
@@ -90,7 +90,7 @@ class RecordReader:
         if self._loop is None:
             raise KafkaUnavailableError("halfway is not running")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        wanted = _WantedRecord(
+        request = _ReadRequest(
             place=place,
             offset=offset,
             key=key,
@@ -101,7 +101,7 @@ class RecordReader:
         with self._condition:
             if self._stopping or len(self._waiting) >= MAX_WAITING:
                 raise KafkaUnavailableError(f"{len(self._waiting)} reads are already waiting for Kafka")
-            self._waiting.append(wanted)
+            self._waiting.append(request)
             self._condition.notify()
         self._futures.add(future)
         try:
@@ -140,7 +140,7 @@ class RecordReader:
         finally:
             consumer.close()
 
-    def _next(self) -> list[_WantedRecord]:
+    def _next(self) -> list[_ReadRequest]:
         """Wait for requested records; return an empty list only after `stop`."""
         with self._condition:
             while not self._waiting and not self._stopping:
@@ -150,11 +150,11 @@ class RecordReader:
             batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
             return batch
 
-    def _read_batch(self, consumer: Consumer, batch: list[_WantedRecord]) -> None:
-        rows: dict[Place, list[_WantedRecord]] = {}
-        for wanted in sorted(batch, key=lambda wanted: wanted.offset, reverse=True):
-            rows.setdefault(wanted.place, []).append(wanted)
-        until = max(wanted.deadline for wanted in batch)
+    def _read_batch(self, consumer: Consumer, batch: list[_ReadRequest]) -> None:
+        rows: dict[Place, list[_ReadRequest]] = {}
+        for request in sorted(batch, key=lambda request: request.offset, reverse=True):
+            rows.setdefault(request.place, []).append(request)
+        until = max(request.deadline for request in batch)
         try:
             consumer.assign([TopicPartition(*place, row[-1].offset) for place, row in rows.items()])
             while rows and not self._stopping and (left := until - time.monotonic()) > 0:
@@ -177,12 +177,12 @@ class RecordReader:
                 self._answer_row(row, KafkaUnavailableError("a record could not be read"))
         # The callers of the remaining rows have given up.
 
-    def _put_back(self, rows: dict[Place, list[_WantedRecord]]) -> None:
+    def _put_back(self, rows: dict[Place, list[_ReadRequest]]) -> None:
         now = time.monotonic()
         with self._condition:
-            self._waiting += [wanted for row in rows.values() for wanted in row if wanted.deadline > now]
+            self._waiting += [request for row in rows.values() for request in row if request.deadline > now]
 
-    def _take(self, consumer: Consumer, rows: dict[Place, list[_WantedRecord]], message: Message) -> None:
+    def _take(self, consumer: Consumer, rows: dict[Place, list[_ReadRequest]], message: Message) -> None:
         """Answer the callers that wait for this record; each row is sorted, with the lowest offset last."""
         place = (message.topic() or "", message.partition() or 0)
         row, error, offset = rows.get(place), message.error(), message.offset()
@@ -193,32 +193,32 @@ class RecordReader:
                 self._answer_row(row, KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
                 del rows[place]
             return
-        gone = list(_pop_before(row, offset))
-        self._answer_row(gone, KafkaUnavailableError(f"the record in {place[0]}[{place[1]}] no longer exists"))
+        skipped = list(_pop_before(row, offset))
+        self._answer_row(skipped, KafkaUnavailableError(f"the record is no longer in {place[0]}[{place[1]}]"))
         if error is None:
-            for wanted in _pop_before(row, offset + 1):
-                self._answer_row([wanted], self._decoded(wanted, message))
+            for request in _pop_before(row, offset + 1):
+                self._answer_row([request], self._decoded(request, message))
         if not row:
             del rows[place]
             consumer.incremental_unassign([TopicPartition(*place)])
         elif row[-1].offset > offset + _MAX_READ_GAP and error is None:
             consumer.seek(TopicPartition(*place, row[-1].offset))
 
-    def _decoded(self, wanted: _WantedRecord, message: Message) -> Any:
-        if message.key() != wanted.key:
-            return KafkaUnavailableError(f"another record is at {_label(wanted.place, wanted.offset)}")
+    def _decoded(self, request: _ReadRequest, message: Message) -> Any:
+        if message.key() != request.key:
+            return KafkaUnavailableError(f"another record is at {_label(request.place, request.offset)}")
         try:
-            return wanted.decode(message.value())
+            return request.decode(message.value())
         except UndecodableError as error:
             note_skipped(message, error, self._observer.skipped_record)
-            return KafkaUnavailableError(f"the record at {_label(wanted.place, wanted.offset)} cannot be decoded")
+            return KafkaUnavailableError(f"the record at {_label(request.place, request.offset)} cannot be decoded")
 
-    def _answer_row(self, row: list[_WantedRecord], result: Any) -> None:
+    def _answer_row(self, row: list[_ReadRequest], result: Any) -> None:
         if row and self._loop is not None:
-            self._loop.post(answer_all, [(wanted.future, result) for wanted in row])
+            self._loop.post(answer_all, [(request.future, result) for request in row])
 
 
-def _pop_before(row: list[_WantedRecord], offset: int) -> Iterator[_WantedRecord]:
+def _pop_before(row: list[_ReadRequest], offset: int) -> Iterator[_ReadRequest]:
     """Remove the records before an offset from a row, and yield them."""
     while row and row[-1].offset < offset:
         yield row.pop()

@@ -165,16 +165,16 @@ class PartitionReader:
 
         """
         ends = self._offsets_for_times(dict.fromkeys(times, OFFSET_END), timeout)
-        found = self._offsets_for_times(times, timeout)
-        return {place: ends[place] if offset < 0 else offset for place, offset in found.items()}
+        offsets = self._offsets_for_times(times, timeout)
+        return {place: ends[place] if offset < 0 else offset for place, offset in offsets.items()}
 
     def _offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
         entries = [TopicPartition(*place, at) for place, at in times.items()]
-        found = self._consumer.offsets_for_times(entries, timeout=timeout)
-        failure = next((entry.error for entry in found if entry.error is not None), None)
+        results = self._consumer.offsets_for_times(entries, timeout=timeout)
+        failure = next((entry.error for entry in results if entry.error is not None), None)
         if failure is not None:
             raise KafkaException(failure)
-        return {(entry.topic, entry.partition): entry.offset for entry in found}
+        return {(entry.topic, entry.partition): entry.offset for entry in results}
 
     def close(self) -> None:
         """Close the consumer; it is in no group, so this does not wait for one."""

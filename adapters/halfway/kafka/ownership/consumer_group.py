@@ -57,7 +57,7 @@ class GroupMember(OwnedThread):
         self._events = events
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._wanted = False
+        self._should_join = False
         self._last_logged: dict[int, float] = {}
         self._polls = 0
 
@@ -108,18 +108,18 @@ class GroupMember(OwnedThread):
         subscribed = False
         try:
             while not self._closed.is_set():
-                wanted = self._is_wanted()
-                if wanted and not subscribed:
+                should_join = self._apply_commands()
+                if should_join and not subscribed:
                     consumer.subscribe(
                         [self._config.half_topic],
                         on_assign=self._on_assign,
                         on_revoke=self._on_revoke,
                         on_lost=self._on_lost,
                     )
-                elif subscribed and not wanted:
+                elif subscribed and not should_join:
                     consumer.unsubscribe()
                     self._notify(self._events.left)
-                subscribed = wanted
+                subscribed = should_join
                 message = consumer.poll(_POLL_S)
                 self._polls += 1
                 error = None if message is None else message.error()
@@ -129,10 +129,10 @@ class GroupMember(OwnedThread):
             self._notify(self._events.left)
             consumer.close()
 
-    def _is_wanted(self) -> bool:
+    def _apply_commands(self) -> bool:
         while not self._commands.empty():
-            self._wanted = self._commands.get() == "join"
-        return self._wanted
+            self._should_join = self._commands.get() == "join"
+        return self._should_join
 
     def _log_error(self, error: KafkaError) -> None:
         now = time.monotonic()

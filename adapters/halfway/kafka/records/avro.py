@@ -56,11 +56,11 @@ class Registry:
         if data is None:
             raise UndecodableError(f"no value where a {self.name} record was expected")
         body = BytesIO(data)
-        found = body.read(HEADER_BYTES)
-        if found == self.header:
+        record_header = body.read(HEADER_BYTES)
+        if record_header == self.header:
             writer, reader = self._current, None
         else:
-            writer, reader = self._writer(found), self._current
+            writer, reader = self._writer(record_header), self._current
         try:
             fields = fastavro.schemaless_reader(body, writer, reader)
         # For damaged bytes fastavro raises many kinds of errors: EOFError, IndexError, UnicodeDecodeError, ...
@@ -70,12 +70,12 @@ class Registry:
             raise UndecodableError(f"damaged {self.name} record: {len(data) - body.tell()} bytes too many")
         return fields
 
-    def _writer(self, found: bytes) -> Any:
-        if found[:2] != MARKER or len(found) < HEADER_BYTES:
+    def _writer(self, record_header: bytes) -> Any:
+        if record_header[:2] != MARKER or len(record_header) < HEADER_BYTES:
             raise UndecodableError(f"not in Avro single-object encoding where a {self.name} record was expected")
-        writer = self._older_versions.get(found)
+        writer = self._older_versions.get(record_header)
         if writer is None:
-            raise UnknownSchemaError(f"unknown schema fingerprint {found[2:].hex()} for a {self.name} record")
+            raise UnknownSchemaError(f"unknown schema fingerprint {record_header[2:].hex()} for a {self.name} record")
         return writer
 
 

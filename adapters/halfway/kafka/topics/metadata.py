@@ -80,13 +80,13 @@ class TopicMetadata:
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
         """Return facts by name, at most 30 s old, if all of them are known; None otherwise."""
         now = time.monotonic()
-        found: dict[str, TopicFacts] = {}
+        by_name: dict[str, TopicFacts] = {}
         for name in names:
             known = self._facts.get(name)
             if known is None or now >= known.requested_at + FACTS_S:
                 return None
-            found[name] = known.facts
-        return found
+            by_name[name] = known.facts
+        return by_name
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, at most 30 s old; None for a topic that did not exist within the last second.
@@ -96,23 +96,23 @@ class TopicMetadata:
             NotAuthorisedError: the broker does not let halfway see a topic, or write to it.
 
         """
-        found: dict[str, TopicFacts | None] = {}
+        by_name: dict[str, TopicFacts | None] = {}
         now = time.monotonic()
         for name in dict.fromkeys(names):
             if not is_valid_name(name):
-                found[name] = None
+                by_name[name] = None
                 continue
             known = self._facts.get(name)
             if known is not None and now < known.requested_at + FACTS_S:
-                found[name] = known.facts
-        missing = [name for name in dict.fromkeys(names) if name not in found]
+                by_name[name] = known.facts
+        missing = [name for name in dict.fromkeys(names) if name not in by_name]
         if missing:
             try:
                 async with asyncio.timeout_at(deadline):
-                    found.update(await self._request_facts(missing))
+                    by_name.update(await self._request_facts(missing))
             except TimeoutError:
                 raise KafkaUnavailableError(f"Kafka did not describe {', '.join(missing)} in time") from None
-        return {name: found[name] for name in names}
+        return {name: by_name[name] for name in names}
 
     async def _request_facts(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
         partitions = self._partitions(names, EXISTENCE_S)
@@ -124,13 +124,13 @@ class TopicMetadata:
             if health is not None:
                 partition_counts[name] = health.partitions
         configured = self._configure(partition_counts)
-        found: dict[str, TopicFacts | None] = dict.fromkeys(names)
+        by_name: dict[str, TopicFacts | None] = dict.fromkeys(names)
         for name, future in configured.items():
             facts = await asyncio.shield(asyncio.wrap_future(future))
             if isinstance(facts, HalfwayError):
                 raise facts
-            found[name] = facts
-        return found
+            by_name[name] = facts
+        return by_name
 
     # --- on any thread
 
@@ -146,10 +146,10 @@ class TopicMetadata:
 
         """
         until = time.monotonic() + timeout
-        found: dict[str, WritablePartitions | None] = dict.fromkeys(names)
-        wanted = [name for name in found if is_valid_name(name)]
-        answers = self._partitions(wanted, EXISTENCE_S)
-        self._partitions(wanted, _REFRESH_S)
+        writable_by_name: dict[str, WritablePartitions | None] = dict.fromkeys(names)
+        valid_names = [name for name in writable_by_name if is_valid_name(name)]
+        answers = self._partitions(valid_names, EXISTENCE_S)
+        self._partitions(valid_names, _REFRESH_S)
         _, late = wait(answers.values(), timeout)
         if late:
             raise KafkaUnavailableError("Kafka did not describe the topics of a batch in time")
@@ -161,13 +161,13 @@ class TopicMetadata:
             if health is not None and health.short:
                 short[name] = health
             elif health is not None:
-                found[name] = health.writable(name, 1)
+                writable_by_name[name] = health.writable(name, 1)
         if short:
             self._refresh_facts({name: health.partitions for name, health in short.items()}, until)
             for name, health in short.items():
                 known = self._facts.get(name)
-                found[name] = health.writable(name, 1 if known is None else known.min_insync)
-        return found
+                writable_by_name[name] = health.writable(name, 1 if known is None else known.min_insync)
+        return writable_by_name
 
     def _refresh_facts(self, partition_counts: Mapping[str, int], until: float) -> None:
         """Refresh facts that are too old. A refused request is ignored: halfway may still be allowed to write."""
