@@ -1,4 +1,4 @@
-"""A REST interface over ports in memory, and a client that sends what it is told, byte by byte if need be."""
+"""A REST interface over ports in memory, and a client that can send any request, byte by byte if needed."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ SHOP: dict[str, Any] = {"check": {"urls": ["http://shop:9000/check"]}, "topics":
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back; `body` is the parsed JSON, None if there was none."""
+    """The answer to a request; `body` is the parsed JSON, None if there is none."""
 
     status: int
     body: Any
@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The wrong fields that a problem names, with what it says of each."""
+        """The wrong fields of a problem, with the detail of each."""
         return {error["field"]: error["detail"] for error in self.body["errors"]}
 
 
@@ -59,7 +59,7 @@ class Requests:
 
 
 class RestWorld:
-    """One interface on a free port, and a client of it."""
+    """A REST interface on a free port, and its client."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class RestWorld:
         return await self.call("GET", f"/v1/transactions/{transaction_id}")
 
     async def send(self, data: bytes) -> bytes:
-        """Send bytes on a connection of their own and return everything that comes back until it is closed."""
+        """Send bytes on a new connection, and return everything that is received until it is closed."""
         reader, writer = await asyncio.open_connection(HOST, self.port)
         try:
             writer.write(data)
             await writer.drain()
             return await asyncio.wait_for(reader.read(), GENEROUS_S)
         finally:
-            writer.transport.abort()  # what the server did not read would keep it open
+            writer.transport.abort()  # data that the server did not read would keep it open

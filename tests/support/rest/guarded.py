@@ -1,4 +1,4 @@
-"""Two instances over one log that ask for keys, and a key for each kind of caller."""
+"""Two instances with access control over one log, and a key for each kind of caller."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +21,7 @@ OPERATOR = Principal(kind=PrincipalKind.OPERATOR, name="first", key_id=FIRST[5:1
 
 @dataclass
 class Guarded:
-    """The instances `here` and `there`, with a shard each; `tokens` by the name of the caller, None for nobody."""
+    """The instances `here` and `there`, each with one shard; `tokens` by caller, None for a caller without a key."""
 
     here: RestWorld
     there: RestWorld
@@ -31,7 +31,7 @@ class Guarded:
     async def call(
         self, caller: str, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Ask `here` as a caller."""
+        """Call `here` as a caller."""
         return await self.at(self.here, caller, method, path, body, headers)
 
     async def at(
@@ -60,12 +60,12 @@ def deadline() -> float:
 
 
 def own_id(shard: int, name: str) -> str:
-    """Give an id that a client brings, of a shard."""
+    """Return a client's own id that belongs to a shard."""
     return next(own for own in (f"{name}-{turn}" for turn in range(1000)) if shard_of(own, SHARDS) == shard)
 
 
 def keyed(memory: Memory, *, hide_payloads: bool = False) -> Keys:
-    """Have an instance ask for keys, and return what makes them."""
+    """Turn access control on for an instance, and return its service for keys."""
     memory.authority = KeyedAccess(
         memory.keys.table,
         [SECRET],

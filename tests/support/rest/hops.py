@@ -1,7 +1,7 @@
-"""Counts how often one commit goes from one module into another: `python -m tests.support.rest.hops` shows its way.
+"""Counts how often one commit changes from one module to another: `python -m tests.support.rest.hops` prints its path.
 
-The commit comes as an HTTP request, goes to the lane of the ports in memory, and is answered. A hop is a call of a
-function in another module than that of the call before it, as somebody reads who follows the code. The ports in memory
+The commit arrives as an HTTP request, passes the lane of the ports in memory, and is answered. A hop is a call of a
+function in another module than the previous call, as a reader of the code would follow it. The ports in memory
 count as one module; a comprehension belongs to its function.
 """
 
@@ -19,24 +19,24 @@ _MEMORY = "halfway.memory"
 
 @dataclass
 class Way:
-    """The functions that were called, in order: their depth, their module and their qualified name."""
+    """The called functions in order: depth, module and qualified name."""
 
     calls: list[tuple[int, str, str]] = field(default_factory=list)
     _depth: int = 0
 
     @property
     def modules(self) -> set[str]:
-        """The modules that it goes through."""
+        """The modules on the path."""
         return {module for _, module, _ in self.calls}
 
     @property
     def hops(self) -> int:
-        """How often it goes on in another module."""
+        """How often the module changes."""
         modules = [module for _, module, _ in self.calls]
         return sum(one != other for one, other in pairwise(modules))
 
     def note(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call or a return, as `sys.setprofile` reports it."""
+        """Record a call or a return, as `sys.setprofile` reports it."""
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if not module.startswith("halfway.") or code.co_name.startswith("<"):
             return
@@ -44,11 +44,11 @@ class Way:
             self.calls.append((self._depth, _MEMORY if module.startswith(_MEMORY) else module, code.co_qualname))
             self._depth += 1
         elif event == "return":
-            self._depth = max(0, self._depth - 1)  # one may have been entered before the first call was noted
+            self._depth = max(0, self._depth - 1)  # a function may have been entered before the first recorded call
 
 
 async def way_of_a_commit() -> Way:
-    """Follow one commit on a coordinator that has done a few."""
+    """Return the path of one commit, on a coordinator that has done a few before."""
     async with RestWorld() as world:
         await world.put_shop()
         for _ in range(3):
@@ -60,10 +60,10 @@ async def way_of_a_commit() -> Way:
         )
         reader, writer = await asyncio.open_connection(HOST, world.port)
         writer.write(f"GET /v1/groups HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
-        await reader.readuntil(b"\r\n\r\n")  # the connection is there; what the commit adds is counted
+        await reader.readuntil(b"\r\n\r\n")  # the connection exists, so only the commit is counted
         sys.setprofile(way.note)
         try:
-            writer.write(head.encode() + body)  # in one piece: it is read in one
+            writer.write(head.encode() + body)  # in one write, so that the server reads it at once
             answer = await reader.read()
         finally:
             sys.setprofile(None)
@@ -74,7 +74,7 @@ async def way_of_a_commit() -> Way:
 
 
 def main() -> None:
-    """Print the way, each hop with a star."""
+    """Print the path, with a star at each hop."""
     way = asyncio.run(way_of_a_commit())
     before = ""
     for depth, module, name in way.calls:

@@ -1,4 +1,4 @@
-"""A prepare as raw HTTP, and what is answered to raw bytes."""
+"""A prepare as raw HTTP, and the problem in a raw response."""
 
 import json
 
@@ -9,7 +9,7 @@ BODY = b'{"group":"shop","messages":[{"topic":"orders","value":"v"}]}'
 
 
 def problem_of(response: bytes) -> tuple[int, dict[str, object]]:
-    """Give the status and the problem document of a raw response."""
+    """Return the status and the problem document of a raw response."""
     head, _, body = response.partition(b"\r\n\r\n")
     assert b"application/problem+json" in head, response
     document: dict[str, object] = json.loads(body)

@@ -12,7 +12,7 @@ from tests.support.rest.client import RestWorld
 
 
 class NewWorld(Protocol):
-    """Makes interfaces with limits of their own, which end with the test."""
+    """Creates interfaces with given limits, which are closed at the end of the test."""
 
     async def __call__(
         self, limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
@@ -33,7 +33,7 @@ async def new_world() -> AsyncIterator[NewWorld]:
 
 @pytest.fixture
 async def world(new_world: NewWorld) -> RestWorld:
-    """Give an interface with the group `shop`, which may write to `orders` and `coupons`."""
+    """Provide an interface with the group `shop`, which may write to `orders` and `coupons`."""
     world = await new_world()
     await world.put_shop()
     return world

@@ -1,4 +1,4 @@
-"""The calls that docs/rest.md shows with curl are answered as it says, and no operation is left out."""
+"""The curl calls of docs/rest.md are answered as it says, and every operation is among them."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ LINE = re.compile(r"^\$ (curl .*?)   # (\d{3})", re.MULTILINE)
 
 
 def calls() -> Iterator[tuple[str, str, dict[str, str], str | None, int]]:
-    """Give method, address, headers, body and status of each line; it must have no other options."""
+    """Yield the method, address, headers, body and status of each line, which must have no other options."""
     for line, status in LINE.findall(PAGE):
         _, *words = shlex.split(line)
         method, address, headers, body = "GET", "", {}, None

@@ -1,4 +1,4 @@
-"""What a refusal leaves for Python's collector, which stops everybody while it looks for it: nothing."""
+"""A refusal leaves no reference cycles: Python's collector would block all requests while it searches for them."""
 
 import gc
 from collections.abc import Awaitable, Callable, Iterator
@@ -39,7 +39,7 @@ REFUSED: dict[str, Calls] = {
 
 @pytest.fixture
 def cycles() -> Iterator[Callable[[], list[object]]]:
-    """Look, without the collector's own times, for what the coordinator's code has left since in cycles."""
+    """Count the objects of the coordinator's code that are left in cycles, with automatic collection switched off."""
     gc.disable()
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -58,7 +58,7 @@ def cycles() -> Iterator[Callable[[], list[object]]]:
 
 @pytest.fixture
 async def limited(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> RestWorld:
-    """Give an interface whose group `shop` has sent what it may."""
+    """Provide an interface whose group `shop` has reached its limit."""
     monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.0001))
     world = await new_world(ApiLimits(prepare_wait_s=0.01))
     await world.put_shop()

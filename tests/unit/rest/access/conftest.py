@@ -1,4 +1,4 @@
-"""Two instances that ask for keys."""
+"""Two instances with access control."""
 
 from collections.abc import AsyncIterator
 
@@ -9,6 +9,6 @@ from tests.support.rest.guarded import Guarded, guarded
 
 @pytest.fixture
 async def both() -> AsyncIterator[Guarded]:
-    """Give two instances over one log, with the groups `shop` and `other`."""
+    """Provide two instances over one log, with the groups `shop` and `other`."""
     async with guarded() as world:
         yield world

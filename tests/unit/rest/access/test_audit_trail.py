@@ -1,4 +1,4 @@
-"""What the audit trail holds of calls over REST, whichever instance is asked."""
+"""The audit trail of calls over REST, through any instance."""
 
 from halfway.domain.audit_trail import AuditEvent
 from tests.support.canary import Canaries
@@ -12,7 +12,7 @@ def events(both: Guarded) -> list[AuditEvent]:
 
 
 async def test_what_is_done_to_keys_is_recorded_by_public_ids(both: Guarded) -> None:
-    """Who did it, whose key it is, and never a key."""
+    """With the actor and the owner of the key, and never with a key."""
     before = len(events(both))
     made = await both.call("operator", "POST", "/v1/keys", {"kind": "group", "name": "fresh"})
     rotated = await both.call("operator", "POST", f"/v1/keys/{made.body['id']}/rotate", {})
@@ -30,7 +30,7 @@ async def test_what_is_done_to_keys_is_recorded_by_public_ids(both: Guarded) -> 
 
 
 async def test_what_a_group_has_no_right_to_do_leaves_no_event(both: Guarded) -> None:
-    """It is counted: otherwise its attempts would take the place of what was done."""
+    """They are only counted: otherwise a group could fill the audit trail with attempts."""
     before = len(events(both))
     for path in ("/v1/groups/shop", "/v1/groups/new"):
         assert (await both.call("other", "PUT", path, SHOP)).status == 403
@@ -42,9 +42,9 @@ async def test_what_a_group_has_no_right_to_do_leaves_no_event(both: Guarded) ->
 
 
 async def test_a_call_that_is_passed_on_is_recorded_once_with_its_result(both: Guarded) -> None:
-    """By the instance that was asked, under the name of the caller; also what fails, and each item of a batch.
+    """By the instance that the caller asked, with the caller's name; also failures, and each item of a batch.
 
-    What a caller has no right to do is refused before that, and counted.
+    Calls without permission are refused before that, and counted.
     """
     names = [own_id(1, name) for name in ("first", "second")]
     for name in names:

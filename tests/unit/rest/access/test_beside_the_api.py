@@ -1,7 +1,7 @@
-"""What the ports answer beside the calls of the API: the table of calls, whose rules a start demands, has none of it.
+"""What the ports answer in addition to the calls of the API, and to whom. The table of calls does not contain it.
 
-Metrics stand on a port that is often without TLS, instances show a credential of their own and no key, and the files of
-the console are the same for everybody. `WHO` says what each caller gets, and is written by hand.
+Metrics are on a port that often has no TLS, instances show a credential instead of a key, and the files of
+the console are the same for everybody. `WHO` lists what each caller gets, and is written manually.
 """
 
 from collections.abc import AsyncIterator
@@ -37,7 +37,7 @@ WHO: dict[tuple[str, str, str], tuple[int, int, int, int, int]] = {
 
 @pytest.fixture
 async def ports(both: Guarded) -> AsyncIterator[dict[str, str]]:
-    """Give the URLs of both ports of an instance, put together as `halfway serve` does."""
+    """Provide the URLs of both ports of an instance, built as `halfway serve` builds them."""
     stage = _Stage(LoopPauses(), metrics_need_key=True)
     stage.backend = cast(Any, SimpleNamespace(coordinator=both.here.coordinator, not_ready=list))
     stage.api = both.here.api
@@ -58,7 +58,7 @@ async def ports(both: Guarded) -> AsyncIterator[dict[str, str]]:
 
 
 async def test_each_caller_gets_what_is_for_it(both: Guarded, ports: dict[str, str]) -> None:
-    """No key opens the way of instances, and none is needed for files that hold nothing of anybody."""
+    """No key gives access to the instances' path, and public files need no key."""
     both.tokens["never made"] = "hw_o_AAAAAAAAAAAA_" + "B" * 43 + "_000000"
     for (port, method, path), statuses in WHO.items():
         bodies = set()

@@ -1,4 +1,4 @@
-"""An operator from whom payloads are hidden: by no call, at the owner of the shard or through another instance."""
+"""Payloads that are hidden from operators: no call shows them, at the shard's owner or through another instance."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ PULL = {**SHOP, "check": {"mode": "pull"}}
 
 @pytest.fixture
 async def hidden() -> AsyncIterator[Guarded]:
-    """Give two instances, and a transaction of the group `shop` in a shard of each."""
+    """Provide two instances, and a transaction of the group `shop` in a shard of each."""
     async with guarded(hide_payloads=True) as both:
         for name in NAMES:
             made = {"group": "shop", "id": name, "messages": [ORDER]}
@@ -50,7 +50,7 @@ async def test_a_transaction_is_shown_without_its_messages(hidden: Guarded, name
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_history_is_shown_without_what_endpoints_answered(hidden: Guarded, name: str) -> None:
-    """They may answer with what they were sent."""
+    """An endpoint may repeat in its answer what it was sent."""
     spec = {**SOON, "policy": {"first_check_after_s": 1}}
     assert (await hidden.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
     for world in (hidden.here, hidden.there):
@@ -65,7 +65,7 @@ async def test_a_history_is_shown_without_what_endpoints_answered(hidden: Guarde
 
 
 async def test_what_a_message_key_is_cannot_be_tried_out(hidden: Guarded) -> None:
-    """By no list, and by no job or its preview: whoever can search can guess."""
+    """Neither with a list nor with a job or its preview: a caller that can search can guess."""
     job = {"action": "check", "filter": {"group": "shop", "key": ORDER["key"]}, "reason": "a test"}
     listing = "/v1/transactions?group=shop&key=key%20of%20" + SECRET
     for method, path, body, status in (
@@ -82,7 +82,7 @@ async def test_what_a_message_key_is_cannot_be_tried_out(hidden: Guarded) -> Non
 
 
 async def test_no_check_is_handed_out_by_a_poll_or_on_a_stream(hidden: Guarded, opened: Opens) -> None:
-    """Checks hold messages. The group itself gets them, wherever its transactions are."""
+    """Checks contain messages. The group itself gets them, at any instance."""
     assert (await hidden.call("operator", "PUT", "/v1/groups/shop", PULL)).status == 200
     await scanned(hidden.here, hidden.there, after_s=100)
     for answer in await asked_everywhere(hidden, "operator", "GET", "/v1/groups/shop/checks?max=10"):

@@ -1,4 +1,4 @@
-"""An instance that cannot read the keys' topic does not hear that a key was revoked."""
+"""An instance that cannot read the keys' topic does not learn of revocations."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.support.waiting import until_true
 
 
 async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(both: Guarded) -> None:
-    """But the first operator's, which stands in its settings; who was let in before is refused too."""
+    """Except the first operator's, which is a setting; keys that were accepted before are refused too."""
     memory = both.here.memory
     current = KeyFreshness(memory.keys, not_ready_s=100, refused_s=1000, every_s=0.01)
     time = LoopTime()

@@ -1,6 +1,6 @@
-"""Each call by each principal against another's group: at the owner of the shard, through another instance, in batches.
+"""Each call by each principal on another's group: at the owner of the shard, through another instance, in batches.
 
-`MATRIX` says what each caller gets, and is written by hand: it is not made from the rules that it judges.
+`MATRIX` lists what each caller gets. It is written manually, and not derived from the rules under test.
 """
 
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ MATRIX: dict[str, tuple[int, int, int, int]] = {
     "prepare": (201, 201, 403, 403),
     "end": (200, 200, 404, 403),
     "batch": (200, 200, 200, 403),
-    "stream": (426, 426, 426, 403),  # who may open one is told to send a handshake
+    "stream": (426, 426, 426, 403),  # a caller that may open a stream is asked for a handshake
     "getTransaction": (200, 200, 404, 200),
     "getHistory": (200, 200, 404, 200),
     "listTransactions": (200, 200, 403, 200),
@@ -58,7 +58,7 @@ BY_ID = {operation.id: operation for operation in OPERATIONS}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[Guarded]:
-    """Give two instances for all cells: none of them disturbs another."""
+    """Provide two instances for all cells, which do not disturb each other."""
     async with guarded() as world:
         yield world
 
@@ -72,7 +72,7 @@ def test_every_permission_has_a_rule() -> None:
 
 
 def test_a_route_without_a_rule_does_not_start() -> None:
-    """The table of calls cannot be made without one, and the server takes no permission that has none."""
+    """An operation cannot be created without a permission, and the server refuses a permission without a rule."""
     fields = {
         name: getattr(OPERATIONS[0], name) for name in ("id", "method", "path", "summary", "handler", "responses")
     }
@@ -83,7 +83,7 @@ def test_a_route_without_a_rule_does_not_start() -> None:
 
 
 async def asked(both: Guarded, at: RestWorld, shard: int, caller: str, operation: Operation) -> Answer:
-    """Do one call about the group `shop`, or about a transaction of it in a shard, which was just made."""
+    """Make one call about the group `shop`, or about a new transaction of it in a shard."""
     path = operation.path
     name = own_id(shard, f"t{next(TURNS)}")
     if "{group}" in path:
@@ -138,7 +138,7 @@ async def test_each_principal_gets_what_the_matrix_says(shared: Guarded, operati
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.id for operation in OPERATIONS])
 async def test_strangers_are_refused_everything_but_the_description(shared: Guarded, operation: Operation) -> None:
-    """Nobody, and who shows a key that is mistyped, never made, expired, revoked, or is for instances."""
+    """Callers without a key, or with one that is mistyped, unknown, expired, revoked, or the instances' credential."""
     expired = await shared.new_key(PrincipalKind.OPERATOR, f"late{next(TURNS)}", expires_in_ms=1_000)
     revoked = await shared.new_key(PrincipalKind.OPERATOR, f"gone{next(TURNS)}")
     await shared.call("operator", "DELETE", f"/v1/keys/{revoked[5:17]}")

@@ -1,4 +1,4 @@
-"""What a caller sees and changes of its own group, of others', and in batches."""
+"""What a caller can see and change in its own group, in other groups, and in batches."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ BY_HAND = {"Halfway-Cause": "operator"}
 
 
 async def test_items_of_a_batch_are_judged_one_by_one(both: Guarded) -> None:
-    """What is another's is refused or not there; what is one's own in the same batch is done."""
+    """Items of other groups are refused or not found; the caller's own items in the same batch are done."""
     mine, theirs, here, there = (own_id(shard, name) for shard, name in ((0, "m"), (1, "x"), (0, "h"), (1, "t")))
     for name in (here, there):
         made = {"group": "shop", "id": name, "messages": [ORDER]}
@@ -41,7 +41,7 @@ async def test_items_of_a_batch_are_judged_one_by_one(both: Guarded) -> None:
 async def test_the_transaction_of_another_group_is_answered_as_one_that_does_not_exist(
     both: Guarded, shard: int
 ) -> None:
-    """Whatever is tried, the whole answer is the same, but for the id."""
+    """For every call, the whole answer is the same except for the id."""
     theirs, none = own_id(shard, "theirs"), own_id(shard, "nobody")
     made = {"group": "shop", "id": theirs, "messages": [ORDER]}
     assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
@@ -95,7 +95,7 @@ async def test_a_reader_sees_no_payload_and_a_group_its_own(both: Guarded) -> No
 
 
 async def test_a_reader_sees_only_the_host_of_a_check_endpoint(both: Guarded) -> None:
-    """The rest of a URL may hold what the endpoint knows halfway by."""
+    """The rest of a URL may contain a secret by which the endpoint recognises halfway."""
     secret = {"check": {"urls": ["http://shop:9000/check/s3cret?token=s3cret"]}, "topics": ["orders"]}
     assert (await both.call("shop", "PUT", "/v1/groups/shop", secret)).status == 200
     for caller, seen in (("operator", True), ("shop", True), ("board", False)):
@@ -109,7 +109,7 @@ async def test_a_reader_sees_only_the_host_of_a_check_endpoint(both: Guarded) ->
 
 
 async def test_a_group_changes_its_checks_but_adds_no_topic(both: Guarded) -> None:
-    """It may also give topics up; only an operator grants them, and registers a group."""
+    """It may also remove topics; only an operator adds topics and registers groups."""
     moved = {"check": {"urls": ["http://shop-2:9000/check"]}, "topics": ["orders"]}
     assert (await both.call("shop", "PUT", "/v1/groups/shop", moved)).status == 200
     refused = await both.call("shop", "PUT", "/v1/groups/shop", SHOP)
@@ -127,7 +127,7 @@ async def test_a_group_changes_its_checks_but_adds_no_topic(both: Guarded) -> No
 async def test_a_groups_change_under_way_does_not_bring_back_a_topic_that_an_operator_takes(
     both: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor does it bring back a group that an operator deletes, or count once its key is revoked."""
+    """It also does not restore a group that an operator deletes, and has no effect once its key is revoked."""
     groups = both.here.memory.groups
     change = groups.change
     entered, go_on = asyncio.Event(), asyncio.Event()
@@ -157,7 +157,7 @@ async def test_a_groups_change_under_way_does_not_bring_back_a_topic_that_an_ope
 
 
 async def test_a_page_of_another_site_changes_nothing_in_the_name_of_a_browsers_owner(both: Guarded) -> None:
-    """A browser shows a client certificate for any page, and sends requests without a body unasked."""
+    """A browser shows a client certificate for any page, and sends requests without a body without asking first."""
     name = own_id(0, "browser")
     made = {"group": "shop", "id": name, "messages": [ORDER]}
     assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
@@ -175,6 +175,6 @@ async def test_a_page_of_another_site_changes_nothing_in_the_name_of_a_browsers_
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert (await both.call("operator", "GET", path, None, link)).status == 200
     assert (await both.call("operator", "POST", f"{path}/check", None, link)).status == 403
-    checks = "/v1/groups/shop/checks"  # a check that is fetched counts as asked, though the page answers none
+    checks = "/v1/groups/shop/checks"  # a fetched check counts as sent, but the page answers none
     assert (await both.call("operator", "GET", checks, None, link)).status == 403
     assert (await both.call("operator", "GET", checks, None, {"Sec-Fetch-Site": "none"})).status != 403

@@ -1,4 +1,4 @@
-"""What waits by a key ends once that is revoked, however long it would wait, and whichever instance revokes it."""
+"""Calls that wait end when their key is revoked, however long they would wait, and wherever it is revoked."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.support.waiting import until_true
 
 @pytest.fixture
 async def token(both: Guarded) -> str:
-    """Give a key of the group `shop`, which fetches its checks."""
+    """Return a key of the group `shop`, which fetches its checks."""
     fetching = {**SHOP, "check": {"mode": "pull"}}
     assert (await both.call("operator", "PUT", "/v1/groups/shop", fetching)).status == 200
     token = await both.new_key(PrincipalKind.GROUP, "shop")
@@ -36,7 +36,7 @@ async def test_a_poll_that_waits_is_refused(both: Guarded, token: str) -> None:
 async def test_a_listener_is_let_go_even_while_no_figures_come(
     both: Guarded, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when an instance that is asked for its figures hangs."""
+    """For example, when an instance hangs that is asked for its figures."""
     asked = asyncio.Event()
 
     async def hang(_group: str | None) -> object:

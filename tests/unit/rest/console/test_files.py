@@ -1,4 +1,4 @@
-"""The files of the console as they are served, and what may not stand in them."""
+"""The console's files: how they are served, and what they must not contain."""
 
 import gzip
 import re
@@ -44,7 +44,7 @@ async def test_a_page_is_served_with_a_policy_that_lets_nothing_else_in(world: R
 
 @pytest.mark.parametrize("path", FILES)
 async def test_a_file_is_sent_once_and_then_only_confirmed(world: RestWorld, path: str) -> None:
-    """Plain or compressed, each with an ETag of its own."""
+    """Plain and compressed files have different ETags."""
     tags = set()
     for packing in ("gzip", "identity"):
         asked = {"Accept-Encoding": packing}
@@ -84,7 +84,7 @@ async def test_nothing_else_is_served(world: RestWorld, method: str, path: str, 
 
 
 def test_it_is_small() -> None:
-    """All files together, compressed as they are sent."""
+    """The compressed size of all files."""
     assert sum(len(gzip.compress(file.plain)) for file in FILES.values()) < MOST_BYTES
 
 
@@ -101,7 +101,7 @@ def test_a_page_has_no_script_or_style_of_its_own() -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    """Imports and links, from where they stand."""
+    """Imports and links, relative to their file."""
     for path, text in OURS.items():
         folder = path.rpartition("/")[0]
         named = re.findall(r'from "(\.[^"]+)"', text)
@@ -123,7 +123,7 @@ def test_every_kind_of_file_has_its_type() -> None:
 
 
 async def test_without_a_console_nothing_is_at_its_path(world: RestWorld) -> None:
-    """As with HALFWAY_CONSOLE=off."""
+    """With HALFWAY_CONSOLE=off."""
     server = HttpServer(world.api)
     port = await server.start(HOST, 0)
     try:

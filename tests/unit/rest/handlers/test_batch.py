@@ -10,7 +10,7 @@ ITEM = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}]}
 
 
 async def test_items_are_answered_in_order_each_with_its_own_status(world: RestWorld) -> None:
-    """One that is wrong, unknown or refused does not spoil the others."""
+    """A wrong, unknown or refused item does not affect the others."""
     first, second = await world.prepared(), await world.prepared()
     answer = await world.call(
         "POST",
@@ -63,7 +63,7 @@ async def test_its_items_are_bounded(new_world: NewWorld) -> None:
 
 
 async def test_only_some_wrong_items_are_explained_in_full(world: RestWorld) -> None:
-    """Naming every field costs time, which a thousand wrong items must not take from everybody else."""
+    """To name every wrong field takes time, and a thousand wrong items must not delay other callers."""
     wrong = {"group": "shop", "messages": [{}]}
     answer = await world.call("POST", "/v1/batch", {"prepare": [wrong] * 200})
     told = [len(item["problem"]["errors"]) for item in answer.body["prepare"]]

@@ -1,4 +1,4 @@
-"""Each call of docs/rest.md answers as it says there."""
+"""Each call answers as docs/rest.md says."""
 
 import asyncio
 import base64
@@ -216,7 +216,7 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("given,stored", ROUND_TRIPS.values(), ids=ROUND_TRIPS.keys())
 async def test_data_arrives_as_it_was_sent(world: RestWorld, given: object, stored: bytes | None) -> None:
-    """Keys, values and header values, in each of their forms."""
+    """Keys, values and header values, in each format."""
     headers = [{"name": "h", "value": given}, {"name": "h", "value": "again"}]
     await world.end(
         await world.prepared({"topic": "orders", "key": given, "value": given, "headers": headers}), "commit"
@@ -227,7 +227,7 @@ async def test_data_arrives_as_it_was_sent(world: RestWorld, given: object, stor
 
 
 async def test_json_keeps_its_bytes_as_they_came(world: RestWorld) -> None:
-    """Spaces, the order and the repetition of names, and numbers that no double can hold."""
+    """Spaces, the order of names, repeated names, and numbers that do not fit into a double."""
     data = b'{"b": 1.10,  "a":12345678901234567890123, "b": [ ] , "c":"\\u00e9"}'
     body = b'{"group":"shop","messages":[{"topic":"orders","value":{"data": ' + data + b' ,"type":"JSON"}}]}'
     answer = await world.call("POST", "/v1/transactions", raw=body)

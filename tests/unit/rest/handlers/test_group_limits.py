@@ -1,4 +1,4 @@
-"""How a caller is told of a limit of its group."""
+"""The answers to a caller whose group is at a limit."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 async def test_a_refusal_names_the_limit_and_when_to_come_back(
     new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """A single one by its header, one of a batch in its problem."""
+    """In the header of a single call, and in the problem of a batch item."""
     monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, **LIMITS[limit]))
     world = await new_world(ApiLimits(prepare_wait_s=0.01))
     await world.put_shop()

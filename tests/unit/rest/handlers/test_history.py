@@ -1,4 +1,4 @@
-"""The history of one transaction: what is told, after what, and to whom."""
+"""The history of one transaction: its events, after which failures, and for which callers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ def told(shown: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
-    """Give two instances with a shard each."""
+    """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
     async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
@@ -61,7 +61,7 @@ async def until_state(world: RestWorld, name: str, state: str, *worlds: RestWorl
 
 
 async def test_the_whole_life_of_one_is_told_by_any_instance(two: tuple[RestWorld, RestWorld]) -> None:
-    """Prepared, checked, parked, resumed by a job, checked, committed by hand; then where its messages stand."""
+    """Prepared, checked, parked, resumed by a job, checked, committed manually; then the places of its messages."""
     here, there = two
     assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
     for world in two:
@@ -110,7 +110,7 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(two: tuple[RestWorl
 
 
 async def test_after_the_horizon_op_still_tells(world: RestWorld) -> None:
-    """The transaction itself is 404 or 410 by then."""
+    """The transaction itself is then 404 or 410."""
     made = await world.prepared({"topic": "orders", "value": "v"})
     await world.prepared(id="mine")
     for name in (made, "mine"):
@@ -130,7 +130,7 @@ async def test_after_the_horizon_op_still_tells(world: RestWorld) -> None:
 
 
 async def test_who_did_it_is_found_in_the_audit_trail_where_it_was_not_seen(world: RestWorld) -> None:
-    """As after a restart; what somebody tried in vain is not taken for it."""
+    """For example after a restart; a failed attempt does not count as the change."""
     await world.prepared(id="t1")
     headers = {"Halfway-Cause": "operator"}
     assert (await world.call("POST", "/v1/transactions/t1/end", {"outcome": "commit"}, headers=headers)).status == 200
@@ -145,7 +145,7 @@ async def test_who_did_it_is_found_in_the_audit_trail_where_it_was_not_seen(worl
 
 
 async def test_a_restart_says_what_it_does_not_know() -> None:
-    """Who asked and what came back stood in memory only: it is not made up."""
+    """Callers and answers were only in memory: the history does not invent them."""
     memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
     async with RestWorld(memory=memory) as world:
         assert (await world.call("PUT", "/v1/groups/shop", SOON)).status == 201
@@ -166,7 +166,7 @@ async def test_a_restart_says_what_it_does_not_know() -> None:
 
 @pytest.mark.parametrize("outcome,state", [(Outcome.COMMIT, "committed"), (Outcome.ROLLBACK, "rolled_back")])
 async def test_after_a_restart_the_check_that_decided_is_still_told(outcome: Outcome, state: str) -> None:
-    """By what it led to: it has no record of its own. That no more is known of it is said."""
+    """It has no record of its own, so it follows from the outcome; the history says that no more is known."""
     memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
     async with RestWorld(memory=memory) as world:
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
@@ -208,7 +208,7 @@ async def test_a_message_that_is_gone_from_its_topic_has_no_place(world: RestWor
 
 
 async def test_what_an_endpoint_answered_is_for_those_who_read_payloads() -> None:
-    """A reader sees that it failed, not what it said; another group sees nothing; a verdict's remark is in the log."""
+    """A reader sees the failure but not the answer; another group sees nothing; a verdict's remark is in the log."""
     async with guarded() as both:
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
@@ -228,7 +228,7 @@ async def test_what_an_endpoint_answered_is_for_those_who_read_payloads() -> Non
 
 
 async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they ask for, one of theirs is read at a time, and few wait."""
+    """However many they request, one of theirs is read at a time, and few may wait."""
     async with guarded() as both:
         name = own_id(0, "none")
         reading, go_on = asyncio.Semaphore(0), asyncio.Event()

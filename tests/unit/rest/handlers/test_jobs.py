@@ -1,4 +1,4 @@
-"""Jobs over REST: previewed, accepted, watched, stopped, repeated; through either of two instances."""
+"""Jobs over REST: preview, start, progress, stop and repeat, through either of two instances."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ SOON: dict[str, Any] = {
 
 
 async def over(world: RestWorld, job_id: str) -> dict[str, Any]:
-    """Give a job once it is over."""
+    """Return a job once it has ended."""
     async with asyncio.timeout(GENEROUS_S):
         while True:
             answer = await world.call("GET", f"/v1/jobs/{job_id}?limit=1000")
@@ -48,7 +48,7 @@ async def with_state(world: RestWorld, state: str) -> list[str]:
 
 
 async def parked(count: int, *worlds: RestWorld) -> list[str]:
-    """Have transactions parked, as their endpoint fails."""
+    """Park transactions by means of a failing endpoint."""
     world = worlds[0]
     assert (await world.call("PUT", "/v1/groups/shop", SOON)).status in {200, 201}
     for one in worlds:
@@ -62,7 +62,7 @@ async def parked(count: int, *worlds: RestWorld) -> list[str]:
 
 @pytest.fixture
 async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
-    """Give two instances with a shard each."""
+    """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
     async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
@@ -74,7 +74,7 @@ def wanted(**over: Any) -> dict[str, Any]:
 
 
 async def test_parked_transactions_are_found_previewed_resumed_and_committed(two: tuple[RestWorld, RestWorld]) -> None:
-    """The whole story, each step through the other instance than the one before."""
+    """The whole story, with alternating instances."""
     here, there = two
     ids = await parked(30, here, there)
 
@@ -112,7 +112,7 @@ async def test_parked_transactions_are_found_previewed_resumed_and_committed(two
 
 
 async def test_the_same_request_again_does_nothing_twice(two: tuple[RestWorld, RestWorld]) -> None:
-    """Through either instance it answers with the job; other content under its id is refused."""
+    """Either instance answers with the job; different content with the same id is refused."""
     here, there = two
     await parked(5, here, there)
     first = await here.call("POST", "/v1/jobs", wanted(id="once"))
@@ -131,7 +131,7 @@ async def test_the_same_request_again_does_nothing_twice(two: tuple[RestWorld, R
 
 
 async def test_a_job_that_is_gone_goes_on_when_it_is_sent_again(world: RestWorld) -> None:
-    """Its instance forgot it, as after a restart: what is done is not found any more."""
+    """Its instance forgot it, as after a restart: finished transactions no longer match."""
     await parked(3, world)
     await world.call("POST", "/v1/jobs", wanted(id="lost", most=2))
     assert (await over(world, "lost"))["results"] == {"done": 2}
@@ -144,7 +144,7 @@ async def test_a_job_that_is_gone_goes_on_when_it_is_sent_again(world: RestWorld
 
 
 async def test_each_item_has_its_own_result(world: RestWorld) -> None:
-    """An id that ended otherwise, one that is not known, one that stands as wanted already, and pages of them."""
+    """An id with another outcome, an unknown id, an id that already has the state; and pages of items."""
     await world.prepared(id="open")
     await world.prepared(id="gone")
     await world.end("gone", "rollback")
@@ -170,12 +170,12 @@ async def test_each_item_has_its_own_result(world: RestWorld) -> None:
 
 
 async def test_a_stopped_job_leaves_the_rest_as_it_is(two: tuple[RestWorld, RestWorld]) -> None:
-    """It is stopped through the other instance; what has no result is waiting."""
+    """It is stopped through the other instance; items without a result are waiting."""
     here, there = two
     await parked(8, here, there)
     assert (await here.call("POST", "/v1/jobs", wanted(id="slow", rate=0.1))).status == 202
     async with asyncio.timeout(GENEROUS_S):
-        while (await here.call("GET", "/v1/jobs/slow")).body["found"] is None:  # noqa: ASYNC110 - nothing tells
+        while (await here.call("GET", "/v1/jobs/slow")).body["found"] is None:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
     stopping = await there.call("DELETE", "/v1/jobs/slow")
     assert (stopping.status, stopping.body["state"] in {"stopping", "stopped"}) == (202, True)
@@ -194,12 +194,12 @@ async def test_a_check_is_done_when_the_group_is_asked(world: RestWorld) -> None
     assert answer.status == 202
     assert (await over(world, "ask"))["results"] == {"done": 1}
     async with asyncio.timeout(GENEROUS_S):
-        while [request.id for request in world.memory.caller.requests] != ["t1"]:  # noqa: ASYNC110 - nothing tells
+        while [request.id for request in world.memory.caller.requests] != ["t1"]:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
 
 
 async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
-    """A topic that is missing fails its item at once; a lane that is lost does not."""
+    """A missing topic fails its item at once; a lost lane does not."""
     await world.prepared({"topic": "coupons", "value": "v"}, id="bad")
     world.memory.delete_topic("coupons")
     await world.prepared(id="good")
@@ -211,7 +211,7 @@ async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
 
 
 async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that are over make room."""
+    """Jobs that have ended make room."""
     monkeypatch.setattr(jobs, "MAX_JOBS", 12)
     await parked(20, world)
     for number in range(10):
@@ -230,7 +230,7 @@ async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.M
 
 
 async def test_a_job_that_waits_and_is_stopped_makes_room(world: RestWorld) -> None:
-    """It is over at once, though the jobs before it still run."""
+    """It ends at once, although the jobs before it still run."""
     await parked(20, world)
     for number in range(10):
         assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
@@ -256,7 +256,7 @@ async def test_no_more_ids_are_acted_on_than_was_said(world: RestWorld) -> None:
 async def test_another_transaction_that_has_the_id_by_now_is_left_as_it_is(
     two: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch, action: str, state: str
 ) -> None:
-    """Its client has used the id again since the job's filter found it; with a result of its own."""
+    """Its client has reused the id since the job's filter matched it; the item has a result of its own."""
     here, there = two
     if state == "parked":
         ids = await parked(4, here, there)
@@ -295,7 +295,7 @@ async def test_results_of_many_jobs_are_bounded_though_all_were_accepted_before(
 
 
 async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(two: tuple[RestWorld, RestWorld]) -> None:
-    """An instance that may have it gives no answer."""
+    """An instance that may have it does not answer."""
     here, there = two
     here.memory.log.instances.pop(_url(there))
     for number in range(4):
@@ -305,7 +305,7 @@ async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(two: tuple[Re
 
 
 async def test_groups_leave_places_and_results_to_operators() -> None:
-    """However many jobs their keys ask for, and however slow those are."""
+    """However many jobs their keys start, and however slow they are."""
     async with guarded() as both:
         ids = [own_id(0, f"j{number}") for number in range(8)]
         slow = {"action": "check", "ids": [f"none-{number}" for number in range(9)], "reason": "r", "rate": 0.1}
@@ -317,14 +317,14 @@ async def test_groups_leave_places_and_results_to_operators() -> None:
         assert (await both.call("other", "POST", "/v1/jobs", {**slow, "id": ids[5]})).status == 202
         assert (await both.call("operator", "POST", "/v1/jobs", {**operators, "id": ids[6]})).status == 202
         async with asyncio.timeout(60):  # the group's own take 80 s
-            while (await both.call("operator", "GET", f"/v1/jobs/{ids[6]}")).body["state"] != "done":  # noqa: ASYNC110 - nothing tells
+            while (await both.call("operator", "GET", f"/v1/jobs/{ids[6]}")).body["state"] != "done":  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.005)
         for name in ids[1:3]:
             assert (await both.call("shop", "DELETE", f"/v1/jobs/{name}")).status == 202
         quick = {**slow, "ids": ["none"], "rate": 200}
         for number in range(60):
             name = own_id(0, f"q{number}")
-            while (await both.call("shop", "POST", "/v1/jobs", {**quick, "id": name})).status == 429:  # noqa: ASYNC110 - nothing tells
+            while (await both.call("shop", "POST", "/v1/jobs", {**quick, "id": name})).status == 429:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.005)
         assert (await both.call("operator", "GET", f"/v1/jobs/{ids[0]}")).body["state"] == "done"
 
@@ -356,7 +356,7 @@ async def test_a_wrong_field_is_named(world: RestWorld, body: dict[str, Any], fi
 
 
 async def test_an_instance_that_cannot_be_asked_is_named(two: tuple[RestWorld, RestWorld]) -> None:
-    """The list says so, and a job that may be there is not called unknown."""
+    """The list names it, and a job that may be there is not reported as unknown."""
     here, there = two
     here.memory.log.instances.pop(next(hint.url for hint in here.memory.log.owners.values() if hint.url != _url(here)))
     listed = await here.call("GET", "/v1/jobs")

@@ -1,4 +1,4 @@
-"""OpenAPI is made from the models, valid, complete, and true."""
+"""The OpenAPI document is generated from the models, valid, complete and correct."""
 
 import re
 from typing import Any
@@ -54,14 +54,14 @@ def test_every_operation_lists_its_answers_and_its_problems(path: str, method: s
 
 
 def test_every_error_that_can_be_answered_stands_in_the_table_once_and_in_openapi() -> None:
-    """Codes are unique; nothing but faults of ours falls back to 500."""
+    """Codes are unique; only internal errors are 500."""
     internal = {"internal", "configuration", "lane_lost", "not_written", "overtaken", "peer_lost"}
     kinds = {kind for kind in subclasses(HalfwayError) if kind.__module__.startswith("halfway.")}
     codes = {kind.code for kind in kinds} - internal
     assert codes == {kind.code for kind in STATUS} - internal
     assert len({kind.code for kind in STATUS}) == len(STATUS)
     listed = set(re.findall(r"^- `(\w+)`:", "\n".join(_descriptions()), re.MULTILINE))
-    of_no_operation = {"unknown_path", "method_not_allowed", "id_replaced"}  # the last one is of an item of a job
+    of_no_operation = {"unknown_path", "method_not_allowed", "id_replaced"}  # the last one occurs only in items of jobs
     assert codes - of_no_operation | {"internal"} == listed
 
 

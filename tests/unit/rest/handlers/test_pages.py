@@ -1,4 +1,4 @@
-"""Lists are cut into pages that stay small, and names that no path can hold are not made."""
+"""Lists are split into small pages, and names that are not legal in a path are refused."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.support.rest.client import SHOP, RestWorld
 
 
 async def pages(world: RestWorld, path: str, name: str, limit: int) -> list[list[dict[str, Any]]]:
-    """Give every page of a list."""
+    """Yield every page of a list."""
     found = []
     cursor = ""
     while True:
@@ -24,7 +24,7 @@ async def pages(world: RestWorld, path: str, name: str, limit: int) -> list[list
 
 
 async def test_groups_are_listed_page_by_page(world: RestWorld) -> None:
-    """By name; without a limit there are as many as may be registered by default."""
+    """By name; without a limit, a page has as many groups as may be registered by default."""
     names = sorted([f"group-{number}" for number in range(7)] + ["shop"])
     for name in names[:-1]:
         assert (await world.call("PUT", f"/v1/groups/{name}", SHOP)).status == 201
@@ -53,7 +53,7 @@ async def test_pages_of_large_groups_and_transactions_end_earlier(
 
 
 async def test_groups_are_bounded(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are there can be changed; when one is deleted, another fits."""
+    """Existing groups can be changed; after one is deleted, another can be registered."""
     limits = ServiceLimits(shards=2, max_groups=2)
     monkeypatch.setattr(world.coordinator._groups, "_limits", limits)
     assert (await world.call("PUT", "/v1/groups/second", SHOP)).status == 201

@@ -1,4 +1,4 @@
-"""Statistics and events: what they show, of whom, and what is away."""
+"""Statistics and events: their content, for which callers, and unavailable shards."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture
 async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
-    """Give two instances with a shard each."""
+    """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
     async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
@@ -35,7 +35,7 @@ async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
 
 
 async def statistics(world: RestWorld, condition: Any = lambda _: True) -> dict[str, Any]:
-    """Give statistics once they are as wanted: for half a second they may be those of before."""
+    """Return statistics once they match: for half a second they may be older."""
     async with asyncio.timeout(GENEROUS_S):
         while True:
             answer = await world.call("GET", "/v1/statistics")
@@ -47,7 +47,7 @@ async def statistics(world: RestWorld, condition: Any = lambda _: True) -> dict[
 
 
 async def test_figures_are_those_of_all_shards(two: tuple[RestWorld, RestWorld]) -> None:
-    """Whichever instance is asked."""
+    """Through any instance."""
     here, there = two
     ids = await parked(6, here, there)
     await here.prepared(id="open")
@@ -68,7 +68,7 @@ async def test_figures_are_those_of_all_shards(two: tuple[RestWorld, RestWorld])
 
 
 async def test_what_is_away_is_named(two: tuple[RestWorld, RestWorld]) -> None:
-    """Its owner gives no answer: the figures are not shown as if they were all."""
+    """Its owner does not answer: the figures are marked as incomplete."""
     here, there = two
     await parked(6, here, there)
     url = there.memory.owners._url
@@ -155,7 +155,7 @@ async def test_what_the_lanes_of_all_instances_keep_apart_is_shown(
 
 
 async def test_an_endpoint_is_shown_as_it_answered_last(world: RestWorld) -> None:
-    """What it says is data; the rest of its URL, which may hold a secret, is not shown."""
+    """Its answer is data; the rest of its URL, which may contain a secret, is not shown."""
     attempt = CheckAttempt(
         host="http://shop:9000", sent=True, answered=False, status=502, detail=HOSTILE, excerpt=HOSTILE, duration_s=0.25
     )
@@ -206,7 +206,7 @@ async def listening(
 
 
 async def next_event(got: aiohttp.ClientResponse) -> tuple[str, Any]:
-    """Give the name and data of the next event."""
+    """Return the name and the data of the next event."""
     async with asyncio.timeout(GENEROUS_S):
         name = ""
         while True:
@@ -219,7 +219,7 @@ async def next_event(got: aiohttp.ClientResponse) -> tuple[str, Any]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gather often."""
+    """Gather statistics often."""
     monkeypatch.setattr(events, "EVERY_S", 0.02)
 
 
@@ -233,7 +233,7 @@ async def test_a_listener_hears_what_changes(world: RestWorld) -> None:
 
 
 async def test_listeners_share_one_computation(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, figures are gathered once a turn."""
+    """The figures are gathered once for all listeners."""
     gathered = 0
     desk = world.coordinator.statistics
     here = desk.here
@@ -256,7 +256,7 @@ async def test_too_many_listeners_are_refused(world: RestWorld, monkeypatch: pyt
         refused = await world.call("GET", "/v1/events")
         assert (refused.status, refused.error_code) == (429, "overloaded")
     async with asyncio.timeout(GENEROUS_S):
-        while len(world.api.events):  # noqa: ASYNC110 - nothing tells
+        while len(world.api.events):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
     assert (await world.call("GET", "/v1/events?max=1")).status == 200
     assert (await world.call("GET", "/v1/events?max=0")).status == 422
@@ -281,7 +281,7 @@ async def test_nothing_new_is_a_heartbeat(world: RestWorld, monkeypatch: pytest.
 
 
 async def test_a_key_that_is_revoked_ends_its_stream() -> None:
-    """On the connection that stands, and no other's."""
+    """On the open connection, and no other's stream."""
     async with guarded() as both:
         await _revoked(both)
 
@@ -302,7 +302,7 @@ async def _revoked(both: Guarded) -> None:
 
 
 async def test_a_shutdown_ends_every_stream(world: RestWorld) -> None:
-    """In order, so that clients know to come again; it does not wait for them."""
+    """With an end event, so that clients reconnect; the shutdown does not wait for them."""
     async with listening(world) as got:
         await next_event(got)
         await world.api.drain(asyncio.get_running_loop().time() + 10)

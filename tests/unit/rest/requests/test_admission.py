@@ -1,4 +1,4 @@
-"""Prepares that find no place wait for one, or are turned away; everything else goes on."""
+"""Prepares above the limit wait for a place or are refused; everything else continues."""
 
 import asyncio
 import json
@@ -49,13 +49,13 @@ async def until_taken(world: RestWorld, prepares: int, waiting: int = 0) -> None
 
 @pytest.fixture
 async def patient(new_world: NewWorld) -> RestWorld:
-    """One prepare at a time; others wait for a long time."""
+    """An interface with one prepare at a time; others wait for a long time."""
     return await shop(new_world, LONG_S)
 
 
 @pytest.fixture
 async def impatient(new_world: NewWorld) -> RestWorld:
-    """One prepare at a time; others are turned away soon."""
+    """An interface with one prepare at a time; others are refused soon."""
     return await shop(new_world, 0.05)
 
 
@@ -67,7 +67,7 @@ async def shop(new_world: NewWorld, wait_s: float) -> RestWorld:
 
 @asynccontextmanager
 async def occupied(world: RestWorld) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Event]]:
-    """The only place is taken by a prepare that Kafka does not confirm until the event is set; give who reads it."""
+    """Occupy the only place with a prepare that Kafka does not confirm until the event is set; return its reader."""
     go_on = asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world.memory.half_log, "append", once(go_on, world.memory.half_log.append))
@@ -96,7 +96,7 @@ async def test_a_prepare_that_waits_gets_the_place_that_becomes_free(patient: Re
 
 
 async def test_a_prepare_that_waits_in_vain_is_told_when_to_come_again(impatient: RestWorld) -> None:
-    """With a problem document and the id of its request, on a connection that goes on."""
+    """With a problem document and the id of its request, on a connection that stays open."""
     async with occupied(impatient) as occupant, connected(impatient) as [(reader, writer)]:
         for _ in range(2):
             writer.write(PREPARE.replace(b"Host: h\r\n", b"Host: h\r\nX-Request-Id: mine\r\n"))
@@ -117,7 +117,7 @@ async def test_a_prepare_that_waits_in_vain_is_told_when_to_come_again(impatient
 
 
 async def test_whatever_begins_nothing_is_served_meanwhile(patient: RestWorld) -> None:
-    """Ends above all: what was begun must be ended."""
+    """Ends above all: transactions that were begun must be ended."""
     transaction_id = await patient.prepared()
     async with occupied(patient), connected(patient) as [(_, writer)]:
         writer.write(PREPARE)
@@ -149,7 +149,7 @@ async def test_a_body_that_is_slow_to_come_keeps_nobody_out(patient: RestWorld) 
     async with connected(patient, 2) as [(slow_reader, slow), (reader, writer)]:
         slow.write(PREPARE[:-1])
         async with asyncio.timeout(GENEROUS_S):
-            while not patient.api.in_flight.bytes:  # noqa: ASYNC110  nothing tells when the request has come
+            while not patient.api.in_flight.bytes:  # noqa: ASYNC110 - there is no event for the arrival of the request
                 await asyncio.sleep(0.01)
         assert patient.api.in_flight.taken == 0, "only what has wholly come takes a place"
         writer.write(PREPARE)
@@ -200,7 +200,7 @@ async def test_whoever_waits_at_a_stop_hears_of_it(patient: RestWorld) -> None:
 
 
 async def test_a_place_that_comes_with_the_end_of_patience_is_taken_or_given_on() -> None:
-    """Whatever meets in one turn of the loop, no place is lost and none is made."""
+    """Whatever coincides in one turn of the event loop, no place is lost and none is created."""
     admission = Admission(max_requests=4, wait_s=0.01)
     loop = asyncio.get_running_loop()
     for late_s in (0.0, 0.005, 0.0099, 0.01, 0.0101, 0.015):
@@ -217,7 +217,7 @@ async def test_a_place_that_comes_with_the_end_of_patience_is_taken_or_given_on(
 
 
 async def test_refusals_of_a_group_at_its_limit_are_held_back_up_to_a_number() -> None:
-    """Further ones, and those of another group, are not; each that is answered makes room for another."""
+    """Further refusals, and those of other groups, are not delayed; each answered one makes room for another."""
     refusals = HeldRefusals(wait_s=3600, most=2)
     held = [asyncio.create_task(refusals.hold("shop")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -241,7 +241,7 @@ async def test_a_refusal_that_was_held_back_is_told_in_the_end() -> None:
 
 
 def test_refusals_are_not_all_told_at_one_moment() -> None:
-    """Callers that were refused together would come back together."""
+    """Callers that were refused together would otherwise return together."""
     times = [held_s(2.0) for _ in range(100)]
     assert len(set(times)) > 50
     assert 1.0 <= min(times) < max(times) <= 2.0

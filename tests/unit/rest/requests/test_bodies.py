@@ -1,4 +1,4 @@
-"""Which bodies are taken: their size, their type, how fast they come, and what they may hold together."""
+"""Which bodies are accepted: their size, their type, their speed, and their total size."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.unit.rest.conftest import NewWorld
 
 
 async def test_a_body_over_the_limit_is_413(new_world: NewWorld) -> None:
-    """Whether its length is announced or not, and exactly at the limit it is read."""
+    """With or without an announced length; a body of exactly the limit is read."""
     world = await new_world(ApiLimits(max_body_bytes=1000))
     await world.put_shop()
     at_the_limit = BODY + b" " * (1000 - len(BODY))
@@ -54,7 +54,7 @@ async def test_a_compressed_body_is_415(world: RestWorld) -> None:
 
 
 async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld) -> None:
-    """Neither what they announce nor that they were begun counts, whatever others send."""
+    """Neither the announced length nor the start of a body counts."""
     world = await new_world(ApiLimits(max_requests=2, max_body_bytes=100_000, max_body_bytes_in_flight=100_000))
     await world.put_shop()
     silent = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(40)]
@@ -73,7 +73,7 @@ async def test_bodies_that_are_only_announced_hold_up_nobody(new_world: NewWorld
 
 
 async def test_bodies_in_flight_are_bounded_together(new_world: NewWorld) -> None:
-    """By what was received of them; small ones and calls without a body are never refused for it."""
+    """By the bytes received; small bodies and calls without a body are never refused for it."""
     world = await new_world(ApiLimits(max_body_bytes=100_000, max_body_bytes_in_flight=100_000))
     await world.put_shop()
     slow = [(await asyncio.open_connection(HOST, world.port))[1] for _ in range(2)]
@@ -117,7 +117,7 @@ async def test_a_body_that_hardly_comes_is_408_long_before_the_request_has_no_mo
 
 
 async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slowly, but fast enough: longer than the time for its first part."""
+    """It is slow, but fast enough: it takes longer than the time limit for its first part."""
     monkeypatch.setattr(admission, "MIN_BYTES_IN_S", 100.0)
     world = await new_world(ApiLimits(request_timeout_s=1000))
     await world.put_shop()
@@ -157,7 +157,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(world: RestWorld) -> No
 
 
 async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: RestWorld) -> None:
-    """Nothing is logged as an error: nobody can be answered, and nothing was done."""
+    """Nothing is logged as an error: there is nobody to answer, and nothing was done."""
     server = HttpServer(world.api)
     port = await server.start(HOST, 0)
     try:
@@ -165,7 +165,7 @@ async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_fault(world: R
             _, writer = await asyncio.open_connection(HOST, port)
             writer.write(POST + b"Content-Length: 1000\r\n\r\n" + BODY)
             async with asyncio.timeout(GENEROUS_S):
-                while not world.api._open:  # noqa: ASYNC110 - it sets no event
+                while not world.api._open:  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.005)
                 writer.close()
                 while server._server is not None and server._server.connections:  # noqa: ASYNC110 - the same

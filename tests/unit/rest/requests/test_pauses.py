@@ -1,4 +1,4 @@
-"""How long one request may hold the event loop, in CPU time: with the worst bodies that fit into the limit."""
+"""How long one request may block the event loop, in CPU time, with the worst bodies within the limit."""
 
 import asyncio
 import gc
@@ -12,20 +12,20 @@ from tests.support.hostile.worst_bodies import LIMIT, PREPARE, SMALL, WORST, fil
 from tests.support.rest.client import RestWorld
 
 HELD = 7.0
-"""In units of `unit_s`, which is 0.05 s where a body holds the loop for 0.05 s; this guards against 0.7 s and more."""
+"""In units of `unit_s`: about 0.05 s on a machine where a body blocks the loop for 0.05 s. Guards against 0.7 s."""
 
 FIELDS = b"Host: h\r\nConnection: close\r\nContent-Type: application/json"
 
 
 def unit_s() -> float:
-    """Return the CPU time that a fixed piece of work takes here and now: the machine may be slow, or shared."""
+    """Return the CPU time of a fixed piece of work on this machine now: it may be slow, or shared."""
     began = time.thread_time()
     sum(number * number % 7 for number in range(1_000_000))
     return time.thread_time() - began
 
 
 class Held:
-    """The longest time for which one step of the event loop used the CPU."""
+    """The longest CPU time of one step of the event loop."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -33,9 +33,9 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    """Measure every step of the event loop by its CPU time: a busy machine counts for nothing.
+    """Measure the CPU time of every step of the event loop, so that a busy machine does not matter.
 
-    Nor does what other tests have left: Python would look through all of it for garbage within a step.
+    Objects of other tests do not matter either: Python would search all of them for garbage within a step.
     """
     held = Held()
     run = asyncio.Handle._run
@@ -52,7 +52,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 @pytest.mark.parametrize("path, body", WORST.values(), ids=WORST.keys())
 async def test_no_body_holds_the_event_loop(world: RestWorld, held: Held, path: str, body: bytes) -> None:
-    """Whatever it is answered, and others are served afterwards."""
+    """Whatever the answer is; other requests are served afterwards."""
     assert len(body) <= LIMIT
     method = b"PUT" if "groups" in path else b"POST"
     head = b"%s %s HTTP/1.1\r\n%s\r\nContent-Length: %d\r\n\r\n" % (method, path.encode(), FIELDS, len(body))
@@ -66,7 +66,7 @@ async def test_no_body_holds_the_event_loop(world: RestWorld, held: Held, path: 
 
 
 async def test_a_body_has_no_more_fields_and_items_than_may_be(world: RestWorld) -> None:
-    """What a caller sends as JSON data is not counted among them."""
+    """JSON data of the caller is not counted."""
     answer = await world.call("POST", "/v1/transactions", raw=filled(PREPARE, SMALL, b"]}", 900_000))
     assert (answer.status, answer.error_code) == (422, "invalid_request")
     assert str(MAX_MEMBERS) in answer.body["detail"]
@@ -84,7 +84,7 @@ async def test_what_strings_hold_is_no_field(said: str) -> None:
 
 
 async def test_a_batch_shares_what_may_be_explained(world: RestWorld) -> None:
-    """Items that are wrong at their end are named by their first wrong field once it is used up."""
+    """Once the budget is used up, wrong items are explained by their first wrong field only."""
     item = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}] * 30 + [{"topic": 1}]}
     answer = await world.call("POST", "/v1/batch", {"prepare": [item] * 20})
     told = [len(one["problem"]["errors"]) for one in answer.body["prepare"]]

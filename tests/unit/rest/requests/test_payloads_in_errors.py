@@ -1,4 +1,4 @@
-"""Errors never repeat what a message holds, as clients log them."""
+"""Errors never repeat the content of a message, because clients log them."""
 
 import json
 
@@ -28,7 +28,7 @@ BODIES: dict[str, object] = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 async def test_an_error_names_the_field_and_no_payload(world: RestWorld, body: object) -> None:
-    """By itself and in a batch; fields that hold no payload are shown as they were given."""
+    """In a single call and in a batch; the values of fields without payload are shown."""
     for path, sent in (("/v1/transactions", body), ("/v1/batch", {"prepare": [body], "end": []})):
         answer = await world.call("POST", path, sent)
         assert answer.status in (200, 422)

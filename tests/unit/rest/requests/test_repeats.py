@@ -1,4 +1,4 @@
-"""Names that an object of a body gives twice."""
+"""Names that occur twice in one object of a body."""
 
 import json
 
@@ -16,7 +16,7 @@ MESSAGE = '{"topic": "t", "value": "v"}'
 
 
 def fields(model: type[PrepareRequest | EndRequest | BatchRequest], body: str) -> list[str]:
-    """Give the fields that are refused in a body, none where it is taken."""
+    """Return the refused fields of a body, none if it is accepted."""
     try:
         VALIDATION.read(model, body.encode(), lambda request: request)
     except InvalidRequestError as error:
@@ -54,7 +54,7 @@ def test_a_repeated_name_is_found_with_its_place(messages: str, field: str) -> N
     ],
 )
 def test_what_only_looks_repeated_is_taken(messages: str) -> None:
-    """Names as values, in strings, in several objects, and inside data of the caller's own."""
+    """Names as values, in strings, in several objects, and inside the caller's own data."""
     assert fields(PrepareRequest, f'{{"group": "g", "messages": {messages}}}') == []
 
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a body or a parameter is named, with its value and the remedy; nothing of it is a 500."""
+"""Every error in a body or a parameter is named, with its value and a remedy; none is a 500."""
 
 import json
 from typing import Any
@@ -197,7 +197,7 @@ async def test_what_is_not_json_is_400(world: RestWorld, body: bytes) -> None:
 
 
 async def test_a_number_longer_than_python_reads_is_judged_as_any_other(world: RestWorld) -> None:
-    """In the caller's own data it is taken, elsewhere named."""
+    """It is accepted in the caller's own data, and named as wrong elsewhere."""
     long = "1" * 5000
     data = (
         f'{{"group": "shop", "messages": [{{"topic": "orders", "value": {{"type": "JSON", "data": {{"id": {long}}}}}}}]'
@@ -255,7 +255,7 @@ PREPARES = JSON | st.fixed_dictionaries(
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=PREPARES | PREPARES.map(lambda value: [value]))
 def test_whatever_comes_is_accepted_or_told_what_is_wrong(body: object) -> None:
-    """The fast pass and the schema agree: what the one refuses, the other explains, and the answer can be encoded."""
+    """The fast pass and the schema agree: the schema explains what the fast pass refuses, and the answer is JSON."""
     validation = Validation(internal_prefix="_halfway.")
     raw = json.dumps(body).encode()
     told: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""An answer that is written as one piece: what stands in it, and what becomes of the connection."""
+"""An answer that is written in one piece: its content, and the connection after it."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 
 async def asked(request: str, response: WholeResponse) -> tuple[list[str], bytes, bool]:
-    """Send a request; return the lines of the answer's head, its body, and whether the connection stays open."""
+    """Send a request; return the header lines of the answer, its body, and whether the connection stays open."""
 
     async def handle(_: web.BaseRequest) -> web.StreamResponse:
         return response
@@ -25,7 +25,7 @@ async def asked(request: str, response: WholeResponse) -> tuple[list[str], bytes
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[:-2]
             length = next((int(line.split()[1]) for line in head if line.startswith("Content-Length")), 0)
             body = b"" if request.startswith("HEAD") else await reader.readexactly(length)
-            writer.write(request.encode())  # a second answer would come if the connection were open
+            writer.write(request.encode())  # there would be a second answer if the connection were open
             stays = "Connection: close" not in head
             assert stays or await reader.read() == b""
     finally:

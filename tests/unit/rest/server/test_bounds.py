@@ -1,4 +1,4 @@
-"""What is bounded: requests in flight, stalled clients, connections; and what is not HTTP."""
+"""Limits of requests in flight, stalled clients and connections; and input that is not HTTP."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ async def test_more_requests_than_may_be_in_flight_are_429(
 def test_a_connection_that_comes_while_the_port_is_closed_is_closed_too(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], turns: int
 ) -> None:
-    """However far the loop has come with it."""
+    """At any point of its setup in the event loop."""
 
     async def story() -> None:
         server = HttpServer(AsyncMock())
@@ -72,7 +72,7 @@ def test_a_connection_that_comes_while_the_port_is_closed_is_closed_too(
 def test_a_request_that_arrives_while_the_port_is_closed_is_answered_or_not_begun(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], turns: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However far the loop has come with its connection: no answer is written to one that is closed already."""
+    """At any point of its connection's setup: no answer is written to a closed connection."""
 
     async def answer(_request: web.BaseRequest) -> web.Response:
         for _ in range(4):
@@ -106,7 +106,7 @@ def test_a_request_that_arrives_while_the_port_is_closed_is_answered_or_not_begu
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_connections_that_come_at_once_are_all_served(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    """As many as there is room for: only handshakes of TLS are fewer."""
+    """Up to the limit of connections: only TLS handshakes have a lower limit."""
     room = 4
 
     async def story() -> None:
@@ -132,7 +132,7 @@ def test_connections_that_come_at_once_are_all_served(loop_factory: Callable[[],
 def test_a_connection_too_many_is_ended_and_takes_no_place(
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """If none of the others can be closed for it; the place of one that ends is free again."""
+    """If no other connection can be closed for it; when a connection ends, its place is free again."""
 
     async def story() -> None:
         began, go_on = asyncio.Event(), asyncio.Event()
@@ -203,7 +203,7 @@ BAD_HTTP = {
 
 @pytest.mark.parametrize("sent", BAD_HTTP.values(), ids=BAD_HTTP.keys())
 async def test_what_is_not_http_is_a_problem_of_400(world: RestWorld, sent: bytes) -> None:
-    """And says nothing of what was sent."""
+    """The problem does not repeat the input."""
     status, problem = problem_of(await world.send(sent))
     assert (status, problem["error_code"]) in {(400, "bad_http"), (400, "malformed_json")}
     assert "xxxx" not in json.dumps(problem)
@@ -235,7 +235,7 @@ async def test_head_is_answered_as_get_without_a_body(world: RestWorld) -> None:
 
 
 async def test_head_takes_no_checks(world: RestWorld) -> None:
-    """Nobody would read the questions, and each would count as asked."""
+    """Nobody would read the checks, and each would count as sent."""
     await world.put_shop(check={"mode": "pull"})
     answer = await world.call("HEAD", "/v1/groups/shop/checks")
     assert (answer.status, answer.headers["Allow"]) == (405, "GET")
@@ -265,7 +265,7 @@ async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
 
 
 def held_up(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold up whatever is appended to half: give what is set when something has come, and what lets it go on."""
+    """Delay appends to half; return an event that is set when a record has arrived, and one that lets it continue."""
     began, go_on = asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(world.memory.half_log, "append", once(go_on, world.memory.half_log.append, began))
     return began, go_on
@@ -283,7 +283,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
         writer.close()
         await writer.wait_closed()
         go_on.set()
-        while (await world.show("mine")).status != 200:  # noqa: ASYNC110  nobody is left to be told
+        while (await world.show("mine")).status != 200:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -322,11 +322,11 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
 
 
 async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptureFixture) -> None:
-    """One more takes the place of the eldest idle one, else of a poll; where there is neither, it is closed at once.
+    """One more replaces the oldest idle connection, or else a poll; if there is neither, it is closed at once.
 
-    Nothing is logged about it, so nobody can fill the log.
+    Nothing is logged about this, so that nobody can fill the log.
     """
-    gc.collect()  # what other tests have left tells of it in the log
+    gc.collect()  # objects of other tests would log this
     caplog.clear()
     await world.put_shop(check={"mode": "pull"})
     server = HttpServer(world.api, max_connections=2)
@@ -370,7 +370,7 @@ async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptu
 
 
 async def test_polls_whose_clients_have_gone_take_neither_places_nor_checks(world: RestWorld) -> None:
-    """As many as may wait come and go; the next one is served, and gets the first check."""
+    """As many as the limit come and go; the next poll is served, and gets the first check."""
     policy = {"first_check_after_s": 1, "check_interval_s": 1}
     await world.put_shop(check={"mode": "pull"}, policy=policy)
     poll = b"GET /v1/groups/shop/checks?wait_s=60 HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -394,7 +394,7 @@ async def test_polls_whose_clients_have_gone_take_neither_places_nor_checks(worl
 
 
 async def test_answers_that_are_not_read_are_counted_bounded_and_ended(new_world: NewWorld) -> None:
-    """A client that asks and does not read loses its connection; others are answered again then."""
+    """A client that sends requests and does not read loses its connection; then others are answered again."""
     unsent = Unsent(max_bytes=1_000_000, look_every_s=3600)
     world = await new_world(unsent=unsent)
     await world.put_shop()

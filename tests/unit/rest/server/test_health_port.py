@@ -45,7 +45,7 @@ async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
 
 
 async def test_a_console_on_this_port_finds_the_api_here_with_its_keys() -> None:
-    """Everything else stays as it is; without it the API is not here."""
+    """Everything else is unchanged; without a console, this port does not serve the API."""
     async with guarded() as world:
         port = HealthPort(reasons=list, not_acquired=list, metrics=Metrics().render, api=world.here.api)
         server = HttpServer(port, console=Console())
@@ -82,7 +82,7 @@ async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
 
 
 def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no sample before, and none afterwards."""
+    """The metric has no sample before and none afterwards."""
     metrics, troubles = Metrics(), dict[int, float]()
     metrics.show_troubles(lambda: troubles)
     assert "halfway_shard_not_acquired_seconds{" not in metrics.render()[0].decode()

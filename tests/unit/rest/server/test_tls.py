@@ -1,4 +1,4 @@
-"""Whom a port trusts: as its files say now, for every handshake."""
+"""The authorities that a port trusts: each handshake uses the current files."""
 
 import shutil
 import ssl
@@ -15,7 +15,7 @@ from tests.support.waiting import GENEROUS_S
 
 
 class Port:
-    """A port with its files, and a client that holds a certificate."""
+    """A port with its files, and a client with a certificate."""
 
     def __init__(self, folder: Path) -> None:
         self.authority, self.another = Authority(folder, "one"), Authority(folder, "another")
@@ -26,7 +26,7 @@ class Port:
         self.client = self.authority.trusted(own)
 
     def names(self, session: ssl.SSLSession | None = None) -> tuple[tuple[str, ...], ssl.SSLSession | None]:
-        """Connect, and return what the port knows of the client, and the session; SSLError if it refuses."""
+        """Connect, and return the client's names according to the port, and the session; SSLError if it refuses."""
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self.client.wrap_bio(back, there, server_hostname="localhost", session=session)
         server = self.tls.context.wrap_bio(there, back, server_side=True)
@@ -60,7 +60,7 @@ def test_a_certificate_says_who_calls_and_none_is_no_error(port: Port) -> None:
 
 
 def test_a_session_does_not_outlive_the_authority_that_vouched_for_it(port: Port) -> None:
-    """A session is resumed without a look at the certificate, so none is."""
+    """A resumed session would skip the verification of the certificate, so sessions are not resumed."""
     _, session = port.names()
     port.trust(port.another.file.read_bytes())
     with pytest.raises(ssl.SSLError):
@@ -68,7 +68,7 @@ def test_a_session_does_not_outlive_the_authority_that_vouched_for_it(port: Port
 
 
 def test_where_certificates_are_asked_for_tls_1_2_is_not_spoken(port: Port) -> None:
-    """Its sessions are resumed, which cannot be switched off."""
+    """TLS 1.2 resumes sessions, and this cannot be switched off."""
     port.client.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises(ssl.SSLError):
         port.names()
@@ -84,7 +84,7 @@ def test_files_that_cannot_be_used_change_nothing(port: Port) -> None:
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
-    """OpenSSL would ask on the terminal or standard input, and the event loop would stand still meanwhile."""
+    """OpenSSL would prompt on the terminal or standard input, and block the event loop."""
     certificate, key = Authority(tmp_path, "one").sign("own", "CN=localhost", "DNS:localhost", passphrase=b"secret")
     load = (
         "from pathlib import Path; from halfway.rest.server.tls import ServerTls; "

@@ -1,4 +1,4 @@
-"""Handshakes that stall, or that are many: neither holds a port's descriptors for long, nor keeps others out."""
+"""Stalled handshakes and many handshakes neither hold a port's descriptors for long nor keep other clients out."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 
 class Port:
-    """A port that speaks TLS and answers every request, with clients that never begin their handshake."""
+    """A TLS port that answers every request, with clients that never start their handshake."""
 
     def __init__(self, server: HttpServer, context: ssl.SSLContext) -> None:
         self.server = server
@@ -41,7 +41,7 @@ class Port:
             self.silent.append(await asyncio.open_connection(HOST, self.server.port))
 
     async def answer(self) -> str:
-        """Ask over a new connection."""
+        """Send a request over a new connection."""
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENOUGH_S)) as session,
             session.get(self.url, ssl=self.context) as answer,
@@ -49,13 +49,13 @@ class Port:
             return await answer.text()
 
     async def closed(self, number: int) -> bytes:
-        """Wait until a silent client is told that its connection is closed, and give what it was sent."""
+        """Wait until the connection of a silent client is closed, and return what it received."""
         with contextlib.suppress(ConnectionResetError):
             return await asyncio.wait_for(self.silent[number][0].read(), ENOUGH_S)
         return b""
 
     def open(self, number: int) -> bool:
-        """Whether a silent client has heard nothing of an end."""
+        """Return whether the connection of a silent client is still open."""
         return not self.silent[number][0].at_eof()
 
 
@@ -79,7 +79,7 @@ async def listening(folder: Path, **bounds: float) -> AsyncIterator[Port]:
 
 
 def test_a_handshake_that_stalls_ends_soon(runner: asyncio.Runner, tmp_path: Path) -> None:
-    """Whether nothing comes, or a part of it."""
+    """With no data, or with a part of the handshake."""
 
     async def story() -> None:
         async with listening(tmp_path, handshake_s=0.2) as port:
@@ -96,7 +96,7 @@ def test_a_handshake_that_stalls_ends_soon(runner: asyncio.Runner, tmp_path: Pat
 
 
 def test_handshakes_under_way_count_as_connections(runner: asyncio.Runner, tmp_path: Path) -> None:
-    """A quarter of the connections may be in theirs; the oldest gives way, and whoever speaks is served."""
+    """A quarter of the connections may be in a handshake; the oldest one is ended, and an active client is served."""
 
     async def story() -> None:
         async with listening(tmp_path, max_connections=8, handshake_s=ENOUGH_S) as port:
@@ -115,7 +115,7 @@ def test_handshakes_under_way_count_as_connections(runner: asyncio.Runner, tmp_p
 def test_an_idle_connection_gives_way_at_once_though_its_client_says_nothing(
     runner: asyncio.Runner, tmp_path: Path
 ) -> None:
-    """TLS would wait for the client's own goodbye, with the descriptor still open."""
+    """TLS would wait for the client's close notification, with the descriptor still open."""
 
     async def story() -> None:
         async with listening(tmp_path, max_connections=2) as port:
@@ -153,7 +153,7 @@ def test_a_taken_port_is_told(runner: asyncio.Runner, tmp_path: Path) -> None:
 
 
 def handshaken(port: Port) -> socket.socket:
-    """Give a TCP connection whose handshake is done, and whose client says nothing more, not even goodbye."""
+    """Return a TCP connection whose handshake is done, and whose client sends nothing more."""
     raw = socket.create_connection((HOST, port.server.port), timeout=ENOUGH_S)
     made = port.context.wrap_socket(raw, server_hostname=HOST)
     mute = socket.socket(fileno=made.detach())

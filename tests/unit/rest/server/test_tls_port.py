@@ -1,4 +1,4 @@
-"""TLS on a port: certificates of clients stand for keys, and files that change are read again while it serves."""
+"""TLS on a port: client certificates take the place of keys, and changed files are read again while it serves."""
 
 import asyncio
 import shutil
@@ -31,7 +31,7 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Auth
 
 
 class Served:
-    """An interface that asks for keys or certificates, over the files `certificate`, `key` and `clients`."""
+    """An interface that requires keys or certificates, with the files `certificate`, `key` and `clients`."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Served:
         self.world = RestWorld(memory=memory, keys=self.keys, tls=self.tls)
 
     def use(self, authority: Authority) -> None:
-        """Put other files in place, as a renewal does."""
+        """Replace the files, as a renewal does."""
         certificate, key = authority.sign("server", "CN=halfway", "IP:127.0.0.1")
         for name, source in (("certificate", certificate), ("key", key), ("clients", authority.file)):
             shutil.copy(source, self.folder / "next")
@@ -55,7 +55,7 @@ class Served:
         await self.keys.create(spec, deadline=deadline(), principal=OPERATOR)
 
     async def status(self, context: ssl.SSLContext, path: str = "/v1/groups") -> int | str:
-        """Ask over a new connection; the name of the error if there is none."""
+        """Return the status of a request on a new connection, or the name of the error."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=GENEROUS_S)) as session:
             try:
                 async with session.get(self.world.url + path, ssl=context) as answer:
@@ -74,7 +74,7 @@ async def served(tmp_path: Path, authorities: tuple[Authority, Authority]) -> As
 async def test_a_certificate_of_a_client_stands_for_a_key(
     served: Served, authorities: tuple[Authority, Authority]
 ) -> None:
-    """By an alternative name or by its subject; one that is bound to nobody, and none at all, are 401."""
+    """By an alternative name or by its subject; an unbound certificate, and no certificate, are 401."""
     one, two = authorities
     shop = one.trusted(one.sign("shop", "CN=shop,O=Acme", "DNS:shop.svc,URI:spiffe://acme/shop"))
     assert await served.status(one.trusted()) == 401
@@ -90,7 +90,7 @@ async def test_a_certificate_of_a_client_stands_for_a_key(
 
 
 async def test_files_that_change_are_read_again(served: Served, authorities: tuple[Authority, Authority]) -> None:
-    """New connections get the new certificate and are judged by the new authorities; open ones go on."""
+    """New connections use the new certificate and the new authorities; open connections continue."""
     one, two = authorities
     await served.bind(PrincipalKind.READER, "board", "URI:spiffe://acme/board")
     before, after = (each.trusted(each.sign("board", "CN=board", "URI:spiffe://acme/board")) for each in (one, two))
@@ -123,7 +123,7 @@ async def test_files_that_are_of_no_use_leave_the_old_ones_in_use(
 async def test_who_sent_a_request_is_known_also_once_its_connection_is_lost(
     served: Served, authorities: tuple[Authority, Authority]
 ) -> None:
-    """A request that has arrived is done as with a key: whether its client has gone decides nothing about who it is."""
+    """An arrived request is carried out as with a key: its caller is known even if the client has disconnected."""
     one, _ = authorities
     await served.bind(PrincipalKind.GROUP, "shop", "URI:spiffe://acme/shop")
     shop = one.trusted(one.sign("shop", "CN=shop", "URI:spiffe://acme/shop"))

@@ -19,7 +19,7 @@ HANDSHAKE = (
 
 
 class Opens(Protocol):
-    """Opens a stream, which ends with the test."""
+    """Opens a stream, which is closed at the end of the test."""
 
     async def __call__(self, world: RestWorld, headers: Mapping[str, str] | None = None) -> StreamClient: ...
 
@@ -38,12 +38,12 @@ async def opened() -> AsyncIterator[Opens]:
 
 @pytest.fixture
 async def stream(world: RestWorld, opened: Opens) -> StreamClient:
-    """Give a stream of a coordinator with the group `shop`."""
+    """Provide a stream of a coordinator with the group `shop`."""
     return await opened(world)
 
 
 class Raw:
-    """A WebSocket that sends what it is told, and the frames that came back."""
+    """A WebSocket that can send any frame, and the received frames."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse[Any]) -> None:
         self.socket = socket
@@ -57,7 +57,7 @@ class Raw:
         await self.socket.send_str(text)
 
     async def end(self) -> tuple[dict[str, Any] | None, int | None]:
-        """Read to the end, and give the problem that the server told, and its close code."""
+        """Read to the end, and return the server's problem and its close code."""
         problem = None
         async with asyncio.timeout(GENEROUS_S):
             while (message := await self.socket.receive()).type is aiohttp.WSMsgType.TEXT:

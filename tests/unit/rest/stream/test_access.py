@@ -1,4 +1,4 @@
-"""A stream asks for keys as REST does, at the handshake and with each frame."""
+"""A stream requires keys as REST does, at the handshake and with each frame."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ MESSAGE = {"topic": "orders", "value": "v"}
 
 @pytest.fixture
 async def both() -> AsyncIterator[Guarded]:
-    """Give two instances over one log, with the groups `shop` and `other`."""
+    """Provide two instances over one log, with the groups `shop` and `other`."""
     async with guarded() as world:
         yield world
 
@@ -31,14 +31,14 @@ def shown(token: str | None) -> dict[str, str]:
 async def test_only_who_may_prepare_and_end_opens_a_stream(
     both: Guarded, opened: Opens, caller: str, status: int
 ) -> None:
-    """Not a caller without a key, nor a reader."""
+    """Neither a caller without a key nor a reader."""
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await opened(both.here, shown(both.tokens[caller]))
     assert refused.value.status == status
 
 
 async def test_a_key_of_a_group_acts_for_its_own_group_only(both: Guarded, opened: Opens) -> None:
-    """In a frame with operations that are its own; a transaction of another group is not there."""
+    """In a frame that also has operations of its own; a transaction of another group is not found."""
     shop = await opened(both.here, shown(both.tokens["shop"]))
     other = await opened(both.here, shown(both.tokens["other"]))
     own = own_id(0, "own")
@@ -72,7 +72,7 @@ async def test_a_stream_whose_key_is_revoked_is_closed_with_its_next_frame(both:
 async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(
     both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in the middle of a long wait for the first of them."""
+    """Also in the middle of a long wait for the first check."""
     monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 3600.0)
     await both.call("operator", "PUT", "/v1/groups/shop", {**SHOP, "check": {"mode": "pull"}})
     token = await both.new_key(PrincipalKind.GROUP, "shop")
@@ -113,7 +113,7 @@ STREAMED: dict[str, tuple[int, int, int]] = {
 
 @pytest.mark.parametrize("shard", [0, 1], ids=["at the owner", "through another instance"])
 async def test_each_principal_gets_on_a_stream_what_the_table_says(both: Guarded, opened: Opens, shard: int) -> None:
-    """Of the group `shop`; what is refused is not done."""
+    """For the group `shop`; refused operations are not done."""
     await both.call("operator", "PUT", "/v1/groups/shop", {**SHOP, "check": {"mode": "pull"}})
     for place, caller in enumerate(("operator", "shop", "other")):
         stream = await opened(both.here, shown(both.tokens[caller]))

@@ -1,4 +1,4 @@
-"""Checks are sent on a stream that wants them, and answered by ends."""
+"""Checks are sent on a stream that subscribes to them, and answered by ends."""
 
 import asyncio
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ LEASE_S = 30
 
 @pytest.fixture
 async def world(new_world: NewWorld) -> RestWorld:
-    """Give an interface with a group that fetches its checks."""
+    """Provide an interface with a group that fetches its checks."""
     world = await new_world()
     await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
     return world
@@ -49,7 +49,7 @@ async def test_a_check_that_comes_due_is_sent_and_ended_by_its_id(world: RestWor
 
 
 async def test_no_more_checks_are_with_a_stream_than_it_wants(world: RestWorld, stream: StreamClient) -> None:
-    """The next one comes once one is answered, or the lease of one has passed."""
+    """The next one is sent once one is answered, or once a lease has expired."""
     for number in range(4):
         await stream.prepare("shop", MESSAGE, id=f"t-{number}")
     await scan(world, 6)
@@ -67,7 +67,7 @@ async def test_no_more_checks_are_with_a_stream_than_it_wants(world: RestWorld, 
 
 
 async def test_checks_of_a_connection_that_dies_are_sent_again(world: RestWorld, opened: Opens) -> None:
-    """To another stream, once their lease has passed; until then the first one's worker may answer them anywhere."""
+    """To another stream, once their lease has expired; until then the first worker may answer them anywhere."""
     first, second = await opened(world), await opened(world)
     for number in range(2):
         await first.prepare("shop", MESSAGE, id=f"t-{number}")
@@ -103,7 +103,7 @@ async def test_each_check_goes_to_one_of_several_streams(world: RestWorld, opene
 async def test_no_checks_are_sent_while_clients_hold_too_many_unread_answers(
     new_world: NewWorld, opened: Opens
 ) -> None:
-    """A check carries its payload: streams that do not read would each hold some, beside all other answers."""
+    """A check contains its payload: streams that do not read would each hold some, in addition to other answers."""
     unsent = Unsent(max_bytes=1000, look_every_s=3600)
     world = await new_world(unsent=unsent)
     await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
@@ -111,7 +111,7 @@ async def test_no_checks_are_sent_while_clients_hold_too_many_unread_answers(
     await stream.prepare("shop", MESSAGE, id="t-1")
     await scan(world, 6)
     deaf = object()
-    unsent.begin(deaf, SimpleNamespace(get_write_buffer_size=lambda: 1001))  # type: ignore[arg-type]  # all it is asked
+    unsent.begin(deaf, SimpleNamespace(get_write_buffer_size=lambda: 1001))  # type: ignore[arg-type]  # it needs nothing else
     assert (await stream.subscribe("shop", 5)).status == 200
     (served,) = world.api.streams
     assert not served.reads
@@ -154,7 +154,7 @@ async def test_a_subscription_whose_group_is_deleted_ends_with_a_problem(
 async def test_a_subscription_begins_anew_if_it_ends_while_it_is_asked_for_again(
     world: RestWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its group was deleted; it is looked up for the new one after the end was told, and is there again."""
+    """Its group was deleted; after the end is reported, the new subscription finds the group that exists again."""
     monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 0.05)
     stream = await opened(world)
     await stream.subscribe("shop", 5)

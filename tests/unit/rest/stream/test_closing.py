@@ -17,7 +17,7 @@ def soon(seconds: float = 20) -> float:
 
 
 async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, opened: Opens) -> None:
-    """New operations are 503 meanwhile; a stream with nothing in flight is closed at once."""
+    """New operations are 503 in the meantime; a stream with nothing in flight is closed at once."""
     busy, idle = await opened(world), await opened(world)
     await busy.prepare("shop", MESSAGE, id="t-1")
     with world.memory.faults.lane_held():
@@ -52,7 +52,7 @@ async def test_a_stop_waits_no_longer_than_its_deadline(world: RestWorld, stream
 
 
 async def test_a_stop_does_not_wait_for_a_client_that_ignores_it(world: RestWorld, connected: Connects) -> None:
-    """It reads nothing, and sends no close frame of its own."""
+    """It reads nothing, and sends no close frame."""
     await connected(world)
     await asyncio.wait_for(world.api.drain(soon(600)), GENEROUS_S)
     assert not world.api.streams
@@ -67,7 +67,7 @@ async def test_checks_are_no_longer_sent_at_a_stop(world: RestWorld, stream: Str
 
 
 async def test_a_close_by_the_client_ends_its_stream(world: RestWorld, stream: StreamClient) -> None:
-    """What is in flight is finished."""
+    """Operations in flight are finished."""
     await stream.prepare("shop", MESSAGE, id="t-1")
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(stream.end("t-1", "commit"))
@@ -81,7 +81,7 @@ async def test_a_close_by_the_client_ends_its_stream(world: RestWorld, stream: S
 
 
 async def test_a_client_leaves_no_task_behind_if_its_connection_is_lost(world: RestWorld, opened: Opens) -> None:
-    """Neither one that waits for work, nor an open connection, however it ends."""
+    """Neither a task that waits for work nor an open connection, however the connection is lost."""
     before = asyncio.all_tasks()
     cut, left = await opened(world), await StreamClient.connect(world.session, world.url)
     await cut.abort()

@@ -1,4 +1,4 @@
-"""Neither side can fill the other: what is in flight, what arrives, and what is not read."""
+"""Neither side can fill the other's memory: with operations in flight, with arriving data, or with unread data."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ async def with_prepared(
 async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
     new_world: NewWorld, opened: Opens, connected: Connects
 ) -> None:
-    """A client that ignores the limit is held up; all of its operations are answered in the end."""
+    """A client that ignores the limit is slowed down; all of its operations are answered in the end."""
     world, _ = await with_prepared(new_world, opened, ApiLimits(max_stream_operations=4), 20)
     raw = await connected(world)
     with world.memory.faults.lane_held():
@@ -61,7 +61,7 @@ async def test_ends_without_confirmation_count_until_they_are_written(new_world:
 
 
 async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_world: NewWorld, opened: Opens) -> None:
-    """Streams and requests share the bound, and the problem tells when to try again."""
+    """Streams and requests share the limit, and the problem says when to try again."""
     world, stream = await with_prepared(new_world, opened, ApiLimits(max_requests=4), 4)
     other = await opened(world)
     with world.memory.faults.lane_held():
@@ -85,7 +85,7 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
 
 
 async def test_prepares_wait_for_a_place_as_in_rest(new_world: NewWorld, opened: Opens) -> None:
-    """A quarter of the places; those that wait in vain are 429, those that are served are all answered."""
+    """A quarter of the places may wait; those that wait in vain are 429, and all served ones are answered."""
     world = await new_world(ApiLimits(max_requests=100, prepare_wait_s=0.05))
     await world.put_shop()
     stream = await opened(world)
@@ -108,7 +108,7 @@ async def test_prepares_that_wait_are_given_up_with_their_connection(new_world: 
 
 
 async def test_prepares_that_would_wait_are_given_up_if_their_connection_closes_at_once(new_world: NewWorld) -> None:
-    """The client's close arrives together with its prepares: none of them has begun to wait."""
+    """The client's close arrives together with its prepares: none of them has started to wait."""
     world = await new_world(ApiLimits(max_requests=8, prepare_wait_s=60))
     await world.put_shop()
     world.api.admission.take(2)
@@ -128,7 +128,7 @@ async def test_prepares_that_would_wait_are_given_up_if_their_connection_closes_
 
 
 async def test_bytes_of_frames_count_until_they_are_answered(new_world: NewWorld, opened: Opens) -> None:
-    """Above the bound on bodies an operation of a large frame is 429; small frames go on."""
+    """Above the limit for bodies, an operation of a large frame is 429; small frames continue."""
     limits = ApiLimits(max_body_bytes=60_000, max_body_bytes_in_flight=50_000)
     world = await new_world(limits)
     await world.put_shop()
@@ -151,7 +151,7 @@ def _arriving(world: RestWorld, size: int) -> bool:
 async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
     new_world: NewWorld, connected: Connects
 ) -> None:
-    """Each of several connections sends most of a large message and no more of it."""
+    """Each of several connections sends most of a large message, but never its end."""
     world = await new_world(ApiLimits(max_body_bytes=200_000, max_body_bytes_in_flight=300_000))
     raws = [await connected(world) for _ in range(3)]
     for arrived, raw in zip((140_000, 280_000, 280_000), raws, strict=True):
@@ -166,7 +166,7 @@ async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
 
 
 async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> None:
-    """Its operations wait unread meanwhile, and no more of them are begun than may be in flight."""
+    """Its operations wait unread in the meantime, and no more are started than may be in flight."""
     unsent = Unsent(look_every_s=0.05)
     world = await new_world(ApiLimits(max_stream_operations=100), unsent=unsent)
     await world.put_shop()
@@ -202,7 +202,7 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
 
 
 async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWorld) -> None:
-    """Half-closed: the client has shut its side and reads on."""
+    """Half-closed: the client has closed its side and still reads."""
     reader, writer = await asyncio.open_connection(HOST, world.port)
     writer.write(HANDSHAKE)
     await reader.readuntil(b"\r\n\r\n")
@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWo
 
 
 async def test_a_silent_client_is_pinged_and_cut_off(new_world: NewWorld) -> None:
-    """One that answers pings stays."""
+    """A client that answers pings stays connected."""
     world = await new_world(ApiLimits(stream_heartbeat_s=100))
     url = f"{world.url}/v1/stream"
     async with (
@@ -251,7 +251,7 @@ async def test_a_ping_of_the_client_is_answered(world: RestWorld) -> None:
 async def test_a_group_at_its_limit_is_refused_late_and_disturbs_nobody(
     new_world: NewWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sends the next prepare at once is slowed down, and other operations of the connection go on meanwhile."""
+    """A client that sends the next prepare at once is slowed down; other operations of its connection continue."""
     monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.0001))
     world = await new_world(ApiLimits(prepare_wait_s=200))
     await world.put_shop()
@@ -261,7 +261,7 @@ async def test_a_group_at_its_limit_is_refused_late_and_disturbs_nobody(
     refused = asyncio.create_task(stream.prepare("shop", MESSAGE))
     assert (await stream.end("nobody", "commit")).status == 404
     assert not refused.done()
-    time.advance(50)  # it is held for 100 s at least
+    time.advance(50)  # it is delayed for at least 100 s
     assert (await stream.end("nobody", "commit")).status == 404
     assert not refused.done()
     time.advance(150)

@@ -1,4 +1,4 @@
-"""Who may open a stream, and what it is told."""
+"""The handshake of a stream: which requests are accepted, and the answers to others."""
 
 from collections.abc import Mapping
 

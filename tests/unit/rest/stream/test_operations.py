@@ -1,4 +1,4 @@
-"""Prepares and ends on a stream are answered as in REST, each by its number."""
+"""Prepares and ends on a stream are answered as in REST, each with its number."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ class TestAnswers:
         assert [record.value for record in world.memory.records("orders")] == [b"v"]
 
     async def test_errors_are_the_problems_of_rest(self, world: RestWorld, stream: StreamClient) -> None:
-        """With the same members, but `instance`."""
+        """With the same members, except `instance`."""
         await prepared(stream, "t-1")
         await stream.end("t-1", "rollback")
         for on_stream, in_rest in (
@@ -70,7 +70,7 @@ class TestAnswers:
         assert fields == ["id", "messages[0].partition", "id", "outcome", "confirm", "max"]
 
     async def test_an_end_that_waits_holds_up_no_other_operation(self, world: RestWorld, stream: StreamClient) -> None:
-        """Answers come in the order in which they are known, whatever the order of the frames."""
+        """Answers are sent as soon as they are known, regardless of the order of the frames."""
         await prepared(stream, "t-1")
         with world.memory.faults.lane_held():
             ending = asyncio.create_task(stream.end("t-1", "commit"))
@@ -174,7 +174,7 @@ class TestFrames:
         assert (await stream.end("t-1", "commit")).document["changed"] is False
 
     async def test_all_operations_of_a_frame_are_done_however_it_is_cut(self, world: RestWorld, raw: Raw) -> None:
-        """A message may come in fragments, and a number is any whole number of JSON up to 2**53 - 1."""
+        """A message may arrive in fragments, and a number is any whole JSON number up to 2**53 - 1."""
         await raw.send(
             '{"prepare": [{"n": 9007199254740991, "group": "shop", "messages": [' + json.dumps(MESSAGE) + "]}]}"
         )
@@ -206,7 +206,7 @@ class TestOneWay:
     async def test_one_that_is_lost_with_its_lane_is_resolved_by_check_back(
         self, world: RestWorld, opened: Opens, *, written: bool
     ) -> None:
-        """The messages appear exactly once, whether or not the Kafka transaction of the lost lane was committed."""
+        """The messages appear exactly once, whether the Kafka transaction of the lost lane was committed or not."""
         await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5})
         stream = await opened(world)
         await prepared(stream, "t-1")

@@ -16,14 +16,14 @@ EXAMPLES = re.compile(r"^```stream\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def frames() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give who sends each frame, and the frame."""
+    """Yield the sender of each frame, and the frame."""
     for example in EXAMPLES.findall(PAGE):
         for line in example.splitlines():
             yield line[0], json.loads(line[2:])
 
 
 def alike(expected: Any, found: Any) -> bool:
-    """Whether a frame is as the page shows it, where `…` stands for any text."""
+    """Return whether a frame matches the page, where `…` matches any text."""
     if expected == "…":
         return isinstance(found, str)
     if isinstance(expected, dict):
@@ -34,7 +34,7 @@ def alike(expected: Any, found: Any) -> bool:
 
 
 async def received(raw: Raw, waiting: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the next part of a frame: one frame of the server may hold what the page shows as several."""
+    """Return the next part of a frame: a server's frame may contain several frames of the page."""
     while not waiting:
         frame = await raw.frame()
         for name, items in frame.items():
@@ -43,7 +43,7 @@ async def received(raw: Raw, waiting: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def test_every_frame_is_answered_as_the_page_says(world: RestWorld, connected: Connects) -> None:
-    """Several answers that the page shows in a row may come in any order."""
+    """Consecutive answers on the page may arrive in any order."""
     await world.call("PUT", "/v1/groups/batch-jobs", {"check": {"mode": "pull"}, "topics": ["orders"]})
     raw = await connected(world)
     expected: list[dict[str, Any]] = []
