@@ -1,4 +1,4 @@
-"""Time for services under test: the second that they have for the answer to a check may pass on a slow machine."""
+"""More time for services under test: on a slow machine, the second that they have to answer a check may pass."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.waiting import GENEROUS_S
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have checks answered `unknown` by what is decided, and not because its thread was slow to run."""
+    """Let checks be answered `unknown` only by decision, and not because a thread was slow to start."""
     for answer in (checks.answer_check, checks.answer_check_sync, endpoints.answer_request):
         monkeypatch.setattr(answer, "__kwdefaults__", {**(answer.__kwdefaults__ or {}), "within_s": GENEROUS_S})
     monkeypatch.setattr("halfway.client.django.endpoint.ANSWER_WITHIN_S", GENEROUS_S)

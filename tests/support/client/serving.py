@@ -8,7 +8,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[str]:
-    """Serve an application on 127.0.0.1 until the block is left, and give its URL."""
+    """Serve an application on 127.0.0.1 until the block ends, and yield its URL."""
     runner = web.AppRunner(app)
     await runner.setup()
     try:

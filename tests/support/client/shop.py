@@ -48,12 +48,12 @@ class Shop:
 
 
 def counting(table: str) -> str:
-    """Return what counts the rows of a table; the barrier's has one that is no transaction's."""
-    return f"SELECT count(*) FROM {table}" + (" WHERE transaction_id <> '#table'" if table != "orders" else "")  # noqa: S608 - ours
+    """Return a function that counts the rows of a table, without the barrier's row that belongs to no transaction."""
+    return f"SELECT count(*) FROM {table}" + (" WHERE transaction_id <> '#table'" if table != "orders" else "")  # noqa: S608 - a constant name
 
 
 def transactional(engine: Engine) -> None:
-    """Have the driver of SQLite keep out of transactions, as SQLAlchemy's documentation says for savepoints."""
+    """Keep SQLite's driver from managing transactions, as SQLAlchemy's documentation describes for savepoints."""
 
     @event.listens_for(engine, "connect")
     def connect(connection: Any, _: Any) -> None:

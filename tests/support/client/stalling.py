@@ -11,14 +11,14 @@ from tests.support.rest.client import RestWorld
 
 
 class Stalling:
-    """Takes a request and answers it only when the test says so."""
+    """Accepts requests, and answers each only when the test allows it."""
 
     def __init__(self, world: RestWorld) -> None:
         self._world = world
         self.arrived: asyncio.Queue[str] = asyncio.Queue()
         self.goes_on = asyncio.Semaphore(0)
         self.dies_before = ""
-        """The kind of call, `prepare` or `end`, whose connections are cut from now on."""
+        """The kind of call, `prepare` or `end`, whose connections are cut from then on."""
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -36,7 +36,7 @@ class Stalling:
 
 @asynccontextmanager
 async def stalled(world: RestWorld) -> AsyncIterator[Stalling]:
-    """Run one before the coordinator of `world`."""
+    """Run one in front of the coordinator of `world`."""
     stalling = Stalling(world)
     app = web.Application()
     app.router.add_post("/v1/batch", stalling.answer)
@@ -44,5 +44,5 @@ async def stalled(world: RestWorld) -> AsyncIterator[Stalling]:
         try:
             yield stalling
         finally:
-            for _ in range(100):  # what still waits: the server stops when it has answered
+            for _ in range(100):  # release waiting requests: the server stops after it has answered
                 stalling.goes_on.release()

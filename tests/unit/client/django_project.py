@@ -1,4 +1,4 @@
-"""A Django project in one module: its databases come and go with the tests."""
+"""A Django project in one module. Each test has its own databases."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from django.db import connections
 
 @contextmanager
 def project(**default: Any) -> Iterator[None]:
-    """Use a database as `default`, with the barrier's table by its migration and a table `orders`."""
+    """Use a database as `default`, with the barrier's table from its migration and a table `orders`."""
     if not settings.configured:
         settings.configure(
             DATABASES={},
@@ -42,14 +42,14 @@ def project(**default: Any) -> Iterator[None]:
 
 
 def forget_connection() -> None:
-    """Close the connection of this thread; the next one has the settings of now."""
+    """Close the connection of this thread; the next one uses the current settings."""
     if hasattr(connections._connections, "default"):
         connections["default"].close()
         del connections["default"]
 
 
 def insert(key: str, parent: str | None = None) -> None:
-    """Do a service's local work."""
+    """Do the local work of a service."""
     with connections["default"].cursor() as cursor:
         if parent is None:
             cursor.execute("INSERT INTO orders (id) VALUES (%s)", [key])
@@ -58,12 +58,12 @@ def insert(key: str, parent: str | None = None) -> None:
 
 
 def count(table: str = "orders") -> int:
-    """Return how many rows are committed."""
+    """Return the number of committed rows."""
     connection = connections.create_connection("default")
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT count(*) FROM {table}")  # noqa: S608 - ours
-            # The barrier's table has one row that is no transaction's.
+            cursor.execute(f"SELECT count(*) FROM {table}")  # noqa: S608 - a constant name
+            # The barrier's table has one row that belongs to no transaction.
             return int(cursor.fetchone()[0]) - (table == "halfway_barrier")
     finally:
         connection.close()

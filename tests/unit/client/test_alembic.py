@@ -16,7 +16,7 @@ def test_autogenerate_does_not_drop_the_barriers_table(tmp_path: Path) -> None:
     assert INCLUDE_NAME in PAGE.read_text(encoding="utf-8")
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
     Barrier("sqlite", engine.begin).create()
-    include_name = eval(INCLUDE_NAME.removeprefix("include_name="))  # noqa: S307 - ours
+    include_name = eval(INCLUDE_NAME.removeprefix("include_name="))  # noqa: S307 - from our own page
     with engine.connect() as connection:
         told = compare_metadata(MigrationContext.configure(connection), MetaData())
         assert [change[0] for change in told] == ["remove_index", "remove_table"]

@@ -1,4 +1,4 @@
-"""The barrier over a real SQLite: whichever of local transaction and check comes first decides."""
+"""The barrier on a real SQLite: the local transaction or the check decides, whichever comes first."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from halfway.client.doubt import may_have_committed
 
 
 class Shop:
-    """A service's database; `begin` is a transaction that commits when its block is left."""
+    """A service's database; `begin` is a transaction that commits when its block ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -109,7 +109,7 @@ def test_a_retention_below_what_halfway_may_ask_for_is_refused(shop: Shop) -> No
 
 
 def test_a_rollback_that_does_not_stay_is_not_answered(shop: Shop, tmp_path: Path) -> None:
-    """What connects does not commit, as `engine.connect`: the late local transaction would commit after all."""
+    """The connection factory does not commit, like `engine.connect`: the late local transaction would still commit."""
 
     def connect() -> closing[sqlite3.Connection]:
         return closing(sqlite3.connect(tmp_path / "shop.sqlite"))
@@ -145,7 +145,7 @@ def test_bad_use_names_the_remedy(shop: Shop, tmp_path: Path) -> None:
 
 @pytest.fixture
 def reading(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """A local transaction in a database without a write-ahead log, that has read and not written."""
+    """A local transaction that has read but not written, in a database without a write-ahead log."""
     path = tmp_path / "plain.sqlite"
     Barrier("sqlite", sqlite_transactions(path)).create()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -157,7 +157,7 @@ def reading(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 def test_a_check_beside_one_that_reads_waits_for_no_time_of_the_services_own(
     reading: sqlite3.Connection, tmp_path: Path
 ) -> None:
-    """Its commit would wait for whoever reads, as long as the service's connections do: here for an hour."""
+    """Its commit would wait for the reader as long as the service's connections do: here for an hour."""
     barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "plain.sqlite", busy_s=3600))
     assert barrier.decide(asked("a")) == "unknown"
     barrier.insert(reading, "a")
@@ -181,7 +181,7 @@ def test_a_check_begins_its_transaction_whatever_its_connection_has_begun(tmp_pa
 
 
 def test_a_late_one_that_has_read_before_is_told_to_run_again(shop: Shop, tmp_path: Path) -> None:
-    """Inside its snapshot it cannot see the check's row; a repeat can."""
+    """It cannot see the check's row in its snapshot; a repeat can."""
     with closing(sqlite3.connect(tmp_path / "shop.sqlite", isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM halfway_barrier").fetchall()

@@ -1,4 +1,4 @@
-"""The check endpoints: one answer behind each of them."""
+"""The check endpoints, which all give the same answers."""
 
 import asyncio
 import io
@@ -61,7 +61,7 @@ def fails(check: Check) -> str:
 
 
 class Signed(NamedTuple):
-    """The headers of a check, and what verifies them."""
+    """The headers of a check, and their verifier."""
 
     headers: Mapping[str, str]
     verifier: CheckVerifier | None
@@ -91,7 +91,7 @@ async def over_fastapi(decide: Any, body: bytes, signed: Signed = UNSIGNED) -> t
 
 
 async def over_asgi(app: Starlette, decide: Any, body: bytes, signed: Signed) -> tuple[int, str, bytes]:
-    app.add_route("/check", AsgiChecks(decide, signed.verifier), methods=["POST"])  # type: ignore[arg-type]  # an application as well
+    app.add_route("/check", AsgiChecks(decide, signed.verifier), methods=["POST"])  # type: ignore[arg-type]  # also an application
     half = len(body) // 2
     events = [
         {"type": "http.request", "body": body[:half], "more_body": True},
@@ -144,7 +144,7 @@ async def test_each_endpoint_answers_with_the_verdict_and_the_nonce(ask: Ask) ->
 
 @pytest.mark.parametrize("ask", ENDPOINTS)
 async def test_each_endpoint_with_a_verifier_answers_signed_checks_once(ask: Ask) -> None:
-    """What is not signed, and a copy of what was answered, is 401."""
+    """An unsigned request, and a copy of an answered request, are 401."""
     secrets = CheckSecrets([b"m" * 32])
     verifier = CheckVerifier(*secrets.shown("shop"))
     signed = Signed(signed_headers("order-42:1", BODY, secrets.of("shop")), verifier)
@@ -200,7 +200,7 @@ async def test_a_service_that_takes_too_long_says_unknown_and_blocks_no_loop() -
 
 
 def test_checks_that_are_stuck_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds no thread is answered at once, and not decided later."""
+    """A check without a free thread is answered at once, and not decided later."""
     threads = BoundedThreads(2, "test")
     monkeypatch.setattr(checks_module, "_threads", threads)
     go_on = threading.Event()
@@ -223,7 +223,7 @@ def test_checks_that_are_stuck_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_decision_has_no_context_of_the_request() -> None:
-    """A session that a framework keeps in it is closed with the request, and a decision may go on after that."""
+    """A session that a framework keeps in it is closed with the request, and a decision may take longer."""
     request: ContextVar[str] = ContextVar("request")
     request.set("order-42")
 
@@ -234,7 +234,7 @@ def test_a_decision_has_no_context_of_the_request() -> None:
 
 
 async def test_a_decision_over_flask_has_an_application_context_of_its_own() -> None:
-    """As the sessions of extensions are: what the decision opened is closed with it."""
+    """Like the sessions of extensions: they are closed together with the decision that opened them."""
     app, closed = Flask("shop"), []
 
     def decide(check: Check) -> Any:

@@ -48,11 +48,11 @@ def written(world: RestWorld, topic: str = "orders") -> list[bytes | None]:
 
 
 class DatabaseError(Exception):
-    """Stands for a driver's own root."""
+    """Takes the place of the base class of a driver's errors."""
 
 
 class OperationalError(DatabaseError):
-    """What PEP 249 names so: the connection may have broken while the commit was on its way."""
+    """The error of PEP 249 with this name: the connection may have broken during the commit."""
 
 
 async def test_leaving_the_block_commits(world: RestWorld, halfway: Halfway) -> None:
@@ -74,7 +74,7 @@ async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Ha
 
 @pytest.mark.parametrize("kind", [OperationalError, ConnectionResetError, TimeoutError, asyncio.CancelledError])
 async def test_what_may_have_committed_is_left_to_check_back(halfway: Halfway, kind: type[BaseException]) -> None:
-    """Also when the service raises an error of its own from it."""
+    """Also if the service raises its own error from it."""
 
     def database_commits() -> None:
         raise kind
@@ -92,7 +92,7 @@ async def test_what_may_have_committed_is_left_to_check_back(halfway: Halfway, k
         with pytest.raises((kind, RuntimeError)):
             async with transaction:
                 local_transaction(wrapped=wrapped)
-        await halfway.end(transaction.id, "unknown")  # after the one in the background
+        await halfway.end(transaction.id, "unknown")  # after the end in the background
         assert (await halfway.show(transaction.id))["state"] == "prepared"
 
 
@@ -116,7 +116,7 @@ async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Ha
         with pytest.raises(UnknownTransactionError):
             await halfway.show(inner.id)
     async with halfway.transaction([ORDER]):
-        pass  # one after the other is right
+        pass  # consecutive transactions are allowed
 
 
 async def test_the_same_prepare_again_is_one_transaction(world: RestWorld, halfway: Halfway) -> None:
@@ -184,7 +184,7 @@ async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorl
 async def test_a_prepare_that_is_cancelled_after_it_was_stored(
     world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
 ) -> None:
-    """An id that may be another caller's as well is left to check-back."""
+    """A transaction whose id another caller may also use is left to check-back."""
     stored = asyncio.Event()
     send = halfway._transport.send
 
@@ -209,7 +209,7 @@ async def test_a_prepare_that_is_cancelled_after_it_was_stored(
 async def test_a_rollback_that_overtakes_a_cancelled_prepare_is_sent_again(
     world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
 ) -> None:
-    """The prepare's request is on its way still, and the rollback's has another connection."""
+    """The prepare's request is still under way, and the rollback uses another connection."""
     on_its_way, overtaken, ends = asyncio.Event(), asyncio.Event(), list[Any]()
     send = halfway._transport.send
 
@@ -262,7 +262,7 @@ async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: 
     with pytest.raises(UnserialisableMessageError, match="value cannot be serialised as JSON"):
         await halfway.prepare([Message(topic="orders", value={"at": object()})], id="a")
     with pytest.raises(UnserialisableMessageError, match="key is int"):
-        await halfway.prepare([Message(topic="orders", key=42)], id="a")  # type: ignore[arg-type]  # the point
+        await halfway.prepare([Message(topic="orders", key=42)], id="a")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ClientClosedError, match="async with"):
         await Halfway(world.url, "shop").prepare([ORDER], id="a")
     async with Halfway(world.url, "nobody") as client:
@@ -283,7 +283,7 @@ async def test_registering_twice_is_once(world: RestWorld) -> None:
 
 
 async def state_after(client: Halfway, transaction_id: str) -> str:
-    """Return the state once an end in the background has been done."""
+    """Return the state after the end in the background is done."""
     shown = await eventually(lambda: client.show(transaction_id), lambda shown: shown["state"] != "prepared")
     return str(shown["state"])
 
@@ -343,7 +343,7 @@ async def test_no_bad_use_leaves_anything_prepared(world: RestWorld, halfway: Ha
 
 
 def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
-    """Loops in several threads, each with its client, beside one for threads that all of them share."""
+    """Event loops in several threads, each with its client, together with a client for threads that all share."""
 
     async def serve() -> None:
         async with RestWorld() as world:
@@ -385,14 +385,14 @@ async def test_a_listener_inside_a_block_is_refused_before_it_runs(halfway: Half
 
         check_local_transaction = None
 
-    producer = TransactionProducer(halfway, Listener())  # type: ignore[arg-type]  # nobody checks
+    producer = TransactionProducer(halfway, Listener())  # type: ignore[arg-type]  # never called
     async with halfway.transaction([ORDER]):
         with pytest.raises(NestedTransactionError):
             await producer.send_in_transaction([ORDER])
 
 
 async def test_a_worker_that_cannot_work_ends_with_the_error(world: RestWorld) -> None:
-    """Its client is closed, or its group was never registered."""
+    """Its client is closed, or its group is not registered."""
     async with Halfway(world.url, "stranger") as client:
         worker = CheckWorker(client, lambda _: "unknown")
         with pytest.raises(UnknownGroupError):

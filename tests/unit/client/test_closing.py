@@ -1,4 +1,4 @@
-"""A client that is closed lets nobody wait."""
+"""After a client is closed, no call waits any longer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -54,7 +54,7 @@ async def show(client: Halfway) -> None:
 
 @asynccontextmanager
 async def closing(url: str, *calls: Call, connections: int = 16) -> AsyncIterator[None]:
-    """Begin calls that have all the time they may want; at the end of the block the client is closed, and they end."""
+    """Start calls with a long deadline; at the end of the block, close the client and expect the calls to end."""
     client = Halfway(
         url, "shop", prepare_timeout_s=2 * GENEROUS_S, end_timeout_s=2 * GENEROUS_S, connections=connections
     )
@@ -75,7 +75,7 @@ async def test_a_call_that_has_just_begun_ends(silent: Silent, turns: int) -> No
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_a_call_without_an_answer_ends(silent: Silent, scheme: str) -> None:
-    """Over TLS, none of them has a connection: the server does not shake hands."""
+    """Over TLS, no call has a connection: the server never finishes a handshake."""
     async with closing(f"{scheme}://127.0.0.1:{silent.port}", prepare, end, show):
         await silent.asked.wait()
 

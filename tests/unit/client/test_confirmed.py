@@ -1,4 +1,4 @@
-"""A commit that sends returns once the outcome is final, and never fails for what comes after the database's commit."""
+"""A commit with messages returns once the outcome is final, and never fails after the database's commit."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ LONG_S = 60.0
 SHORT_S = 0.2
 
 Send = Callable[[], str]
-"""Commits an order with its message, and returns the transaction's id."""
+"""Commits an order with its message, and returns the id of the transaction."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ async def test_a_commit_returns_once_the_outcome_is_final(
 async def test_without_confirm_the_end_is_sent_in_the_background(
     world: RestWorld, stalling: Stalling, tmp_path: Path, service: Any, kind: str
 ) -> None:
-    """The commit returns while the coordinator still has the end before it."""
+    """The commit returns before the coordinator has handled the end."""
 
     def work() -> None:
         with service(stalling.url, tmp_path / "shop.sqlite", kind, confirm=False, end_s=LONG_S) as (_, send):
@@ -154,7 +154,7 @@ async def test_a_coordinator_that_stalls_or_dies_holds_a_commit_up_for_a_bounded
     kind: str,
     dies: bool,
 ) -> None:
-    """The commit stands and raises nothing; the end is left to check-back, which the barrier answers."""
+    """The commit succeeds and raises nothing; the end is left to check-back, which the barrier answers."""
     path = tmp_path / "shop.sqlite"
 
     def work() -> tuple[str, str]:
@@ -175,7 +175,7 @@ async def test_a_coordinator_that_stalls_or_dies_holds_a_commit_up_for_a_bounded
 async def test_the_opposite_outcome_is_logged_and_the_commit_stands(
     world: RestWorld, stalling: Stalling, tmp_path: Path, caplog: pytest.LogCaptureFixture, service: Any, kind: str
 ) -> None:
-    """As after an operator who rolled back by hand in between."""
+    """For example because an operator rolled back manually in between."""
     path = tmp_path / "shop.sqlite"
 
     def work() -> str:
@@ -201,7 +201,7 @@ async def test_the_opposite_outcome_is_logged_and_the_commit_stands(
 async def test_a_session_whose_commit_is_cancelled_while_it_is_confirmed_has_committed(
     world: RestWorld, stalling: Stalling, tmp_path: Path
 ) -> None:
-    """The end is sent all the same, and the session and its connection can be used again."""
+    """The end is still sent, and the session and its connection can be used again."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}")
     transactional(engine.sync_engine)
     barrier = AsyncBarrier("sqlite", engine.begin)
@@ -226,7 +226,7 @@ async def test_a_session_whose_commit_is_cancelled_while_it_is_confirmed_has_com
             placing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await placing
-            for _ in range(10):  # the end that was sent, the one in the background, and the next prepare and end
+            for _ in range(10):  # the sent end, the end in the background, and the next prepare and end
                 stalling.goes_on.release()
             assert await settled(world, ids[0]) == "committed"
             assert await place(session) == "committed"
@@ -246,7 +246,7 @@ RAISED: dict[str, Callable[[Any, type[Session], Callable[..., None]], None]] = {
 async def test_whatever_is_raised_after_the_databases_commit_the_end_is_sent(
     world: RestWorld, tmp_path: Path, where: str, kind: type[BaseException]
 ) -> None:
-    """By a listener of the service, or by Ctrl-C; the session is dropped then."""
+    """By a listener of the service, or by Ctrl-C; the session is then dropped."""
 
     class Sessions(Session):
         pass

@@ -1,4 +1,4 @@
-"""What the consumer decides without Kafka: which record it is, what it refuses, how long it pauses."""
+"""The consumer's decisions without Kafka: ids of records, refused settings, and pauses."""
 
 import sqlite3
 from collections.abc import Iterator

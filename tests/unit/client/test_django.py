@@ -1,4 +1,4 @@
-"""What is sent inside Django's `atomic()` shares the fate of its database transaction; on a real SQLite."""
+"""Messages inside Django's `atomic()` are committed or rolled back with its database transaction, on a real SQLite."""
 
 import asyncio
 import io
@@ -70,7 +70,7 @@ async def run(
 
 
 async def counts() -> tuple[int, int]:
-    """Return how many orders are committed, and how many rows of the barrier."""
+    """Return the numbers of committed orders and rows of the barrier."""
     return await asyncio.to_thread(lambda: (count(), count("halfway_barrier")))
 
 
@@ -201,7 +201,7 @@ async def test_a_prepare_that_fails_rolls_the_database_back(world: RestWorld, cl
 async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: RestWorld, client: SyncHalfway) -> None:
     def service(producer: AtomicProducer) -> None:
         with transaction.atomic():
-            insert("1", parent="none")  # told by the commit
+            insert("1", parent="none")  # raised by the commit
             ids.append(producer.send("orders", "1", "v"))
 
     ids: list[str] = []
@@ -295,7 +295,7 @@ async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, c
 
 
 def test_the_check_view_answers_whatever_the_project_demands_of_others(tmp_path: Path) -> None:
-    """No CSRF token, no atomic request that would lock the database, and no bound on small bodies."""
+    """No CSRF token, no atomic request that would lock the database, and no limit to small bodies."""
     with project(
         ENGINE="django.db.backends.sqlite3",
         NAME=str(tmp_path / "shop.sqlite"),
@@ -308,7 +308,7 @@ def test_the_check_view_answers_whatever_the_project_demands_of_others(tmp_path:
             answer = browser.post("/check", BODY, content_type="application/json")
             assert (answer.status_code, json.loads(answer.content)) == (
                 200,
-                {"outcome": "unknown", "nonce": "qL4c"},  # the question is of long ago
+                {"outcome": "unknown", "nonce": "qL4c"},  # the check is about an old prepare
             )
             large = json.dumps({**QUESTION, "messages": [{"value": "x" * 3_000_000}]})
             assert json.loads(browser.post("/commit", large, content_type="application/json").content) == {
@@ -346,7 +346,7 @@ async def test_the_project_in_the_documentation_works(world: RestWorld, database
     names: dict[str, Any] = {"Order": order}
 
     def work() -> bytes:
-        exec(block.replace("http://halfway:8080", world.url), names)  # noqa: S102 - ours
+        exec(block.replace("http://halfway:8080", world.url), names)  # noqa: S102 - from our own page
         names["place_order"]("42")
         with override_settings(ROOT_URLCONF=tuple(names["urlpatterns"])):
             answer = Client().post("/check", BODY, content_type="application/json")
@@ -354,5 +354,5 @@ async def test_the_project_in_the_documentation_works(world: RestWorld, database
         forget_connection()
         return bytes(answer.content)
 
-    assert b"unknown" in await asyncio.to_thread(work)  # the question is of long ago
+    assert b"unknown" in await asyncio.to_thread(work)  # the check is about an old prepare
     assert (values(world), await counts()) == ([b'{"order":"42","total":9.9}'], (1, 1))

@@ -1,4 +1,4 @@
-"""One client in a parent and in the children that it forks, as servers that fork their workers use it."""
+"""One client in a parent process and its forked children, as in servers that fork their workers."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ client.close()
 
 
 async def test_parent_and_children_use_one_client_side_by_side(world: RestWorld, tmp_path: Path) -> None:
-    """The children's clean-up takes nothing from the parent; no lock that a thread held at the fork blocks them."""
+    """The children's clean-up does not affect the parent; no lock that a thread held at the fork blocks them."""
     assert await run(SERVICE, world.url) == (0, "")
     keys = {record.key.decode() for record in world.memory.records("orders") if record.key is not None}
     assert keys == {"before", "busy", "after", *(f"{who}-{n}" for who in ("child", "parent") for n in range(5))}
@@ -79,5 +79,5 @@ holder.join()
 
 
 async def test_no_lock_that_a_thread_holds_at_the_fork_blocks_the_child() -> None:
-    """Of a client, of what verifies checks, and of what sends inside sessions; threads with stuck checks neither."""
+    """Locks of a client, of a verifier and of session producers; and threads with stuck checks."""
     assert await run(LOCKED) == (0, "")

@@ -1,4 +1,4 @@
-"""What answers in halfway's place, a proxy or a server at a wrong URL, is passed by, asked again, or named."""
+"""Answers of a proxy, or of another server at a wrong URL, are skipped, retried, or named in the error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -37,7 +37,7 @@ class Stranger:
         return web.Response(status=self.status, text=self.text, content_type="text/html")
 
     def again(self) -> Callable[[], bool]:
-        """Return what tells whether somebody has had an answer since, and asked again."""
+        """Return a function that returns whether the server has been asked again after an answer since then."""
         before = self.asked
         return lambda: self.asked >= before + 2
 
@@ -55,7 +55,7 @@ async def stranger() -> AsyncIterator[Stranger]:
 async def test_the_next_url_is_asked_at_once(
     world: RestWorld, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    """A proxy whose coordinator is away does not hold up those who have another URL, and is left alone for a while."""
+    """A proxy without its coordinator does not delay clients that have another URL, and is avoided for a while."""
     monkeypatch.setattr("halfway.client.transport._AVOID_S", GENEROUS_S)
     stranger.status = status
     async with Halfway([stranger.url, world.url], "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
@@ -64,7 +64,7 @@ async def test_the_next_url_is_asked_at_once(
                 pass
         assert (await client.show_group())["group"] == "shop"
     assert len(world.memory.records("orders")) == 3
-    assert stranger.asked <= 2  # of prepares and ends each
+    assert stranger.asked <= 2  # for prepares and for ends
 
 
 @pytest.mark.parametrize("status", [404, 405, 301])
@@ -81,7 +81,7 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
 
 
 async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a console gives for every path: 200, and HTML."""
+    """For example a web application that answers every path with 200 and HTML."""
     stranger.status = 200
     time = LoopTime()
     async with Halfway(stranger.url, "shop", prepare_timeout_s=100) as client:
@@ -107,7 +107,7 @@ async def test_halfways_other_port_is_named(world: RestWorld) -> None:
 
 
 async def test_an_end_goes_on_through_pages_of_a_proxy(world: RestWorld, stranger: Stranger) -> None:
-    """While routes are being changed a proxy may say 404: that is no answer to an end."""
+    """While its routes change, a proxy may answer 404: that is not an answer to an end."""
     stranger.status = 404
     async with Halfway(stranger.url, "shop", end_timeout_s=100) as client:
         ending = client.end("order-42", "commit")
@@ -117,7 +117,7 @@ async def test_an_end_goes_on_through_pages_of_a_proxy(world: RestWorld, strange
 
 
 async def test_a_prepare_that_is_refused_after_a_lost_answer_is_not_left_behind(world: RestWorld) -> None:
-    """It was stored, its answer was lost, and the next attempt was refused by something in between."""
+    """It was stored, its answer was lost, and a proxy refused the next attempt."""
     lost = 0
 
     async def answer(request: web.Request) -> web.Response:
@@ -142,7 +142,7 @@ async def test_a_prepare_that_is_refused_after_a_lost_answer_is_not_left_behind(
 
 
 async def test_a_commit_that_is_cancelled_goes_on_in_the_background(world: RestWorld) -> None:
-    """Else only a check would find out, seconds later."""
+    """Otherwise only a check would resolve it, seconds later."""
     async with Halfway(world.url, "shop") as client:
         transaction = client.transaction([ORDER])
         entered = asyncio.Event()
@@ -153,7 +153,7 @@ async def test_a_commit_that_is_cancelled_goes_on_in_the_background(world: RestW
 
         task = asyncio.create_task(service())
         await entered.wait()
-        task.cancel()  # it is at its end, whose answer is not there yet
+        task.cancel()  # it waits for the answer to its end
         with pytest.raises(asyncio.CancelledError):
             await task
     assert (await world.show(transaction.id)).body["state"] == "committed"

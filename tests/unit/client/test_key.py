@@ -1,4 +1,4 @@
-"""The key of a client is shown to halfway with each request, and to nobody else."""
+"""The client sends its key to halfway with each request, and shows it nowhere else."""
 
 import logging
 import traceback
@@ -24,7 +24,7 @@ ORDER = Message(topic="orders", key="42", value="paid")
 
 
 class Guarded:
-    """Answers every request with one problem, and keeps what it was shown."""
+    """Answers every request with one problem, and stores the keys that it received."""
 
     def __init__(self) -> None:
         self.shown: list[str | None] = []
@@ -93,7 +93,7 @@ async def test_no_log_repr_or_error_tells_it(guarded: tuple[Guarded, str], caplo
         for one in (client, away):
             try:
                 await one.show("a")
-            except Exception as error:  # noqa: BLE001 - whatever is told
+            except Exception as error:  # noqa: BLE001 - every error
                 told += [*traceback.format_exception(error), repr(error)]
     with pytest.raises(InvalidKeyError) as refused:
         Halfway(url, "shop", key=f"{KEY}\r\nHost: elsewhere")

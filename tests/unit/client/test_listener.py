@@ -1,4 +1,4 @@
-"""RocketMQ's way: three outcomes, and what the listener raises is unknown."""
+"""The listener in RocketMQ's style: three outcomes, and an exception is unknown."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ ORDER = Message(topic="orders", key="42", value="paid")
 
 
 class Listener:
-    """Does as its argument says."""
+    """Returns or raises its argument."""
 
     async def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome:
         if isinstance(argument, Exception):
@@ -36,7 +36,7 @@ class Listener:
 
 
 class SyncListener:
-    """Does as its argument says, without an event loop."""
+    """Returns or raises its argument, without an event loop."""
 
     def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome:
         if isinstance(argument, Exception):

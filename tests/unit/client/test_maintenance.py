@@ -1,4 +1,4 @@
-"""Keeping the barrier: what was decided and never ended is ended, and old rows go."""
+"""Maintenance of the barrier: it ends decided transactions that are open, and deletes old rows."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A database pool of one connection beside a coordinator that stalls: way 1 holds none while it waits."""
+"""A database pool of one connection and a coordinator that stalls: way 1 holds no connection while it waits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -38,7 +38,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 async def pool(engine: Engine) -> AsyncIterator[AsyncEngine]:
-    """Give the same database to an asynchronous service, with one connection as well."""
+    """Provide the same database to an asynchronous service, also with one connection."""
     url = engine.url.set(drivername="sqlite+aiosqlite")
     pool = create_async_engine(url, pool_size=1, max_overflow=0, pool_timeout=60)
     yield pool
@@ -104,7 +104,7 @@ async def test_around_an_asynchronous_transaction_none_is_held(
 async def test_inside_a_session_one_is_held_until_the_prepare_is_answered(
     world: RestWorld, stalling: Stalling, engine: Engine, begin: Any, held_at_the_end: int
 ) -> None:
-    """As docs/producing.md says: a Session gives it back before the end is waited for, a Connection is its caller's."""
+    """As docs/producing.md says: a Session returns it before it waits for the end, a Connection is its caller's."""
     barrier = Barrier("sqlite", engine.begin)
 
     def place() -> None:
@@ -144,7 +144,7 @@ async def test_inside_an_asynchronous_session_none_is_held_while_the_end_is_conf
     placing = asyncio.create_task(place())
     for step, holds in (("prepare", 1), ("end", 0)):
         assert await stalling.arrived.get() == step
-        await until_true(lambda: held(pool.sync_engine) == holds, what=f"holds {holds}")  # noqa: B023 - called at once
+        await until_true(lambda: held(pool.sync_engine) == holds, what=f"holds {holds}")  # noqa: B023 - called immediately
         stalling.goes_on.release()
     await placing
     assert len(world.memory.records("orders")) == 1

@@ -1,4 +1,4 @@
-"""A row that checks would never see is found out at the first commit, before anything is prepared."""
+"""A row that checks would never see is detected at the first commit, before anything is prepared."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.support.rest.client import RestWorld
 
 
 async def test_a_session_of_another_database_is_refused(world: RestWorld, tmp_path: Path) -> None:
-    """Its own barrier is taken, on any engine of the same database."""
+    """A session of the barrier's database is accepted, on any engine."""
     looked_into, other = (create_engine(f"sqlite:///{tmp_path / name}") for name in ("shop.sqlite", "other.sqlite"))
     for engine in (looked_into, other):
         Barrier("sqlite", engine.begin).create()
@@ -78,7 +78,7 @@ async def test_a_table_made_before_tables_had_a_mark_is_taken(world: RestWorld, 
 
 
 async def test_a_service_may_start_before_its_database(world: RestWorld, tmp_path: Path) -> None:
-    """What is not known is not compared."""
+    """If the mark of the table is not known, it is not compared."""
     barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
     async with Halfway(world.url, "shop", barrier=barrier) as client:
         await client.register(topics=["orders"])

@@ -1,4 +1,4 @@
-"""Two callers under one id, as when a customer's request is repeated at another instance, never undo each other."""
+"""Two callers with one id, such as a customer's request that is repeated at another instance, never undo each other."""
 
 import asyncio
 from typing import Self
@@ -17,7 +17,7 @@ ORDER = Message(topic="orders", key="42", value="paid")
 
 
 class LostPrepares:
-    """A proxy that carries prepares out and loses their answers; everything else passes."""
+    """A proxy that forwards prepares and loses their answers; everything else passes."""
 
     def __init__(self, world: RestWorld) -> None:
         self._world = world
@@ -61,13 +61,13 @@ async def test_an_unconfirmed_prepare_does_not_roll_back_what_another_caller_com
         repeated = second.prepare([ORDER], id="order-42")
         with pytest.raises(PrepareUnconfirmedError, match="502"):
             await LoopTime().out(repeated, 102, once=lambda: lost.prepares > 1, what="it is sent again")
-        await second.close()  # what it sends in the background has been sent
+        await second.close()  # its ends in the background have been sent
     assert (await world.show("order-42")).body["state"] == "committed"
     assert shop.barrier.decide(asked("order-42")) == "commit"
 
 
 async def test_one_that_comes_second_and_fails_does_not_roll_back_the_first(world: RestWorld) -> None:
-    """There is no barrier: only a check, or the first, can tell what became of the local transaction."""
+    """There is no barrier: only a check or the first caller knows the outcome of the local transaction."""
     async with (
         Halfway(world.url, "shop") as first,
         Halfway(world.url, "shop") as second,
@@ -76,7 +76,7 @@ async def test_one_that_comes_second_and_fails_does_not_roll_back_the_first(worl
         twin = second.transaction([ORDER], id="order-42")
         with pytest.raises(KeyError, match="taken"):
             async with twin:
-                raise KeyError("taken")  # the first one's row
+                raise KeyError("taken")  # the first caller's row
         await second.close()
     assert (await world.show("order-42")).body["state"] == "committed"
 
@@ -85,7 +85,7 @@ async def test_with_the_barrier_the_second_one_is_told_and_the_first_stands(worl
     async with Halfway(world.url, "shop", barrier=shop.barrier) as client:
         await client.prepare([ORDER], id="order-42")
         with shop.begin() as connection:
-            shop.barrier.insert(connection, "order-42")  # and the service crashes; its customer orders again
+            shop.barrier.insert(connection, "order-42")  # the service crashes, and its customer orders again
 
         async def again() -> None:
             async with client.transaction([ORDER], id="order-42") as transaction:

@@ -1,4 +1,4 @@
-"""What the client makes of each kind of answer: it obeys, asks again, or says what to do."""
+"""The client's reaction to each kind of answer: it waits, retries, or raises an error with a remedy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -23,7 +23,7 @@ from tests.support.waiting import GENEROUS_S
 
 
 class Answering:
-    """Gives each request, or each item of a batch, the next answer that a test has laid out."""
+    """Answers each request, or each item of a batch, with the next prepared answer."""
 
     def __init__(self) -> None:
         self.items: list[Mapping[str, Any]] = []
@@ -53,7 +53,7 @@ DONE: Mapping[str, Any] = {"status": 200, "body": {"state": "committed"}}
 
 
 async def test_retry_after_is_obeyed(answering: Answering) -> None:
-    """Of a whole request, and of an item; without it the client is back much sooner."""
+    """In a whole answer, and in an item's; without it the client returns much sooner."""
     answering.whole = [(429, {"Retry-After": "1"})]
     later = {"error_code": "shard_unavailable", "detail": "moving", "retry_after_s": 1}
     answering.items = [{"status": 503, "problem": later}, DONE]
@@ -84,7 +84,7 @@ async def test_a_wait_beyond_the_deadline_is_told_at_once(answering: Answering) 
 async def test_a_refusal_is_an_error_that_says_what_to_do(
     answering: Answering, status: int, code: str, kind: type[RefusedError], remedy: str
 ) -> None:
-    """It is not asked again."""
+    """The call is not repeated."""
     answering.items = [{"status": status, "problem": {"status": status, "error_code": code, "detail": "so it is"}}]
     async with Halfway(answering.url, "shop") as client:
         with pytest.raises(kind, match="so it is") as told:
@@ -94,7 +94,7 @@ async def test_a_refusal_is_an_error_that_says_what_to_do(
 
 
 async def test_a_date_in_retry_after_is_obeyed_as_well(answering: Answering) -> None:
-    """As proxies write it; a date in the past asks for no wait, and nonsense is no answer."""
+    """Proxies send dates; a date in the past means no wait, and an invalid value is ignored."""
     later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     answering.whole = [(503, {"Retry-After": later})]
     async with Halfway(answering.url, "shop", end_timeout_s=600) as client:

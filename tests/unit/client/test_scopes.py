@@ -1,4 +1,4 @@
-"""Blocks that are left elsewhere, or later, than one would think: another context, a fork, the process's end."""
+"""Blocks that end in an unusual place: in another context, after a fork, at the end of the process."""
 
 import asyncio
 import contextvars
@@ -68,7 +68,7 @@ async def test_an_end_in_the_background_outlives_the_script(world: RestWorld) ->
 
 
 async def test_a_block_may_be_left_in_another_context_than_it_was_entered_in(world: RestWorld) -> None:
-    """As FastAPI does with a dependency that yields, and pytest with a fixture."""
+    """FastAPI does this with a dependency that yields, and pytest with a fixture."""
 
     def work() -> None:
         with SyncHalfway(world.url, "shop") as client:
@@ -106,7 +106,7 @@ async def test_the_blocks_own_exception_is_told_although_the_client_was_closed(w
 async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    """Ctrl-C while a thread waits for the answer, or just before it takes the answer that has come."""
+    """Ctrl-C while a thread waits for the answer, or just before it takes an answer that has arrived."""
     real = Future.result
 
     def interrupted(future: "Future[object]", timeout: float | None = None) -> object:
@@ -134,7 +134,7 @@ async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
 
     def work() -> list[str]:
         with SyncHalfway(world.url, "shop") as client:
-            client.check_secrets()  # its thread runs
+            client.check_secrets()  # its thread is running
             monkeypatch.setattr(Future, "result", interrupted)
             return [enter(client), prepare(client)]
 

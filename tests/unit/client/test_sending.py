@@ -1,4 +1,4 @@
-"""Whatever is raised, and whenever a check comes, a commit that sends never contradicts its database."""
+"""A commit with messages never contradicts its database, for every exception and every time of a check."""
 
 from collections.abc import Callable, Iterable
 from typing import ParamSpec
@@ -15,7 +15,7 @@ MOMENTS = [f"{when} {step}" for step in ("insert", "prepare", "commit", "end") f
 
 
 class Story:
-    """One commit: a check comes at one moment, and an interrupt at one."""
+    """One commit, with a check at one moment and an interrupt at another."""
 
     def __init__(self, shop: Shop, check_at: str | None, interrupt_at: str | None) -> None:
         self._shop = shop

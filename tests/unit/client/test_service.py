@@ -1,4 +1,4 @@
-"""One call registers a service, answers its checks and keeps its barrier until its client is closed."""
+"""One call registers a service, and answers its checks and maintains its barrier until its client is closed."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ def barrier(tmp_path: Path) -> Barrier:
 
 
 def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
-    """An end that is lost is asked for, and the barrier answers."""
+    """If an end is lost, halfway sends a check, and the barrier answers it."""
     with MemoryServer() as server:
         topic = server.new_topic()
         with SyncHalfway(server.url, "desk", barrier=barrier) as client:
             client.start(topics=[topic], policy=SOON)
-            with barrier._connect() as connection:  # a check that comes meanwhile is told unknown
+            with barrier._connect() as connection:  # a check in the meantime is answered unknown
                 barrier.insert(connection, "lost")
                 client.prepare([Message(topic=topic, value="lost")], id="lost")
             client.prepare([Message(topic=topic, value="never")], id="never")
@@ -59,7 +59,7 @@ def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
 
 
 def test_what_answers_may_be_given(barrier: Barrier) -> None:
-    """It is asked in place of the barrier."""
+    """`decide` answers instead of the barrier."""
 
     def decide(check: Check) -> Outcome:
         return "commit" if check.id == "mine" else barrier.decide(check)
@@ -75,14 +75,14 @@ def test_what_answers_may_be_given(barrier: Barrier) -> None:
 async def test_one_that_is_called_fetches_none(world: RestWorld, barrier: Barrier) -> None:
     async with Halfway(world.url, "desk", barrier=barrier) as client:
         await client.start(topics=["orders"], check_urls=["http://desk.example/check"])
-        assert len(client._services) == 1  # it keeps the barrier
+        assert len(client._services) == 1  # it maintains the barrier
     async with Halfway(world.url, "desk") as client:
         await client.start(topics=["orders"], check_urls=["http://desk.example/check"])
         assert client._services == set()
 
 
 async def test_what_cannot_work_is_told_at_the_start(world: RestWorld, tmp_path: Path) -> None:
-    """Nothing that answers checks, or a barrier that forgets too soon; nothing goes on then."""
+    """Nothing answers checks, or the barrier's retention is too short; then nothing runs in the background."""
     async with Halfway(world.url, "desk") as client:
         with pytest.raises(NoBarrierError, match="a barrier, or `decide`"):
             await client.start(topics=["orders"])
@@ -121,7 +121,7 @@ def test_a_transaction_of_sqlite_stands_whole_or_not_at_all(tmp_path: Path) -> N
 
 
 async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: Barrier) -> None:
-    """Two groups share the endpoint; with the application the clients end."""
+    """Two groups share the endpoint; the clients are closed with the application."""
     clients = [Halfway(world.url, group, barrier=barrier) for group in ("desk", "till")]
     app = web.Application()
     for client in clients:

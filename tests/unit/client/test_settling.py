@@ -1,4 +1,4 @@
-"""A client with a barrier never contradicts the database, whatever exception its block raises."""
+"""A client with a barrier never contradicts the database, for every exception of its block."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ ORDER = Message(topic="orders", key="42", value="paid")
 
 
 async def settled(world: RestWorld, transaction_id: str) -> str:
-    """Return the state once the end in the background has been done."""
+    """Return the state after the end in the background is done."""
     shown = await eventually(lambda: world.show(transaction_id), lambda shown: shown.body["state"] != "prepared")
     return str(shown.body["state"])
 

@@ -1,4 +1,4 @@
-"""What is sent inside a session of SQLAlchemy shares the fate of its database transaction; on a real SQLite."""
+"""Messages in a session of SQLAlchemy are committed or rolled back with its database transaction, on a real SQLite."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -139,7 +139,7 @@ async def test_what_is_rolled_back_is_never_prepared(
     await run(shop, service, raises)
     assert prepares(world) == 0
     assert (shop.count(), shop.count("halfway_barrier")) == (0, 0)
-    with shop.engine.begin() as connection:  # the pool's connection brings nothing from before
+    with shop.engine.begin() as connection:  # the pooled connection has no messages from before
         assert "halfway.client" not in connection.info
 
 
@@ -193,7 +193,7 @@ async def test_a_session_is_used_again_after_each_end(world: RestWorld, shop: Sh
 async def test_a_session_inside_the_transaction_of_a_connection_waits_for_it(
     world: RestWorld, shop: Shop, commit: bool
 ) -> None:
-    """As test suites do it, which roll everything back in the end."""
+    """Test suites use this to roll everything back at the end."""
 
     def service(shop: Shop) -> None:
         with shop.engine.connect() as connection, connection.begin() as outer:
@@ -242,11 +242,11 @@ async def test_a_prepare_that_fails_rolls_the_database_back(world: RestWorld, sh
 
 
 async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: RestWorld, shop: Shop) -> None:
-    """It may have been carried out as well: only the barrier knows, and is asked on a connection of its own."""
+    """It may have been carried out nevertheless: only the barrier knows, and it uses its own connection."""
 
     def service(shop: Shop) -> None:
         with a_session(shop) as session:
-            session.add(Order(id="1", parent="none"))  # told by the commit
+            session.add(Order(id="1", parent="none"))  # raised by the commit
             ids.append(shop.producer.send(session, "orders", "1", "v"))
 
     ids: list[str] = []
@@ -318,7 +318,7 @@ async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, s
 
 
 async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld, shop: Shop) -> None:
-    """What is another thread's or another client's block is right, and so is one that has ended."""
+    """A block of another thread or another client is allowed, and so is one that has ended."""
 
     def service(shop: Shop) -> None:
         around = [Message(topic="coupons", value="v")]
@@ -346,7 +346,7 @@ def a_whole_service(shop: Shop, value: str) -> None:
 
 @pytest.mark.parametrize("held", [0, 1])
 def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Path, held: int) -> None:
-    """`transaction` does not, a commit inside a session does, as docs/producing.md says."""
+    """`transaction` does not hold it, a commit in a session does, as docs/producing.md says."""
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}", pool_size=1, max_overflow=0)
     barrier = Barrier("sqlite", engine.begin)
     barrier.create()
@@ -365,7 +365,7 @@ def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Pa
             placed = pool.submit(place, client)
             asked, _ = stalled.accept()
             with asked:
-                assert asked.recv(1)  # the prepare is on its way
+                assert asked.recv(1)  # the prepare is under way
                 assert engine.pool.checkedout() == held  # type: ignore[attr-defined]  # a QueuePool
                 assert client._thread is not None
                 LoopTime(client._thread._loop).advance(202)

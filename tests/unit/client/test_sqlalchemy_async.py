@@ -1,4 +1,4 @@
-"""The same as in test_sqlalchemy.py with an asynchronous engine, on a real SQLite."""
+"""The cases of test_sqlalchemy.py with an asynchronous engine, on a real SQLite."""
 
 import asyncio
 from collections.abc import AsyncIterator

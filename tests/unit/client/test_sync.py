@@ -53,7 +53,7 @@ async def test_a_forked_child_opens_a_client_of_its_own(world: RestWorld) -> Non
                 pass
             inherited = client._thread
             assert inherited is not None
-            inherited.pid = os.getppid()  # what a child sees after a fork
+            inherited.pid = os.getppid()  # as in a child after a fork
             with client.transaction([ORDER]):
                 pass
             assert client._thread is not inherited
@@ -69,7 +69,7 @@ def test_a_call_that_is_under_way_when_the_client_is_closed_ends() -> None:
         client = SyncHalfway(f"http://127.0.0.1:{hung.getsockname()[1]}", "shop", prepare_timeout_s=60)
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.prepare, [ORDER], id="order-42")
-            hung.accept()[0].close()  # the first attempt is on its way
+            hung.accept()[0].close()  # the first attempt is under way
             client.close()
             with pytest.raises(ClientClosedError):
                 call.result(30)

@@ -1,4 +1,4 @@
-"""The tutorial works as it is written: every block of docs/producing.md, one after the other."""
+"""The tutorial works as written: all blocks of docs/producing.md, in order."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ async def test_every_block_runs_and_prints_what_it_says(
         def run() -> None:
             for block in BLOCKS:
                 code = compile(block.replace("http://halfway:8080", world.url), str(PAGE), "exec")
-                exec(code, names)  # noqa: S102 - the tutorial is ours
+                exec(code, names)  # noqa: S102 - our own tutorial
 
         await asyncio.to_thread(run)
         keys = sorted(str(record.key) for record in world.memory.records("orders"))

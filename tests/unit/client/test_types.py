@@ -1,4 +1,4 @@
-"""What a type checker knows of the client, so that a wrong setting fails before it runs."""
+"""The type annotations of the client, by which a type checker finds wrong settings."""
 
 import inspect
 import typing

@@ -1,4 +1,4 @@
-"""Verifying signed checks: what is accepted, what is refused, and with which error."""
+"""Verification of signed checks: accepted requests, refused requests, and their errors."""
 
 import base64
 import json
@@ -61,7 +61,7 @@ def signed(body: bytes = BODY, *, check_id: str = "o-42:1", secrets: CheckSecret
 
 
 def test_secrets_are_derived_as_rfc_5869_has_it_and_differ_by_group_and_master() -> None:
-    """Nothing of one group's secret tells another's; every instance derives the same."""
+    """A group's secret reveals nothing about another's; every instance derives the same secrets."""
     vector = hkdf(b"\x0b" * 22, salt=bytes(range(13)), info=bytes(range(0xF0, 0xFA)))
     assert vector.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
     groups = {SECRETS.of(group)[0] for group in ("shop", "shop2", "Shop", "")}
@@ -123,7 +123,7 @@ def test_another_body_or_another_groups_signature_is_refused(verifier: CheckVeri
 
 
 def test_while_the_master_secret_is_rotated_either_secret_verifies() -> None:
-    """Old and new instances sign side by side, and services take the new secret when they like."""
+    """Old and new instances sign at the same time, and services may take the new secret at any time."""
     both = CheckSecrets([MASTER, OLD_MASTER])
     new, old = both.shown("shop")
     for secrets in (both, CheckSecrets([OLD_MASTER])):
@@ -135,7 +135,7 @@ def test_while_the_master_secret_is_rotated_either_secret_verifies() -> None:
 
 
 def test_a_copy_of_a_check_is_refused_at_once_and_after_five_minutes(now: Now) -> None:
-    """At once by who has seen it, in any process after five minutes; and too early, by a clock that is behind."""
+    """At once by the verifier that has seen it, by any process after five minutes; and too early, by a slow clock."""
     headers = signed()
     verifier, other_process = CheckVerifier(SECRET, clock=now), CheckVerifier(SECRET, clock=now)
     verifier.verify(BODY, headers)
@@ -154,7 +154,7 @@ def test_a_copy_of_a_check_is_refused_at_once_and_after_five_minutes(now: Now) -
 
 
 def test_halfways_own_second_try_of_a_check_is_accepted(verifier: CheckVerifier) -> None:
-    """It has the same id and another nonce, as the answer to the first may have been lost."""
+    """It has the same id and another nonce, because the answer to the first may have been lost."""
     again = BODY.replace(b"n-1", b"n-2")
     first, second = signed(), signed(again)
     assert first["webhook-id"] == second["webhook-id"]
@@ -220,7 +220,7 @@ ALPHABET = [
 
 
 def test_a_hundred_thousand_headers_of_any_content_raise_one_error() -> None:
-    """Fuzzed from a seed: pieces of real headers, bytes that are no text, numbers too large, wrong base64."""
+    """Fuzzed from a seed: pieces of real headers, bytes that are not text, too large numbers, wrong base64."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     verifier = CheckVerifier(SECRET)
@@ -248,7 +248,7 @@ def test_a_hundred_thousand_headers_of_any_content_raise_one_error() -> None:
             continue
         except Exception as error:
             raise AssertionError(f"seed {seed}: {headers!r}") from error
-        # The signature may stand among others, as during a rotation; nothing else passes.
+        # The signature may be among others, as during a rotation; nothing else is accepted.
         assert real["webhook-signature"] in headers["webhook-signature"].split(" "), f"seed {seed}: {headers!r}"
         assert (headers["webhook-id"], headers["webhook-timestamp"]) == (real["webhook-id"], real["webhook-timestamp"])
 
@@ -274,7 +274,7 @@ def commits(_: object) -> str:
 
 
 async def test_an_unsigned_check_is_answered_401_and_a_signed_one_200(verifier: CheckVerifier) -> None:
-    """The question is not even read before it is verified."""
+    """The check is not even parsed before it is verified."""
     assert (await answer_check(BODY, commits, headers=signed(), verifier=verifier))[0] == 200  # type: ignore[arg-type]
     assert (await answer_check(b"no JSON", commits, headers={}, verifier=verifier))[0] == 401  # type: ignore[arg-type]
     assert answer_check_sync(BODY, commits, headers=signed(check_id="o-42:2"), verifier=verifier)[0] == 200  # type: ignore[arg-type]
