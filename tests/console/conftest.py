@@ -1,6 +1,6 @@
-"""The console in a real browser, one process of it for each worker, over coordinators on real HTTP.
+"""The console in a real browser, one browser process per worker, with coordinators on real HTTP.
 
-The browser's driver is on the event loop of the session, so every test here runs on it; and all are on one worker.
+The browser's driver uses the event loop of the session, so every test here runs on it, and all on one worker.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class NewPage(Protocol):
-    """Opens pages that share nothing and end with the test."""
+    """Opens pages that share nothing, and that are closed at the end of the test."""
 
     async def __call__(self, *, size: tuple[int, int] = WIDE, dark: bool = False) -> Page: ...
 
@@ -45,7 +45,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def conduct() -> AsyncIterator[Conduct]:
-    """Give what the pages did; no test ends well whose page broke its policy or asked another host."""
+    """Record what the pages do; fail the test if a page violates its policy or calls another host."""
     conduct = Conduct()
     yield conduct
     assert conduct.complaints == []
@@ -72,7 +72,7 @@ async def page(new_page: NewPage) -> Page:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def shop() -> AsyncIterator[Shop]:
-    """Give a coordinator with nothing in it, under open access."""
+    """Provide an empty coordinator with open access."""
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout) as session, Shop(session) as shop:
         yield shop
@@ -80,8 +80,8 @@ async def shop() -> AsyncIterator[Shop]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def coordinator(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CoordinatorProcess]:
-    """Give a coordinator of its own to each module that runs on a real broker."""
-    # A check that a busy test answers late would count as one that was not answered.
+    """Provide one coordinator per module, on a real broker."""
+    # On a busy machine, a late answer to a check would count as no answer.
     settings = {"HALFWAY_CHECK_TIMEOUT_S": "60"}
     process = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("console"), settings)
     await asyncio.to_thread(process.start)
@@ -91,14 +91,14 @@ async def coordinator(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def instances() -> AsyncIterator[Guarded]:
-    """Give two instances, with a shard each, that ask for keys."""
+    """Provide two instances with access control, each with one shard."""
     async with guarded() as found:
         yield found
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def endpoint() -> AsyncIterator[CheckEndpoint]:
-    """Give a check endpoint that answers `unknown` until it is told another."""
+    """Provide a check endpoint that answers `unknown` until its answer is changed."""
     endpoint = CheckEndpoint()
     await endpoint.start()
     yield endpoint

@@ -1,6 +1,6 @@
-"""`make screenshots`: the pictures of docs/console.md, from a coordinator on a broker that has something to show.
+"""`make screenshots`: takes the pictures of docs/console.md from coordinators with realistic data on a broker.
 
-Two groups are served, one of them has an endpoint that breaks, and an operator resumes part of what was parked.
+The transactions of two groups end, the endpoint of a third group is broken, and an operator resumes its transactions.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ FOLDER: Final = Path(__file__).parents[2] / "docs" / "console"
 MOST_BYTES: Final = 150 * 1024
 SIZE: Final = (1160, 700)
 LOOKED_AT_S: Final = 45.0
-"""How long there is traffic before the first picture, so that the charts show some."""
+"""How long there is traffic before the first picture, so that the charts show it."""
 PARKED: Final = 240
 PAGE: Final = (
     "<html><head><title>502 Bad Gateway</title></head><body><center>upstream connect error</center></body></html>"
@@ -35,7 +35,7 @@ BROKEN: Final = {"first_check_after_s": 0.5, "check_interval_s": 1.0, "max_inter
 
 
 async def main() -> None:
-    """Run the product, have it do something, and take the pictures."""
+    """Run the product under traffic, and take the pictures."""
     FOLDER.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
         broker = EmbeddedKafka(EmbeddedConfig())
@@ -95,7 +95,7 @@ async def _serve(rest: Rest) -> None:
 async def _pictures(page: Page, url: str, rest: Rest) -> None:
     await page.goto(f"{url}/console/")
     await rest.until(f"coupon-{PARKED - 1:04}", "parked")
-    # What traffic draws needs time; nothing is judged by it.
+    # The charts need time to fill; nothing is asserted about them.
     await asyncio.sleep(LOOKED_AT_S)
     await expect(page.get_by_text(f"{PARKED} transactions of coupons")).to_be_visible()
     await _take(page, "overview")
@@ -126,7 +126,7 @@ async def _take(page: Page, name: str) -> None:
     picture = await page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
     if len(picture) > MOST_BYTES:
         raise SystemExit(f"{name}.png has {len(picture)} bytes, more than {MOST_BYTES}")
-    print(f"docs/console/{name}.png: {len(picture)} bytes")  # noqa: T201  for whoever ran make
+    print(f"docs/console/{name}.png: {len(picture)} bytes")  # noqa: T201 - the output of make
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who sees what: a login by key and nothing else without one, and with one what it allows."""
+"""Access: only a login without a key, and with a key only what it allows."""
 
 import json
 
@@ -19,7 +19,7 @@ async def sign_in(page: Page, world: Guarded, caller: str, *, keep: bool = False
 
 
 async def stored(page: Page) -> tuple[str, str]:
-    """Give what the page's storages hold, of the tab and of the browser."""
+    """Return the content of the page's storages, of the tab and of the browser."""
     tab, browser = json.loads(
         await page.evaluate("JSON.stringify([sessionStorage, localStorage].map((one) => JSON.stringify(one)))")
     )
@@ -29,7 +29,7 @@ async def stored(page: Page) -> tuple[str, str]:
 async def test_without_a_key_there_is_a_login_and_nothing_else(
     page: Page, instances: Guarded, conduct: Conduct
 ) -> None:
-    """Whatever view the address names; and nothing but files and one refused call is asked for."""
+    """For every view in the URL; the page requests only files, and one call that is refused."""
     await page.goto(f"{instances.here.url}/console/#/transactions?state=parked")
     await expect(page.get_by_role("heading", name="halfway")).to_be_visible()
     assert await page.get_by_role("link").count() == 0
@@ -84,14 +84,15 @@ async def test_a_key_is_kept_beyond_the_tab_only_if_asked_and_until_one_signs_ou
 
 
 async def test_who_loses_the_key_is_back_at_the_login(page: Page, instances: Guarded) -> None:
-    """With nothing left of what was shown."""
+    """With nothing left of the former view."""
     await sign_in(page, instances, "board", address="#/groups")
     await expect(page.get_by_role("link", name="shop")).to_be_visible()
     token = instances.tokens["board"]
     assert token is not None
     answer = await instances.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")
     assert answer.status == 204
-    await page.evaluate("location.hash = '#/transactions'")  # a link may be gone by now: figures ask with the key, too
+    # The links may be gone: the request for figures may have been refused first.
+    await page.evaluate("location.hash = '#/transactions'")
     await expect(page.get_by_text("no longer valid")).to_be_visible()
     await expect(page.get_by_role("link", name="shop")).to_have_count(0)
     assert await stored(page) == ("{}", "{}")
@@ -138,7 +139,7 @@ async def test_a_groups_key_shows_its_own_group_alone(page: Page, instances: Gua
 
 
 async def test_who_is_refused_as_a_whole_is_told_why(page: Page, instances: Guarded) -> None:
-    """As under a name by which the coordinator may not be called."""
+    """For example under a host name that the coordinator refuses."""
     refusal = {"error_code": "forbidden", "detail": "halfway is not called console.example here"}
 
     async def refuse(route: Route) -> None:

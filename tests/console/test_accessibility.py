@@ -1,4 +1,4 @@
-"""WCAG AA by axe, in both themes, and at the width of a telephone."""
+"""WCAG AA with axe, in both themes, and at the width of a phone."""
 
 import pytest
 from playwright.async_api import Page, expect
@@ -14,7 +14,7 @@ LONG = "a-very-long-id-without-a-break-" * 4
 
 
 async def _filled(shop: Shop, endpoint: CheckEndpoint) -> None:
-    """Have some of everything: prepared, parked, ended, jobs, broken endpoints, long names."""
+    """Create data of every kind: prepared, parked, ended, jobs, broken endpoints, long names."""
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.group("mail")
     await shop.group("warehouse-" * 9)

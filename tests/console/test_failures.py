@@ -1,4 +1,4 @@
-"""Failures on a real broker: what cannot be written, why, what mends it, and what the lane keeps apart meanwhile."""
+"""Failures on a real broker: topics that cannot be written, the reason and the remedy, and the lane's quarantine."""
 
 from collections.abc import AsyncIterator
 
@@ -24,7 +24,7 @@ def row(page: Page, table: str, text: str) -> Locator:
 
 
 async def too_large(cluster: Cluster, rest: Rest, group: str) -> tuple[str, str]:
-    """Have a commit refused, as the limit of its topic was lowered after its prepare; give the topic and the id."""
+    """Cause a refused commit by lowering the limit of its topic after the prepare; return the topic and the id."""
     topic = await cluster.make_topic(group, config={"max.message.bytes": "400000"})
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     own = await rest.prepared(group, [message(topic, "x" * 300_000)])
@@ -55,7 +55,7 @@ async def test_a_deleted_topic_is_shown_with_its_remedy_until_it_is_there_again(
 async def test_a_write_in_the_quarantine_of_the_lane_is_shown_until_it_is_done(
     page: Page, kafka: Kafka, coordinator: CoordinatorProcess, rest: Rest
 ) -> None:
-    """The limit of its topic was lowered after the prepare, which fails a Kafka transaction of the lane."""
+    """The limit of its topic was lowered after the prepare, so a Kafka transaction of the lane fails."""
     cluster = Cluster(kafka.bootstrap_servers)
     topic, own = await too_large(cluster, rest, "small")
     await page.goto(f"{coordinator.url}/console/#/failures")

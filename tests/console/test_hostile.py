@@ -1,4 +1,4 @@
-"""What others wrote is shown as text, wherever it stands: no element comes of it, and no script runs."""
+"""Text of others is shown as text everywhere: it creates no element, and runs no script."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ HOSTILE = f"\"'>{IMAGE}{SCRIPT}"
 
 
 async def shown_as_text(page: Page, text: str = HOSTILE) -> None:
-    """Expect the text to be there, and nothing made of it."""
+    """Expect the text to be visible, and no element created from it."""
     await expect(page.get_by_text(text).first).to_be_visible()
     assert await page.locator("img[src=x]").count() == 0
     assert await page.locator("body script").count() == 0
@@ -49,7 +49,7 @@ async def test_a_remark_of_the_service(page: Page, shop: Shop, conduct: Conduct)
 
 
 async def test_a_remark_of_a_check_endpoint(page: Page, shop: Shop, endpoint: CheckEndpoint, conduct: Conduct) -> None:
-    """In the answer that decides."""
+    """In the answer with the verdict."""
     endpoint.answer(
         lambda asked: web.json_response({"outcome": "rollback", "nonce": asked["nonce"], "remark": HOSTILE})
     )
@@ -65,7 +65,7 @@ async def test_a_remark_of_a_check_endpoint(page: Page, shop: Shop, endpoint: Ch
 async def test_the_error_body_of_a_check_endpoint(
     page: Page, shop: Shop, endpoint: CheckEndpoint, conduct: Conduct
 ) -> None:
-    """In the history, where it is the evidence, and where its group is shown."""
+    """In the history, and in the view of its group."""
     endpoint.answer(lambda _: web.Response(status=500, text=HOSTILE, content_type="text/html", reason="<b>no</b>"))
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.prepared(["x-5"])
@@ -78,7 +78,7 @@ async def test_the_error_body_of_a_check_endpoint(
 
 
 async def test_the_details_of_failures_and_endpoints(page: Page, shop: Shop, conduct: Conduct) -> None:
-    """In the failures, in what needs attention, and beside a group."""
+    """In the failures, in the overview's list of problems, and in the view of a group."""
     await shop.group("shop")
     figures = (await shop.rest.call("GET", "/statistics")).expect(200)
     at = figures["at"]
@@ -113,7 +113,7 @@ async def test_the_details_of_failures_and_endpoints(page: Page, shop: Shop, con
 
 
 async def test_the_reason_of_a_job(page: Page, shop: Shop, conduct: Conduct) -> None:
-    """As it is typed, in the list of jobs, in the job, and as the remark of what it changed."""
+    """In the dialog, in the list of jobs, in the job, and as the remark of a transaction."""
     await shop.group("shop")
     await shop.prepared(["x-4"])
     await page.goto(shop.at("transactions/x-4"))
@@ -129,7 +129,7 @@ async def test_the_reason_of_a_job(page: Page, shop: Shop, conduct: Conduct) -> 
 
 
 async def test_the_address_of_a_view(page: Page, shop: Shop, conduct: Conduct) -> None:
-    """Whoever sends a link chooses it: filters, ids and names of views."""
+    """The author of a link chooses its filters, ids and names of views."""
     await page.goto(shop.at(f"transactions/{HOSTILE}"))
     await expect(page.get_by_role("heading", level=1)).to_contain_text("<img")
     await page.goto(shop.at(f"transactions?error={HOSTILE}&group={HOSTILE}"))
@@ -147,7 +147,7 @@ async def test_the_address_of_a_view(page: Page, shop: Shop, conduct: Conduct) -
 async def test_the_policy_stops_a_script_even_if_one_got_into_the_page(
     page: Page, shop: Shop, conduct: Conduct
 ) -> None:
-    """Neither HTML that is assigned, nor an inline handler, nor another host's script."""
+    """Neither assigned HTML, nor an inline handler, nor a script of another host."""
     await page.goto(shop.at())
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     tried = await page.evaluate(
@@ -160,10 +160,11 @@ async def test_the_policy_stops_a_script_even_if_one_got_into_the_page(
         shop.url.replace("127.0.0.1", "localhost") + "/console/",
     )
     assert tried == []
-    # The browser complains of each, a moment later.
+    # The browser reports both violations a moment later.
     wanted = ("TrustedHTML", "connect-src")
     await until_true(
-        lambda: all(any(word in one for one in conduct.complaints) for word in wanted), what="both are complained of"
+        lambda: all(any(word in one for one in conduct.complaints) for word in wanted),
+        what="both violations are reported",
     )
     assert {"TrustedHTML" in one or "Content Security Policy" in one for one in conduct.complaints} == {True}
     conduct.complaints.clear()

@@ -1,4 +1,4 @@
-"""Acting by hand: a preview, a reason, a job with progress, and a result for each transaction."""
+"""Manual actions: a preview, a reason, a job with progress, and a result for each transaction."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.support.console.shop import Shop
 
 
 async def begin(page: Page, reason: str = "endpoint mended", *, rate: int | None = None) -> None:
-    """Give a reason in the dialog that is open, and press its button."""
+    """Enter a reason in the open dialog, and press its button."""
     dialog = page.get_by_role("dialog")
     await dialog.get_by_label("Reason").fill(reason)
     if rate is not None:
@@ -89,7 +89,7 @@ async def test_a_job_is_stopped_and_what_is_left_stays_as_it_was(page: Page, sho
 
 
 async def test_accepted_and_done_are_different_words(page: Page, shop: Shop) -> None:
-    """A job that is accepted says that nothing has changed yet, one that is done has its results."""
+    """An accepted job says that nothing has changed yet; a job that is done has its results."""
     await shop.group("shop")
     await shop.prepared(["a-1"])
     job = {"id": "held", "action": "rollback", "ids": ["a-1"], "reason": "r"}
@@ -116,7 +116,7 @@ async def test_accepted_and_done_are_different_words(page: Page, shop: Shop) -> 
 
 
 async def test_a_start_whose_answer_is_lost_is_repeated_under_the_same_id(page: Page, shop: Shop) -> None:
-    """It begins one job, whatever the network did."""
+    """Only one job starts, whatever the network does."""
     await shop.group("shop")
     await shop.prepared(["lost-1"])
     sent: list[Request] = []

@@ -1,4 +1,4 @@
-"""The overview: live figures, what needs attention, what is away, and that it stays small."""
+"""The overview: live figures, problems that need attention, unavailable shards, and constant memory."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded
 
 EVENTS = 500
-"""On each connection of the long run."""
+"""The number of events on each connection of the memory test."""
 MOST_GROWTH_BYTES = 3 * 1024 * 1024
 
 
@@ -55,7 +55,7 @@ async def test_what_is_parked_needs_attention_with_its_evidence_and_is_resumed_t
 
 
 async def test_several_instances_are_shown_with_their_shards(page: Page, instances: Guarded) -> None:
-    """Whichever is asked, the figures are of all of them."""
+    """Each instance shows the figures of all of them."""
     for number in range(6):
         prepare = {"group": "shop", "id": f"i-{number}", "messages": [{"topic": "orders", "value": "v"}]}
         assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
@@ -81,7 +81,7 @@ async def test_a_shard_that_is_away_is_said_in_place_of_less_being_shown(page: P
 
 
 async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -> None:
-    """Meanwhile what is shown is marked as stale; afterwards it is loaded again by itself."""
+    """In the meantime the data is marked as stale; afterwards it is loaded again automatically."""
     async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
         await first.prepared(id="r-1")
@@ -104,7 +104,7 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
 
 
 async def test_it_takes_no_more_memory_however_long_it_stays_open(page: Page, shop: Shop) -> None:
-    """Some thousand events and connections that end, as over a day."""
+    """With some thousand events on connections that end, as during a day."""
     await shop.group("shop")
     await shop.prepared(["m-1"])
     figures: dict[str, Any] = (await shop.rest.call("GET", "/statistics")).expect(200)

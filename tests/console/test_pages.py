@@ -1,4 +1,4 @@
-"""The list over many: its first page, its middle and its end, and a page that takes no more memory on the way."""
+"""A long list: its first page, its middle and its end, in constant memory."""
 
 import asyncio
 import logging
@@ -20,18 +20,18 @@ TRANSACTIONS = int(os.environ.get("HALFWAY_TEST_CONSOLE_PAGED", "3000"))
 OF_PAGE = 50
 OF_BATCH = 500
 PAGES = 20
-"""Turned at the beginning, and in the middle."""
+"""The number of pages to turn at the beginning and in the middle."""
 MOST_GROWTH_BYTES = 3 * 1024 * 1024
 SHOWN = """(first) => new Promise((done) => {
   const look = () => document.querySelector("tbody a")?.textContent === first ? done() : requestAnimationFrame(look);
   look();
 })"""
-"""Returns in the very frame in which a page is there, which `expect` finds out later."""
+"""Returns in the frame in which a page is shown, which `expect` would detect later."""
 log = logging.getLogger(__name__)
 
 
 async def fill(rest: Rest, topic: str) -> None:
-    """Prepare many, four batches at a time."""
+    """Prepare many transactions, four batches at a time."""
     numbers = iter(range(0, TRANSACTIONS, OF_BATCH))
 
     async def some() -> None:
@@ -47,7 +47,7 @@ async def fill(rest: Rest, topic: str) -> None:
 
 
 async def listed(rest: Rest) -> tuple[list[str], dict[int, str]]:
-    """Give all ids in the order of the list, and some cursors by the place after which they go on."""
+    """Return all ids in the order of the list, and some cursors by the position at which they continue."""
     size = min(1000, TRANSACTIONS // 10)
     ids: list[str] = []
     cursors: dict[int, str] = {}
@@ -77,7 +77,7 @@ async def test_any_page_of_many_is_shown_and_none_of_the_former_is_kept(
     links = page.get_by_role("table").get_by_role("link")
 
     async def turned(name: str, place: int, pages: int) -> None:
-        """Open the page that begins at a place, and turn some."""
+        """Open the page that starts at a position, and turn some pages."""
         cursor, number = (f"cursor={cursors[place]}", place // OF_PAGE + 1) if place else ("", 1)
         began = time.monotonic()
         await page.goto(f"{coordinator.url}/console/#/transactions?{cursor}&page={number}")

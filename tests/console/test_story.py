@@ -1,4 +1,4 @@
-"""On a real broker, through the console only: an endpoint breaks, much is parked, mended, resumed, and ends."""
+"""On a real broker, through the console only: an endpoint breaks, its transactions are parked, resumed and ended."""
 
 import os
 
@@ -24,7 +24,7 @@ PATIENCE_MS = 600_000
 async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_end(
     page: Page, kafka: Kafka, coordinator: CoordinatorProcess, endpoint: CheckEndpoint
 ) -> None:
-    """From the list of what is parked to its evidence, and to the job that resumes all of it, in three clicks."""
+    """Three clicks from the list of parked transactions to the evidence, and to the job that resumes all of them."""
     topic = await Cluster(kafka.bootstrap_servers).make_topic("orders")
     endpoint.answer(lambda _: web.Response(status=502, text=PAGE, content_type="text/html"))
     async with aiohttp.ClientSession() as session:
@@ -38,7 +38,7 @@ async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_e
             answers = (await rest.batch(prepare=items)).expect(200)["prepare"]
             assert {answer["status"] for answer in answers} == {201}
 
-    # It is seen: how many are parked, and what the endpoint answers.
+    # The overview shows how many are parked, and the endpoint's answer.
     everything = f"{TRANSACTIONS:,}"
     await page.goto(f"{coordinator.url}/console/")
     parked = page.locator(".tile", has=page.get_by_text("Parked", exact=True))
@@ -49,7 +49,7 @@ async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_e
     first = page.get_by_role("table").get_by_role("link").first
     await expect(first).to_be_visible()
 
-    # The service is mended; three clicks lead from what is parked by its evidence to the job.
+    # The service is repaired. Three clicks lead from the list of parked transactions over the evidence to the job.
     endpoint.answer("commit")
     clicks = await Clicks.counted(page)
     await first.click()
@@ -65,7 +65,7 @@ async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_e
     await expect(page.locator(".heading").get_by_text("done", exact=True)).to_be_visible()
     assert clicks.count == 3
 
-    # All come to their end, and each says how.
+    # All transactions end, and the history of each shows how.
     await page.get_by_role("link", name="Overview").click()
     await expect(parked.locator(".tile-value")).to_have_text("0", timeout=PATIENCE_MS)
     pending = page.locator(".tile", has=page.get_by_text("Pending", exact=True)).locator(".tile-value")

@@ -1,4 +1,4 @@
-"""The list of transactions: filters in the address, pages, and one transaction."""
+"""The list of transactions: filters in the URL, pages, and one transaction."""
 
 from aiohttp import web
 from playwright.async_api import Page, expect
@@ -91,7 +91,7 @@ async def test_many_are_paged_and_no_page_holds_more_than_its_rows(page: Page, s
 
 
 async def test_groups_are_paged_and_one_without_live_figures_has_its_own(page: Page, shop: Shop) -> None:
-    """Live figures are of the 100 groups with the most to look at; this one has the least."""
+    """Live figures include the 100 groups with the most parked and pending transactions; this group has the fewest."""
     for number in range(120):
         await shop.group(f"g-{number:03}")
     rows = page.get_by_role("table", name="Groups").locator("tbody tr")
@@ -108,7 +108,7 @@ async def test_groups_are_paged_and_one_without_live_figures_has_its_own(page: P
 
 
 async def test_a_transaction_is_found_by_keyboard_alone(page: Page, shop: Shop) -> None:
-    """From the address bar to a transaction, with a focus that is seen wherever it is."""
+    """From the address bar to a transaction, always with a visible focus."""
     await shop.group("shop")
     await shop.prepared(["k-1"])
     await page.goto(shop.at("transactions"))
@@ -153,7 +153,7 @@ async def test_a_check_on_demand_is_accepted_and_then_its_answer_decides(
 async def test_the_history_tells_each_step_and_where_the_messages_are(
     page: Page, shop: Shop, endpoint: CheckEndpoint
 ) -> None:
-    """Checks with verdict, status, time and what was answered; by whom it was resumed; by whom it ended."""
+    """Checks with verdict, status, duration and answer; who resumed it; and what ended it."""
     endpoint.answer(lambda _: web.Response(status=502, text="upstream is down", content_type="text/plain"))
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.prepared(["y-1"])

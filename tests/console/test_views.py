@@ -1,4 +1,4 @@
-"""Each view with much to show, through a restart of the coordinator, and through each of several instances."""
+"""Each view with much data, during a restart of the coordinator, and through each of several instances."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ SHOWS = {
 
 
 async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> None:
-    """Meanwhile each says that nothing is heard of the coordinator."""
+    """In the meantime each view says that it is not connected."""
     pages: dict[str, Page] = {}
     async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
@@ -60,7 +60,7 @@ async def test_a_job_whose_instance_has_ended_says_what_holds(page: Page) -> Non
 
 
 async def test_each_view_shows_the_same_through_any_instance(page: Page, instances: Guarded) -> None:
-    """What each shard holds, and the jobs of each instance."""
+    """The data of each shard, and the jobs of each instance."""
     ids = [own_id(number % 2, f"i{number}") for number in range(6)]
     for own in ids:
         prepare = {"group": "shop", "id": own, "messages": [{"topic": "orders", "value": "v"}]}
@@ -105,7 +105,7 @@ async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_pa
         for number in range(50):
             job = {"id": f"j-{number}", "action": "check", "ids": [f"none-{number}"], "reason": "r", "rate": 200}
             async with asyncio.timeout(GENEROUS_S):
-                while (await world.call("POST", "/v1/jobs", job)).status == 429:  # noqa: ASYNC110 - nothing tells
+                while (await world.call("POST", "/v1/jobs", job)).status == 429:  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.01)
         page = await new_page(size=NARROW, dark=True)
         rows = page.get_by_role("table").locator("tbody tr")

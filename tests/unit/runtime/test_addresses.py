@@ -1,4 +1,4 @@
-"""Where a coordinator says that it listens."""
+"""The addresses that a coordinator listens on and reports."""
 
 import socket
 
@@ -22,26 +22,26 @@ async def nothing(_: web.BaseRequest) -> web.StreamResponse:
         ("::1", "http://[::1]:8080"),
         ("fe80::1", "http://[fe80::1]:8080"),
         ("::", "http://[::1]:8080"),
-        ("0.0.0.0", "http://127.0.0.1:8080"),  # noqa: S104 - nothing listens
+        ("0.0.0.0", "http://127.0.0.1:8080"),  # noqa: S104 - nothing listens on it
         ("127.0.0.2", "http://127.0.0.2:8080"),
         ("localhost", "http://localhost:8080"),
     ],
 )
 def test_a_url_that_can_be_called(host: str, url: str) -> None:
-    """An IPv6 address stands in brackets."""
+    """An IPv6 address is in brackets."""
     assert app.local_url(host, 8080) == url
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "192.0.2.1", "[::1]", "a\0b", "a\udcffb"])
 async def test_a_host_that_cannot_be_listened_on_is_named(host: str) -> None:
-    """With the setting; a name that is too long is no traceback."""
+    """With the setting; a too long name causes no traceback."""
     with pytest.raises(ConfigurationError, match="HALFWAY_PORT") as refused:
         await app.listen(HttpServer(nothing), host, 0, "HALFWAY_PORT")
     assert host in refused.value.detail
 
 
 def resolved(*addresses: tuple[int, str]) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-    """Return what a look-up of a host with these addresses finds."""
+    """Return the result of a look-up of a host with these addresses."""
     return [
         (family, socket.SOCK_STREAM, 0, "", (host, 0, 0, 0) if family == socket.AF_INET6 else (host, 0))
         for family, host in addresses
@@ -52,7 +52,7 @@ def resolved(*addresses: tuple[int, str]) -> list[tuple[int, int, int, str, tupl
 async def test_an_address_that_this_machine_lacks_is_left_out(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[int, str]
 ) -> None:
-    """As `localhost` has one where IPv6 is off; a host all of whose addresses are missing is refused."""
+    """`localhost` has one if IPv6 is off; a host without any existing address is refused."""
     found = resolved(missing, (socket.AF_INET, "127.0.0.1"))
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
     server = HttpServer(nothing)
@@ -69,12 +69,12 @@ async def test_a_taken_port_is_named() -> None:
         await app.listen(HttpServer(nothing), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")
 
 
-OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - what is refused
+OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - it is refused
 
 
 @pytest.mark.parametrize("host", OPEN)
 def test_without_keys_it_listens_to_this_machine_only_unless_the_operator_says_so(host: str) -> None:
-    """The refusal names all three ways out."""
+    """The refusal names all three remedies."""
     with pytest.raises(ConfigurationError) as caught:
         app.demand_guarded(load({"HALFWAY_HOST": host}))
     assert all(name in caught.value.detail for name in ("MASTER_SECRET", "HALFWAY_HOST=127.0.0.1", "OPEN_ACCESS=true"))
@@ -87,7 +87,7 @@ def test_without_keys_it_listens_to_this_machine_only_unless_the_operator_says_s
 
 
 def test_without_keys_a_console_on_the_health_port_puts_the_api_on_no_open_address() -> None:
-    """The API is on the health port too then, which is for everybody by default."""
+    """The health port then serves the API too, and by default everybody can reach it."""
     served = {"HALFWAY_HOST": "127.0.0.1", "HALFWAY_CONSOLE": "health"}
     with pytest.raises(ConfigurationError, match=r"HALFWAY_HEALTH_HOST=127\.0\.0\.1"):
         app.demand_guarded(load(served))
@@ -97,7 +97,7 @@ def test_without_keys_a_console_on_the_health_port_puts_the_api_on_no_open_addre
 
 
 def asks_for(host: str | None, settings: dict[str, str]) -> bool:
-    """Whether a request that asks for a host is served."""
+    """Return whether a request for a host is served."""
     headers = {} if host is None else {"Host": host}
     try:
         app.demand_host(load(settings))(make_mocked_request("GET", "/", headers))
@@ -113,13 +113,13 @@ FOREIGN = (*FOREIGN_NAMES, "1.2.3", "x", "", "[x", "a@localhost", "localhost:x")
 
 
 def test_on_loopback_without_keys_a_page_of_another_name_is_not_served() -> None:
-    """Its owner has the name resolve to this machine, so a browser takes halfway for the page's own site."""
+    """Its owner makes the name resolve to this machine, so a browser takes halfway for the page's own site."""
     assert [host for host in OWN if not asks_for(host, LOCAL)] == []
     assert [host for host in FOREIGN if asks_for(host, LOCAL)] == []
 
 
 def test_the_operator_names_further_hosts() -> None:
-    """Also where keys are asked for, and beside the name by which other instances call."""
+    """Also with access control, and in addition to the host of the instance's own URL."""
     named = {"HALFWAY_ALLOWED_HOSTS": "halfway.shop.svc, *.Example"}
     for settings in (LOCAL, {"HALFWAY_HOST": "", "HALFWAY_MASTER_SECRET": "m" * 32}):
         served = settings | named | {"HALFWAY_INSTANCE_URL": "http://pod-1.halfway:8080"}
@@ -136,7 +136,7 @@ def test_any_host_will_do_where_a_page_gains_nothing_or_the_operator_lets_everyb
 def test_serve_on_an_open_address_ends_before_it_listens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rule above holds for what is run, and its remedy is what is said."""
+    """The command follows the rule above, and prints its remedy."""
     served: list[object] = []
     monkeypatch.setattr(app, "configure", lambda **_: None)
     monkeypatch.setattr(app, "collect_rarely", lambda: None)

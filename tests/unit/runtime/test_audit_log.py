@@ -1,4 +1,4 @@
-"""`halfway audit-log`: which events of the audit trail it shows, and how."""
+"""`halfway audit-log`: the selection and the output of events of the audit trail."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ EVENTS = [
 
 
 class Trail:
-    """The topic of the audit trail, as the command reads it."""
+    """The topic of the audit trail, as read by the command."""
 
     def __init__(self) -> None:
         self.events: list[AuditEvent] = EVENTS
@@ -53,7 +53,7 @@ def trail(monkeypatch: pytest.MonkeyPatch) -> Trail:
 
 @pytest.fixture
 def ask(trail: Trail) -> Callable[..., Result]:
-    """Give what runs the command with these options."""
+    """Return a function that runs the command with these options."""
     del trail
     environment = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     return lambda *options: CliRunner().invoke(halfway, ["audit-log", *options], env=environment)
@@ -78,7 +78,7 @@ def ids(result: Result) -> list[str]:
 def test_events_are_chosen_by_group_and_by_actor(
     ask: Callable[..., Result], options: list[str], shown: list[str]
 ) -> None:
-    """By whole names; an event that concerns no group is shown for none."""
+    """By whole names; an event without a group matches no group."""
     assert ids(ask("--json", *options)) == shown
 
 
@@ -88,7 +88,7 @@ def test_events_are_chosen_by_group_and_by_actor(
 def test_it_looks_back_a_day_or_as_far_as_it_is_told(
     ask: Callable[..., Result], trail: Trail, options: list[str], back_ms: int
 ) -> None:
-    """Not beyond 1970: a time before that means something else to Kafka."""
+    """Not beyond 1970: negative times have another meaning in Kafka."""
     assert ask(*options).exit_code == 0
     assert trail.since_ms == [NOW_MS - back_ms]
 
@@ -103,7 +103,7 @@ def test_a_time_that_has_not_come_is_refused(ask: Callable[..., Result], trail: 
 def test_the_table_has_a_line_for_each_event_which_no_text_in_it_breaks(
     ask: Callable[..., Result], trail: Trail
 ) -> None:
-    """Who did it stands with its kind; what is not known is a dash."""
+    """The actor is shown with its kind; an unknown value is a dash."""
     trail.events = [
         AuditEvent(
             id="e1",

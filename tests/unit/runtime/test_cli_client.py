@@ -1,4 +1,4 @@
-"""The operator's commands against a server that answers anything: no traceback, nothing obeyed, nothing cut."""
+"""The operator's commands with a server that answers anything: no traceback, no control characters, nothing cut."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ HOSTILE = {
 
 
 class Answer:
-    """What the server answers to every request, and what it was asked."""
+    """The server's answer to every request, and the requests that it received."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -71,10 +71,10 @@ def answer() -> Iterator[Answer]:
             self.end_headers()
             self.wfile.write(given.body)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - the names are http.server's
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names of http.server
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         given.url = f"http://127.0.0.1:{server.server_port}"
@@ -98,7 +98,7 @@ def transaction(**fields: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, text: str) -> None:
-    """In a value, a remark, a name and an error: every line printed holds printable characters only."""
+    """In a value, a remark, a name and an error: every printed line has only printable characters."""
     answer.give(transaction(messages=[{"topic": "orders", "value": text}], remark=text, **{text: "name"}))
     shown = run(answer, "transactions", "show", ID)
     answer.give({"transactions": [transaction(cause=text)]})
@@ -117,7 +117,7 @@ def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, tex
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_json_is_exact_and_printable(answer: Answer, text: str) -> None:
-    """--json loses nothing, and can be looked at as well."""
+    """--json loses nothing, and is safe to print."""
     answer.give(transaction(remark=text))
     result = run(answer, "transactions", "show", ID, "--json")
     assert json.loads(result.stdout)["remark"] == text
@@ -126,7 +126,7 @@ def test_json_is_exact_and_printable(answer: Answer, text: str) -> None:
 
 
 def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: Answer) -> None:
-    """Nothing is folded or cut at 80 columns; what is absent holds its column's place."""
+    """Nothing is wrapped or cut at 80 columns; an absent value keeps its column."""
     long = "g" * 100
     rows = [transaction(next_check_at=TIME, checks=3, topics=["orders", "ä" * 200]), transaction(id="x", group=long)]
     answer.give({"transactions": rows, "next": "a b"})
@@ -161,7 +161,7 @@ def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: An
 
 
 def test_a_very_long_value_is_cut_and_says_by_how_much(answer: Answer) -> None:
-    """A screen is not filled by one payload; --json has all of it."""
+    """One payload does not fill the screen; --json has all of it."""
     answer.give(transaction(messages=[{"value": "v" * 64_000}, {"value": "short"}]))
     result = run(answer, "transactions", "show", ID)
     assert len(result.stdout) < 5_000
@@ -184,7 +184,7 @@ NOT_HALFWAY = {
 @pytest.mark.parametrize("status", [200, 500])
 @pytest.mark.parametrize("body", NOT_HALFWAY.values(), ids=NOT_HALFWAY)
 def test_what_is_no_answer_of_halfway_ends_the_command_with_a_message(answer: Answer, body: bytes, status: int) -> None:
-    """Status 1, one line that names what to look at, and nothing printed as if it were an answer."""
+    """Status 1, one line with the cause, and nothing printed as if it were an answer."""
     answer.give(body, status)
     for command in (("transactions", "list"), ("groups", "list")):
         result = run(answer, *command)
@@ -195,7 +195,7 @@ def test_what_is_no_answer_of_halfway_ends_the_command_with_a_message(answer: An
 
 
 def test_a_redirect_is_named_and_not_followed(answer: Answer) -> None:
-    """An end that is redirected would arrive as a GET, and a token might go elsewhere."""
+    """A redirected end would arrive as a GET, and a token might go to another server."""
     answer.status, answer.headers = 302, {"Location": f"{answer.url}/other"}
     result = run(answer, "transactions", "end", ID, "commit")
     assert result.exit_code == 1
@@ -205,7 +205,7 @@ def test_a_redirect_is_named_and_not_followed(answer: Answer) -> None:
 
 @pytest.mark.parametrize("token", ["secret\n", "sec\rret", "secret\x00", "sécret", "sec ret", "secret\ud800"])
 def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(answer: Answer, token: str) -> None:
-    """As `$(cat file)` keeps no line break and an env file does."""
+    """A token from an env file may end with a line break, unlike one from `$(cat file)`."""
     result = CliRunner().invoke(halfway, ["transactions", "list", "--url", answer.url, "--token", token])
     assert result.exit_code == 1, result.exc_info
     assert "HALFWAY_TOKEN" in result.stderr
@@ -214,7 +214,7 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(answer: Answe
 
 
 def test_a_token_is_sent(answer: Answer) -> None:
-    """As the bearer's."""
+    """As a bearer token."""
     answer.give({"transactions": []})
     assert run(answer, "transactions", "list", token="key-1").exit_code == 0
     assert answer.authorization == ["Bearer key-1"]
@@ -224,7 +224,7 @@ def test_a_token_is_sent(answer: Answer) -> None:
     "url", ["", "nothing", "ftp://host", "http://", "http://[::1", "http://h:99999", "http://h/?a=b", "http://a\x1b[1m"]
 )
 def test_a_url_that_is_none_is_named(url: str) -> None:
-    """Instead of a traceback from within the client."""
+    """Instead of a traceback from the client."""
     result = CliRunner().invoke(halfway, ["transactions", "list", "--url", url])
     assert result.exit_code == 1, result.exc_info
     assert "HALFWAY_URL" in result.stderr or "did not answer" in result.stderr
@@ -232,7 +232,7 @@ def test_a_url_that_is_none_is_named(url: str) -> None:
 
 
 def test_a_password_in_the_url_is_not_shown() -> None:
-    """Not even where nobody answers."""
+    """Not even if nobody answers."""
     result = CliRunner().invoke(halfway, ["transactions", "list", "--url", "http://me:open-sesame@127.0.0.1:1"])
     assert result.exit_code == 1
     assert "did not answer" in result.stderr
@@ -241,7 +241,7 @@ def test_a_password_in_the_url_is_not_shown() -> None:
 
 @pytest.mark.parametrize("name", [".", "..", "", "a\udcffb"])
 def test_a_name_that_no_path_can_hold_asks_nothing(answer: Answer, name: str) -> None:
-    """`..` would ask for something else."""
+    """`..` would request another path."""
     for command in (("transactions", "show"), ("groups", "delete")):
         result = run(answer, *command, name)
         assert result.exit_code == 1
@@ -250,7 +250,7 @@ def test_a_name_that_no_path_can_hold_asks_nothing(answer: Answer, name: str) ->
 
 
 def test_every_other_name_is_one_part_of_the_path(answer: Answer) -> None:
-    """Whatever it holds."""
+    """Whatever characters it contains."""
     answer.give({})
     run(answer, "transactions", "show", "../a?b#c%2F")
     assert answer.asked == [("GET", "/v1/transactions/..%2Fa%3Fb%23c%252F")]
@@ -273,7 +273,7 @@ def test_every_other_name_is_one_part_of_the_path(answer: Answer) -> None:
     ids=lambda command: f"{command[0]} {command[1].removeprefix('--')} {command[-1]}",
 )
 def test_a_number_that_is_none_is_refused_by_the_name_of_its_option(command: list[str], number: str) -> None:
-    """Nothing is asked of anybody."""
+    """Nothing is sent."""
     result = CliRunner().invoke(halfway, [*command, number])
     assert result.exit_code == 2, result.output
     assert f"Invalid value for '{command[-1]}'" in result.stderr
@@ -281,14 +281,14 @@ def test_a_number_that_is_none_is_refused_by_the_name_of_its_option(command: lis
 
 
 def test_an_argument_that_is_not_utf_8_is_named(answer: Answer) -> None:
-    """As a query carries text."""
+    """Because a query contains text."""
     result = run(answer, "transactions", "list", "--key", "a\udcffb")
     assert result.exit_code == 1
     assert "not UTF-8" in result.stderr
 
 
 def variables(command: click.Command) -> set[str]:
-    """Return the variables that a command and those below it take options from."""
+    """Return the variables that provide options of a command and its subcommands."""
     own = {option.envvar for option in command.params if isinstance(option.envvar, str)}
     below = command.commands.values() if isinstance(command, click.Group) else ()
     return own.union(*map(variables, below))
@@ -310,7 +310,7 @@ def shell(line: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_a_reader_that_goes_away_ends_the_command_in_silence(answer: Answer) -> None:
-    """As `| head -1` does."""
+    """For example `| head -1`."""
     answer.give({"transactions": [transaction(topics=["t" * 240] * 8) for _ in range(1_000)]})
     done = shell(f"({command('transactions list', answer.url)}) | head -1")
     assert done.stdout.startswith(b"id ")
@@ -318,7 +318,7 @@ def test_a_reader_that_goes_away_ends_the_command_in_silence(answer: Answer) -> 
 
 
 def test_a_full_disk_and_a_closed_output_are_no_tracebacks(answer: Answer) -> None:
-    """What cannot be written is said, with status 1; who closed the output wants none."""
+    """A failed write is reported, with status 1; a closed output is not an error."""
     answer.give({"transactions": [transaction()]})
     full = shell(command("transactions list >/dev/full", answer.url))
     assert (full.returncode, full.stderr) == (1, b"halfway: cannot write the output: No space left on device\n")
@@ -327,7 +327,7 @@ def test_a_full_disk_and_a_closed_output_are_no_tracebacks(answer: Answer) -> No
 
 
 def test_a_terminal_without_unicode_gets_escapes(answer: Answer) -> None:
-    """A name in an encoding's blind spot is no traceback."""
+    """A name that the encoding does not support causes no traceback."""
     answer.give({"groups": [{"group": "größe \u65e5"}]})
     done = shell("PYTHONIOENCODING=latin-1 " + command("groups list", answer.url))
     assert done.returncode == 0, done.stderr
@@ -335,7 +335,7 @@ def test_a_terminal_without_unicode_gets_escapes(answer: Answer) -> None:
 
 
 def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> None:
-    """With the time since when, the error and the remedy, ready or not; the status tells a script."""
+    """With the time, the error and the remedy, whether the instance is ready or not; the exit status is for scripts."""
     lacking = {"shard": 3, "since": TIME, "tries": 2, "error": "folding: held", "remedy": "look for it"}
     arguments = ("topics", "shards", "--health-url", answer.url)
     for status in (200, 503):

@@ -1,4 +1,4 @@
-"""`halfway top` and jobs from the terminal, against a coordinator in memory, and against one that says anything."""
+"""`halfway top` and jobs from the terminal, with a coordinator in memory, and with a server that answers anything."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def told(url: str, *words: str) -> Result:
-    """Run a command on a thread, as it asks over HTTP."""
+    """Run a command on a thread, because it calls the coordinator over HTTP."""
     return await asyncio.to_thread(CliRunner().invoke, halfway, [*words, "--url", url])
 
 
@@ -63,7 +63,7 @@ async def test_it_is_never_guessed_which_are_meant(world: RestWorld, words: list
 
 
 def test_what_failed_is_named(answer: Answer) -> None:
-    """With exit status 1, and obeying nothing that stands in a detail."""
+    """With exit status 1, and with control characters escaped."""
     items = [
         {"id": f"t{number}", "error_code": "already_ended", "detail": detail}
         for number, detail in enumerate(HOSTILE.values())
@@ -78,7 +78,7 @@ def test_what_failed_is_named(answer: Answer) -> None:
 
 
 async def test_top_shows_what_statistics_say(world: RestWorld) -> None:
-    """Once if it prints to no terminal."""
+    """Once, if the output is not a terminal."""
     await parked(3, world)
     await asyncio.sleep(0)
     shown = await told(world.url, "top")
@@ -90,7 +90,7 @@ async def test_top_shows_what_statistics_say(world: RestWorld) -> None:
 
 
 def test_top_in_a_pipe_cuts_no_name_and_tells_each_thing_once(answer: Answer) -> None:
-    """The host of an endpoint stands once, and a failure of the lane is its instance's, not that of each shard."""
+    """The host of an endpoint occurs once, and a failure of the lane counts for its instance, not for each shard."""
     group, url = "a-group-with-a-long-name-" + "x" * 60, "http://10.0.0.1:7080"
     endpoint = {"well": False, "host": "http://shop:9000", "detail": "shop:9000: status 502, not 200"}
     lane = {"failures": 1, "commits_per_s": 2.5, "last_failure": {"reason": "fenced"}}

@@ -1,4 +1,4 @@
-"""How many connections are held depends on how many files may be open."""
+"""The number of connections depends on the limit of open files."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""`halfway dev`: what cannot work is said before Kafka is started for it."""
+"""`halfway dev`: errors are reported before Kafka is started."""
 
 import socket
 import sys
@@ -19,7 +19,7 @@ from halfway.runtime.settings import load
 
 @pytest.fixture(autouse=True)
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nothing of Kafka be started."""
+    """Fail if Kafka is started."""
 
     def started(*_: object) -> NoReturn:
         raise AssertionError("Kafka was started")
@@ -29,7 +29,7 @@ def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """Give a port that somebody else listens on."""
+    """Provide a port that another server listens on."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield str(other.getsockname()[1])
 
@@ -58,7 +58,7 @@ WRONG = {
 
 @pytest.mark.parametrize("variable", WRONG)
 def test_a_wrong_setting_is_named_before_kafka_starts(variable: str) -> None:
-    """Those that only a part of the coordinator judges too."""
+    """Also those that only a part of the coordinator validates."""
     result = dev(*free(), **{variable: WRONG[variable]})
     assert result.exit_code == 1
     named = {"HALFWAY_KAFKA_PREFIX": "prefix", "HALFWAY_KAFKA__NO_SUCH_THING": "no.such.thing"}
@@ -67,7 +67,7 @@ def test_a_wrong_setting_is_named_before_kafka_starts(variable: str) -> None:
 
 @pytest.mark.parametrize("option", ["--port", "--health-port"])
 def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, taken: str) -> None:
-    """The option, as it stands above HALFWAY_PORT here."""
+    """With the option, because it overrides HALFWAY_PORT here."""
     result = dev(*free(), option, taken)
     assert result.exit_code == 1
     assert (
@@ -77,7 +77,7 @@ def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, 
 
 
 def test_the_port_for_checks_is_judged_only_if_it_is_needed(taken: str) -> None:
-    """Before Kafka starts as well."""
+    """Also before Kafka starts."""
     result = dev(*free(), "--check-echo", "commit", "--check-port", taken)
     assert result.exit_code == 1
     assert (
@@ -94,13 +94,13 @@ def test_the_port_for_checks_is_judged_only_if_it_is_needed(taken: str) -> None:
 def test_logs_on_a_terminal_are_for_people_unless_a_format_is_chosen(
     chosen: str | None, terminal: bool, form: str
 ) -> None:
-    """A pipe or a file gets JSON as ever."""
+    """A pipe or a file gets JSON as usual."""
     settings = load({} if chosen is None else {"HALFWAY_LOG_FORMAT": chosen})
     assert logging_for(settings, terminal=terminal).log_format == form
 
 
 def test_one_port_given_twice_is_refused_before_kafka_starts() -> None:
-    """Kafka would take it, and the API find it taken."""
+    """Kafka would use it, and then the API could not."""
     port = str(pick_port())
     result = dev("--port", port, "--health-port", "0", "--kafka-port", port)
     assert result.exit_code == 1
@@ -110,14 +110,14 @@ def test_one_port_given_twice_is_refused_before_kafka_starts() -> None:
 
 @pytest.mark.parametrize("topic", ["a b", "..", "", ":3", "t:0", "t:1001", "t:x", "t:²", "t:" + "9" * 5_000, "t" * 250])
 def test_a_topic_that_cannot_be_is_refused_before_kafka_starts(topic: str) -> None:
-    """As a wrong option."""
+    """As an invalid option."""
     result = dev(*free(), "--topic", topic)
     assert result.exit_code == 2
     assert "--topic" in result.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The cache of jars below a file: no traceback, and what to set."""
+    """The cache of jars below a file: no traceback, and the setting to change."""
     monkeypatch.undo()
     file = tmp_path / "file"
     file.touch()
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("keys", [False, True])
 def test_it_says_whether_everybody_may_do_everything(capsys: pytest.CaptureFixture[str], *, keys: bool) -> None:
-    """It is open unless a master secret is set, and says how to have it ask for keys."""
+    """It is open unless a master secret is set, and names the setting that requires keys."""
     settings = load({"HALFWAY_MASTER_SECRET": "long enough to be a master secret, of a test"} if keys else {})
     options = DevOptions(
         kafka_port=0,

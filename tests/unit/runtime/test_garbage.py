@@ -13,7 +13,7 @@ IN_FLIGHT = 20_000
 
 @pytest.fixture
 def looks() -> Iterator[list[int]]:
-    """Give the generations that the collector looked through; its settings are put back."""
+    """Provide the list of generations that the collector has searched; restore its settings."""
     thresholds = gc.get_threshold()
     gc.collect()
     seen: list[int] = []
@@ -29,7 +29,7 @@ def looks() -> Iterator[list[int]]:
 
 
 def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(looks: list[int]) -> None:
-    """What is in flight is alive: looking for cycles in it again and again finds nothing."""
+    """Transactions in flight are alive: repeated searches for cycles among them find nothing."""
     collect_rarely()
     in_flight = [[number] for number in range(IN_FLIGHT)]
     assert len(in_flight) == IN_FLIGHT
@@ -37,7 +37,7 @@ def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(looks: lis
 
 
 def test_cycles_are_still_freed(looks: list[int]) -> None:
-    """Errors and closed connections leave cycles: they must not grow for ever."""
+    """Errors and closed connections leave cycles, which must not accumulate."""
     collect_rarely()
     for _ in range(10 * IN_FLIGHT):
         cycle: list[object] = []
@@ -52,19 +52,19 @@ class Knot:
 
 @pytest.mark.usefixtures("looks")
 async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> None:
-    """An idle coordinator keeps no client, with its threads and connections, that only a cycle holds."""
+    """An idle coordinator frees a client in a cycle, with its threads and connections."""
     collect_rarely()
     knot = weakref.ref(Knot())
     assert knot() is not None
     looking = asyncio.create_task(collect_periodically(0.01))
     async with asyncio.timeout(GENEROUS_S):
-        while knot() is not None:  # noqa: ASYNC110 - a collection sets no event
+        while knot() is not None:  # noqa: ASYNC110 - there is no event for a collection
             await asyncio.sleep(0.01)
     looking.cancel()
 
 
 def test_what_stands_is_not_looked_through_again(looks: list[int]) -> None:
-    """Modules and what a recovery read never become garbage."""
+    """Modules and the records of a recovery never become garbage."""
     collect_rarely()
     standing = [[number] for number in range(IN_FLIGHT)]
     frozen_before = gc.get_freeze_count()

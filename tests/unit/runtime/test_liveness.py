@@ -10,7 +10,7 @@ async def test_a_pause_is_measured() -> None:
     pauses = LoopPauses()
     watching = asyncio.create_task(pauses.watch())
     await asyncio.sleep(0.05)
-    time.sleep(0.2)  # noqa: ASYNC251 - it is the pause
+    time.sleep(0.2)  # noqa: ASYNC251 - this is the pause
     await asyncio.sleep(0.05)
     watching.cancel()
     assert pauses.longest_s() >= 0.17

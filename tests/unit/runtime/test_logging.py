@@ -19,7 +19,7 @@ logging.getLogger("library").warning("a library speaks")
 
 
 def logged(script: str) -> str:
-    """Return what a program writes to its log."""
+    """Return the log of a program."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=GENEROUS_S
     )
@@ -27,7 +27,7 @@ def logged(script: str) -> str:
 
 
 def test_secrets_are_redacted_by_name_and_by_type() -> None:
-    """Every line is one JSON object; libraries' lines too; a secret's value is nowhere."""
+    """Every line is one JSON object, also those of libraries; the value of a secret occurs nowhere."""
     told = logged(SCRIPT)
     lines = [json.loads(line) for line in told.splitlines()]
     assert [line["event"] for line in lines] == ["joined", "a library speaks"]
@@ -51,7 +51,7 @@ except ValueError:
 
 
 def test_the_console_obeys_nothing_in_a_field_and_shows_no_local_variable() -> None:
-    """Fields and errors hold what clients and endpoints sent; a traceback's variables may hold secrets."""
+    """Fields and errors contain text of clients and endpoints; the variables of a traceback may contain secrets."""
     told = logged(CONSOLE)
     assert all(line.isprintable() for line in told.split("\n")), told
     first, *traceback = told.splitlines()

@@ -1,4 +1,4 @@
-"""When an instance is ready: it serves what it can, also where a shard cannot be acquired."""
+"""Readiness: an instance serves the shards that it can, even if it cannot acquire another one."""
 
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remed
 def test_a_shard_that_cannot_be_acquired_takes_the_others_from_nobody(
     owned: tuple[int, ...], acquiring: tuple[int, ...], troubles: tuple[ShardTrouble, ...], reason: str | None
 ) -> None:
-    """An instance that serves shards is ready although another one fails, once that was tried."""
+    """An instance that serves shards is ready although another shard fails, once that was tried."""
     status = MembershipStatus(
         joined=True, incarnation="i", owned=owned, acquiring=acquiring, last_error=None, troubles=troubles
     )

@@ -1,4 +1,4 @@
-"""What objects show of themselves: never a secret or a payload."""
+"""The `repr` of objects never shows a secret or a payload."""
 
 import msgspec
 import pytest

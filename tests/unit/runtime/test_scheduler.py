@@ -1,4 +1,4 @@
-"""The scan's schedule: one job for each shard that is served, armed again when the wall clock jumps."""
+"""The schedule of scans: one job per served shard, armed again when the wall clock jumps."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ async def world() -> AsyncIterator[World]:
 async def test_a_shard_is_scanned_while_it_is_served(world: World) -> None:
     """Armed when acquired, disarmed when lost."""
     scans = Scans(world)
-    scheduler = ScanScheduler(scans, SystemClock(), interval_s=0.02)  # type: ignore[arg-type] # what it calls is there
+    scheduler = ScanScheduler(scans, SystemClock(), interval_s=0.02)  # type: ignore[arg-type] # it has the methods that are called
     scheduler.start()
     listener = ScannedShards(world.coordinator.listener, scheduler.arm, scheduler.disarm)
     for shard in range(SHARDS):
@@ -49,7 +49,7 @@ async def test_a_shard_is_scanned_while_it_is_served(world: World) -> None:
 
 
 async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jobs of all shards served are armed again when wall time moves against monotonic time."""
+    """The jobs of all served shards are armed again when the wall clock moves against the monotonic clock."""
     scheduler = ScanScheduler(world.coordinator, SystemClock(), interval_s=3600)
     scheduler.start()
     armed: list[int] = []
@@ -64,7 +64,7 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, mon
 
 async def test_a_scan_that_is_cut_off_by_the_stop_is_no_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """An orderly stop leaves no traceback in the log."""
-    gc.collect()  # what other tests have left tells of it in the log
+    gc.collect()  # objects of other tests would log this
     caplog.clear()
     begun = asyncio.Event()
 

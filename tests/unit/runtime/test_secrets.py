@@ -1,4 +1,4 @@
-"""Settings that guard the interface: secrets, keys, certificates, and the refusal to serve everybody."""
+"""Settings that protect the interface: secrets, keys, certificates, and the refusal to serve everybody."""
 
 from pathlib import Path
 

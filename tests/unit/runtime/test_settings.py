@@ -1,4 +1,4 @@
-"""Settings: one typed model from environment and file; what is wrong is named with its value and the remedy."""
+"""Settings: one typed model from environment and file; an error names the setting, its value and a remedy."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ BOOTSTRAP = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
 
 
 def test_environment_reaches_every_part() -> None:
-    """Kafka properties, limits, nested policy and ports arrive where they are used."""
+    """Kafka properties, limits, the nested policy and ports reach the parts that use them."""
     settings = load(
         BOOTSTRAP
         | {
@@ -34,13 +34,13 @@ def test_environment_reaches_every_part() -> None:
 
 
 def test_more_shards_than_new_topics_get_are_accepted() -> None:
-    """Topics that have them cannot be used with any other number; who creates topics refuses them."""
+    """Existing topics with more shards can be used only with their own number; the creation of topics refuses it."""
     environment = {"HALFWAY_SHARDS": "1024", "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
     assert load(environment).kafka_config("http://here").shards == 1024
 
 
 def test_lists_come_from_one_variable_between_commas() -> None:
-    """Hosts and networks that may be checked; empty means no limit."""
+    """Hosts and networks of check endpoints; empty means no limit."""
     settings = load({"HALFWAY_CHECK_HOSTS": "orders, *.shop.svc,", "HALFWAY_CHECK_NETWORKS": "10.0.0.0/8,fd00::/8"})
     assert settings.check_hosts == ("orders", "*.shop.svc")
     assert [str(one) for one in settings.check_networks] == ["10.0.0.0/8", "fd00::/8"]
@@ -85,7 +85,7 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_value_is_named(variable: str, value: str) -> None:
-    """The message has the variable and the value that was given."""
+    """The message contains the variable and its value."""
     with pytest.raises(ConfigurationError) as raised:
         load(BOOTSTRAP | {variable: value})
     assert variable in raised.value.detail
@@ -94,7 +94,7 @@ def test_a_wrong_value_is_named(variable: str, value: str) -> None:
 
 @pytest.mark.parametrize("variable", ["HALFWAY_PROT", "HALFWAY_POLICY__MAX_CHEKS", "HALFWAY_PORT__X", "HALFWAY_KAFKA"])
 def test_an_unknown_variable_is_named(variable: str) -> None:
-    """A misspelt setting does not pass in silence."""
+    """A misspelt setting is not ignored."""
     with pytest.raises(ConfigurationError, match=variable):
         load(BOOTSTRAP | {variable: "1"})
 
@@ -129,7 +129,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_secrets_do_not_show() -> None:
-    """Neither the settings nor the Kafka configuration print a property's value, and no error does."""
+    """Neither the settings, nor the Kafka configuration, nor an error show a property's value."""
     settings = load(BOOTSTRAP | {"HALFWAY_KAFKA__SASL_PASSWORD": "open sesame"})
     assert "open sesame" not in repr(settings)
     assert "open sesame" not in repr(settings.kafka_config(""))
@@ -155,7 +155,7 @@ def test_kafka_properties_that_safety_rests_on_are_refused() -> None:
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(over: dict[str, str], match: str) -> None:
-    """A policy that outlives the op topic, and a body limit below a prepare's."""
+    """A policy that is longer than op's retention, and a body limit below the limit of a prepare."""
     with pytest.raises(ConfigurationError, match=match):
         load(BOOTSTRAP | over)
 
@@ -203,7 +203,7 @@ def test_an_instance_url_that_others_could_not_ask_is_refused(url: str) -> None:
     ],
 )
 def test_a_misspelt_setting_is_answered_with_the_nearest_right_one(written: str, meant: str | None) -> None:
-    """Where one is near; never its value."""
+    """If there is a similar one; never with its value."""
     with pytest.raises(ConfigurationError) as refused:
         load(BOOTSTRAP | {written: "open sesame"})
     assert written in refused.value.detail
@@ -223,7 +223,7 @@ def test_a_misspelt_key_of_the_file_is_answered_with_the_nearest_right_one(tmp_p
 @pytest.mark.parametrize("value", ["open\udcffsesame", "open\0sesame"])
 @pytest.mark.parametrize("variable", ["HALFWAY_KAFKA__SASL_PASSWORD", "HALFWAY_KAFKA__A\udcffB"])
 def test_a_kafka_property_that_is_no_text_is_named_and_not_shown(variable: str, value: str) -> None:
-    """As of a password in Latin-1: the Kafka client would take the process down with it."""
+    """For example a password in Latin-1, with which the Kafka client would crash the process."""
     with pytest.raises(ConfigurationError, match="UTF-8") as refused:
         load(BOOTSTRAP | {variable: value}).kafka_config("")
     assert ascii(variable.removeprefix("HALFWAY_KAFKA__"))[1:-1] in refused.value.detail
@@ -239,7 +239,7 @@ def test_a_file_that_is_nested_without_end_is_not_toml(tmp_path: Path) -> None:
 
 
 def test_the_master_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
-    """The one before it comes second; both ways at once are refused, and so is one that is short."""
+    """The previous one comes second; both ways at once, and short secrets, are refused."""
     file = tmp_path / "master"
     file.write_text("f" * 32 + "\n")
     assert load({"HALFWAY_MASTER_SECRET_FILE": str(file)}).master_secrets == (b"f" * 32,)

@@ -1,4 +1,4 @@
-"""How long a stop may take."""
+"""The time limits of a stop."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from halfway.runtime.settings import load
 
 @pytest.mark.parametrize("stop_s,finishing_s", [(25, 18), (20, 13), (14, 7), (3, 1.5), (0.1, 0.05)])
 def test_a_stop_keeps_time_for_closing(stop_s: float, finishing_s: float) -> None:
-    """What is in flight gets the rest, so that all of it fits into the limit."""
+    """Requests in flight get the remaining time, so that the whole stop fits into the limit."""
     assert time_to_finish(stop_s) == finishing_s
 
 
