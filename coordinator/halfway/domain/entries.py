@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from halfway.domain.records import Half, Op, OpKind, Origin, Parked, digest
+from halfway.domain.records import Half, Op, OpKind, Origin, Parked, digest, size_of
 from halfway.domain.transaction import Cause, State
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
             fingerprint=half.fingerprint,
             check_after_ms=half.check_after_ms,
             origin=half.origin,
-            size=half.size,
+            size=size_of(half.messages),
             index=_index_of(half),
             checks=half.checks,
             checked_at=half.checked_at,
@@ -134,7 +134,7 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             prepared_at=half.prepared_at,
             parked_at=parked.parked_at,
             fingerprint=half.fingerprint,
-            size=half.size,
+            size=size_of(half.messages),
             index=_index_of(half),
             checks=parked.checks,
             reason=parked.reason,

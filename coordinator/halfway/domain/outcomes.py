@@ -98,10 +98,13 @@ class Outcomes:
     def put(self, op: Op, tombstone: int | None) -> None:
         """Add the outcome of an id that has none, from its op. It must have ended after all others here."""
         state = State.COMMITTED if op.kind is OpKind.COMMITTED else State.ROLLED_BACK
-        topics = tuple([message.topic for message in op.messages])
-        keys = tuple([None if message.key_hash is None else message.key_hash[:KEY_BYTES] for message in op.messages])
-        if len(keys) > 1:  # most transactions have one message
-            keys = collapse_equal_keys(keys)
+        if len(op.messages) == 1:  # most transactions have one message
+            (message,) = op.messages
+            topics: tuple[str, ...] = (message.topic,)
+            keys: tuple[bytes | None, ...] = (_short(message.key_hash),)
+        else:
+            topics = tuple([message.topic for message in op.messages])
+            keys = collapse_equal_keys(tuple([_short(message.key_hash) for message in op.messages]))
         name = _pack(op.id, self._shard)
         detail = _ENCODER.encode((keys, op.remark))
         size = _FIXED.size + len(name) + len(op.fingerprint) + len(detail)
@@ -301,6 +304,10 @@ class _AddressIndex:
         self._buckets.append(array("Q", [word for word in words if word & bit]))
         if len(self._buckets) == 2 * self._base:
             self._base *= 2
+
+
+def _short(key_hash: bytes | None) -> bytes | None:
+    return None if key_hash is None else key_hash[:KEY_BYTES]
 
 
 def _pack(transaction_id: str, shard: int) -> bytes:

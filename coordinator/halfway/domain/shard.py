@@ -56,7 +56,7 @@ class ShardState:
 
     def find(self, transaction_id: str) -> Entry | None:
         """Return the entry of an id: its outcome, else its parked entry, else its pending entry, else None."""
-        return self.unresolved(transaction_id) or self._ended.get(transaction_id)
+        return self._parked.get(transaction_id) or self._halves.get(transaction_id) or self._ended.get(transaction_id)
 
     def unresolved(self, transaction_id: str) -> Pending | ParkedEntry | None:
         """Return the entry of a pending or parked id, None for any other. Any thread may call this."""
@@ -129,7 +129,8 @@ class ShardState:
         if half is FOREIGN:
             self._foreign_half(offset, transaction_id)
             return
-        ended = None if transaction_id in self._halves else self._ended.positions(transaction_id)
+        held = self._halves.get(transaction_id)
+        ended = None if held is not None else self._ended.positions(transaction_id)
         if offset <= self._tombstone(transaction_id, ended):
             return
         if ended is not None and self._begin_later_life(transaction_id, half.prepared_at):
@@ -138,9 +139,9 @@ class ShardState:
             if half.origin is Origin.PREPARE and offset != ended[0]:
                 self._stray(transaction_id, offset)
         elif half.origin is Origin.LANE:
-            self._half_of_lane(offset, half)
+            self._half_of_lane(offset, half, held)
         else:
-            self._half_of_prepare(offset, half)
+            self._half_of_prepare(offset, half, held)
 
     def _foreign_half(self, offset: int, transaction_id: str) -> None:
         held = self._halves.get(transaction_id)
@@ -163,22 +164,18 @@ class ShardState:
             self._drop_half(transaction_id)
         self._clear_stray(transaction_id, offset)
 
-    def _half_of_lane(self, offset: int, half: Half) -> None:
-        held = self._halves.get(half.id)
+    def _half_of_lane(self, offset: int, half: Half, held: Pending | None) -> None:
         if held is not None and offset <= held.offset and held.origin is Origin.LANE:
             return
         if held is not None and held.origin is Origin.PREPARE and held.offset > offset:
             self._strays[half.id] = max(held.offset, self._strays.get(half.id, -1))
-        self._hold(Pending.of(offset, half))
-        self._clear_stray(half.id, offset)
+        self._hold(Pending.of(offset, half), held)
 
-    def _half_of_prepare(self, offset: int, half: Half) -> None:
-        held = self._halves.get(half.id)
+    def _half_of_prepare(self, offset: int, half: Half, held: Pending | None) -> None:
         if half.id in self._parked:
             self._stray(half.id, offset)
         elif held is None:
-            self._hold(Pending.of(offset, half))
-            self._clear_stray(half.id, offset)
+            self._hold(Pending.of(offset, half), None)
         elif offset == held.offset:
             return
         elif self._repeats(held, offset, half):
@@ -222,9 +219,9 @@ class ShardState:
                 self._end(op)
             return
         half = self._halves.get(op.id)
-        self._notes[op.id if half is None else half.id] = Note.of(offset, op)
+        note = self._notes[op.id if half is None else half.id] = Note.of(offset, op)
         if half is not None:
-            self._annotate(half)
+            self._annotate(half, note)
 
     def apply_end(self, offset: int, op: Op, tombstone: int) -> bool:
         """Apply an op and the tombstone of its half, of one Kafka transaction, as `apply_op` and `apply_half` would.
@@ -333,11 +330,12 @@ class ShardState:
 
     # --- keeping the indexes
 
-    def _hold(self, entry: Pending) -> None:
-        before = self._halves.get(entry.id)
+    def _hold(self, entry: Pending, before: Pending | None) -> None:
+        """Keep an entry in place of the one before, if there is one."""
         if before is None:
             self._count(entry.group, 1, 0)
         else:
+            self._note_offsets.discard(entry.id)
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
             entry.leased_check, entry.leased_until = before.leased_check, before.leased_until
             entry.asked_here = before.asked_here
@@ -345,13 +343,14 @@ class ShardState:
             entry.look_at = before.look_at
         self._halves[entry.id] = entry
         self._half_offsets.note(entry.id, entry.offset)
-        self._note_offsets.discard(entry.id)
-        self._annotate(entry)
+        if (note := self._notes.get(entry.id)) is not None:
+            self._annotate(entry, note)
+        if self._strays:
+            self._clear_stray(entry.id, entry.offset)
 
-    def _annotate(self, entry: Pending) -> None:
+    def _annotate(self, entry: Pending, note: Note) -> None:
         """Copy the totals of the last op to a pending entry."""
-        note = self._notes.get(entry.id)
-        if note is None or self._is_later_life(entry, note.at):
+        if self._is_later_life(entry, note.at):
             return
         # A half that the lane wrote carries the totals of its time: recovery does not need an op that adds nothing to
         # them, unless it replaces one that recovery needed.
@@ -387,7 +386,7 @@ class ShardState:
     def _count(self, group: str, pending: int, parked: int) -> None:
         before = self.group_counts.get(group, (0, 0))
         after = (before[0] + pending, before[1] + parked)
-        if any(after):
+        if after[0] or after[1]:
             self.group_counts[group] = after
         else:
             self.group_counts.pop(group, None)

@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 
 from halfway.domain.errors import HalfwayError, NotServedError, UnknownTransactionError
 from halfway.domain.principal import Permission, PrincipalKind
 from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, State
-from halfway.service.answers import Deadlines, answer_all
+from halfway.service.answers import Deadlines
 from halfway.service.query.views import view
 from halfway.service.requests import End, EndResult, TransactionView
 from halfway.service.resolve.changes import ACTIONS, Act, unconfirmed
@@ -31,73 +32,73 @@ if TYPE_CHECKING:
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
 
+log = structlog.get_logger(__name__)
+
 _ATTEMPT_DIGITS = 6
 
 
-class _Asked(msgspec.Struct, eq=False):
-    """One end that a caller asks for, and what comes of it (an `answers.Reply`)."""
+class _EndList(msgspec.Struct, eq=False):
+    """What the ends of one call share, such as their deadline."""
 
-    call: _Call
+    requests: CallerRequests
+    activity: Activity
+    answers: Answers[EndResult]
+    principal: Principal
+    deadline: float
+    began: float
+    in_lane: dict[int, _CallerEnd]
+    """The ends that the resolver has begun, by index."""
+    allowed: set[Permission]
+    """What the caller was found to be allowed to do."""
+
+    def answer_late(self) -> None:
+        """Answer the ends that are late, each with an error of its own."""
+        for end in list(self.in_lane.values()):
+            try:
+                end.answer(unconfirmed(end.request.id))
+            except Exception:
+                log.exception("reply_failed")  # it must not cost the others their answers
+
+
+class _CallerEnd(msgspec.Struct, eq=False):
+    """One end, from its request to its answer."""
+
+    ends: _EndList
     index: int
     request: End
     act: Act
-    by: Principal | None = None
-    """Who ends it by hand."""
+    operator: Principal | None
+    """The caller, if it ends the transaction manually."""
     group: str = ""
     said_commit: bool = False
     """Whether its commit verdict is kept: that of a caller who may not end the transaction never is."""
     is_answered: bool = False
 
-    def done(self) -> bool:
-        return self.is_answered
-
-    def set_result(self, result: EndResult) -> None:
-        if result.changed and self.request.outcome is Outcome.UNKNOWN:
-            result = EndResult(id=result.id, state=result.state, changed=False)
-        self._answer(result, None, "changed" if result.changed else "unchanged")
-
-    def set_exception(self, error: BaseException) -> None:
-        told = error if isinstance(error, Exception) else unconfirmed(self.request.id)
-        if not self.call.answers.waits_for(self.index):
-            note_late(self.request.id, error)
-        self._answer(told, error, told.code if isinstance(told, HalfwayError) else "internal")
-
-    def refuse(self, error: Exception) -> None:
-        """Answer a caller who may not do this: it is not counted."""
+    def answer(self, result: EndResult | BaseException) -> None:
+        """Answer the caller and count the end, unless it has an answer: it may have been late."""
+        ends, request = self.ends, self.request
+        if self.is_answered or not (isinstance(result, EndResult) or ends.answers.waits_for(self.index)):
+            note_late(request.id, result)
+        if self.is_answered:
+            return
         self.is_answered = True
-        self.call.answers.answer(self.index, error)
-
-    def _answer(self, result: EndResult | Exception, error: BaseException | None, counted: str) -> None:
-        self.is_answered = True
-        call = self.call
-        if call.in_lane.pop(self.index, None) is not None and not call.in_lane:
-            call.requests.deadlines.forget(call.answer_late, call.deadline)
-        call.answers.answer(self.index, result)
-        if self.said_commit or self.by is not None:
-            call.requests.note(self, error, changed=counted == "changed")
+        if ends.in_lane.pop(self.index, None) is not None and not ends.in_lane:
+            ends.requests.deadlines.forget(ends.answer_late, ends.deadline)
+        answer: EndResult | Exception
+        if isinstance(result, EndResult):
+            answer, error = result, None
+            if result.changed and request.outcome is Outcome.UNKNOWN:
+                answer = EndResult(id=result.id, state=result.state, changed=False)
+            label = "changed" if answer.changed else "unchanged"
+        else:
+            error = result
+            answer = result if isinstance(result, Exception) else unconfirmed(request.id)
+            label = answer.code if isinstance(answer, HalfwayError) else "internal"
+        ends.answers.answer(self.index, answer)
+        if self.said_commit or self.operator is not None:
+            ends.requests.note(self, error, changed=label == "changed")
         if not isinstance(error, NotServedError):  # else the owner of the shard counts it
-            call.activity.note_end(self.group, self.request.outcome, self.act.cause, counted, call.began)
-
-
-class _Call:
-    """What the ends of one call share, such as their deadline."""
-
-    __slots__ = ("activity", "answers", "began", "deadline", "in_lane", "requests")
-
-    def __init__(
-        self, requests: CallerRequests, activity: Activity, answers: Answers[EndResult], deadline: float
-    ) -> None:
-        self.requests = requests
-        self.activity = activity
-        self.answers = answers
-        self.deadline = deadline
-        self.began = asyncio.get_running_loop().time()
-        self.in_lane: dict[int, _Asked] = {}
-        """Those that the resolver has begun, by index."""
-
-    def answer_late(self) -> None:
-        """Answer those that are late, each with an error of its own."""
-        answer_all([(asked, unconfirmed(asked.request.id)) for asked in self.in_lane.values()])
+            ends.activity.note_end(self.group, request.outcome, self.act.cause, label, ends.began)
 
 
 class CallerRequests:
@@ -134,30 +135,34 @@ class CallerRequests:
         If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
         Only an end that has to wait for something other than the lane takes a task of its own.
         """
-        call = _Call(self, self._activity, answers, deadline)
-        by_hand = principal.kind is PrincipalKind.OPERATOR
+        loop = asyncio.get_running_loop()
+        ends = _EndList(self, self._activity, answers, principal, deadline, loop.time(), {}, set())
+        is_operator = principal.kind is PrincipalKind.OPERATOR
         for index, request in enumerate(requests):
-            by = principal if by_hand or request.cause is Cause.OPERATOR else None
             act = Act(
                 action=ACTIONS[request.outcome],
                 cause=request.cause,
                 remark=request.remark,
                 prepared_at=request.prepared_at,
             )
-            asked = _Asked(call, index, request, act, by)
-            if not self._has_begun(asked, principal):
-                task = asyncio.get_running_loop().create_task(self._end(asked, deadline, principal))
+            operator = principal if is_operator or request.cause is Cause.OPERATOR else None
+            end = _CallerEnd(ends, index, request, act, operator)
+            if not self._has_begun(end):
+                task = loop.create_task(self._end(end))
                 self._tasks.add(task)
-                task.add_done_callback(partial(self._over, asked))
+                task.add_done_callback(partial(self._over, end))
                 answers.if_abandoned(task.cancel)
-        if call.in_lane:
-            self.deadlines.watch(call.answer_late, deadline)
+        if ends.in_lane:
+            self.deadlines.watch(ends.answer_late, deadline)
 
-    def _has_begun(self, asked: _Asked, principal: Principal) -> bool:
+    def _has_begun(self, end: _CallerEnd) -> bool:
         """Begin or refuse an end; False if it has to wait for something other than the lane."""
-        request, call = asked.request, asked.call
+        request, ends = end.request, end.ends
+        principal, permission = ends.principal, _permission(request)
         try:
-            self._authority.require(principal, _permission(request))
+            if permission not in ends.allowed:
+                self._authority.require(principal, permission)
+                ends.allowed.add(permission)
             if request.outcome is Outcome.UNKNOWN:
                 return False
             kept = self._shards.payloads.get(request.id)
@@ -166,66 +171,67 @@ class CallerRequests:
         except (UnknownTransactionError, NotServedError):
             return False
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            asked.refuse(error)
+            end.is_answered = True  # it is not counted
+            ends.answers.answer(end.index, error)
             return True
         if entry is None or (principal.kind is PrincipalKind.GROUP and entry.group != principal.name):
             return False  # it takes a read barrier to tell
-        asked.group = entry.group
-        call.in_lane[asked.index] = asked
+        end.group = entry.group
+        ends.in_lane[end.index] = end
         try:
             if request.check_id is not None:
-                self._note_check(shard, entry, asked, request.check_id)
-            begun = self._resolver.begin(shard, entry, asked.act, kept, deadline=call.deadline, reply=asked)
+                self._note_check(shard, entry, end, request.check_id)
+            begun = self._resolver.begin(shard, entry, end.act, kept, deadline=ends.deadline, reply=end.answer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            asked.set_exception(error)
+            end.answer(error)
             return True
         if not begun:
-            del call.in_lane[asked.index]
+            del ends.in_lane[end.index]
         return begun
 
-    def _over(self, asked: _Asked, task: asyncio.Task[None]) -> None:
+    def _over(self, end: _CallerEnd, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() and not asked.done():  # before it began
-            asked.set_exception(asyncio.CancelledError())
+        if task.cancelled() and not end.is_answered:  # before it began
+            end.answer(asyncio.CancelledError())
 
-    async def _end(self, asked: _Asked, deadline: float, principal: Principal) -> None:
+    async def _end(self, end: _CallerEnd) -> None:
         """Do the same when it has to wait."""
-        request = asked.request
+        request, ends = end.request, end.ends
         try:
             shard, entry = await self._lookup.locate(
-                request.id, _permission(request), principal=principal, deadline=deadline
+                request.id, _permission(request), principal=ends.principal, deadline=ends.deadline
             )
-            asked.group = entry.group
+            end.group = entry.group
             if request.check_id is not None:
-                self._note_check(shard, entry, asked, request.check_id)
-            result = await self._resolver.resolve(request.id, asked.act, deadline=deadline)
+                self._note_check(shard, entry, end, request.check_id)
+            result = await self._resolver.resolve(request.id, end.act, deadline=ends.deadline)
             if request.remark and isinstance(still := shard.state.find(request.id), Pending):
                 still.remark = request.remark
         except BaseException as error:
-            asked.set_exception(error)
+            end.answer(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            asked.set_result(result)
+            end.answer(result)
 
-    def note(self, asked: _Asked, error: BaseException | None, *, changed: bool) -> None:
-        """Record the commit verdict of a fetched check if its commit was not written, and who ended it by hand."""
-        request = asked.request
-        if asked.said_commit:
+    def note(self, end: _CallerEnd, error: BaseException | None, *, changed: bool) -> None:
+        """Record the commit verdict of a fetched check if its commit was not written, and who ended it manually."""
+        request = end.request
+        if end.said_commit:
             self._verdicts.take_commit_result(request.id, error)
-        if asked.by is not None and changed:
+        if end.operator is not None and changed:
             event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
-            self._activity.acted(request.id, event.value, asked.by)
+            self._activity.acted(request.id, event.value, end.operator)
 
-    def _note_check(self, shard: Shard, entry: Entry, asked: _Asked, check_id: str) -> None:
+    def _note_check(self, shard: Shard, entry: Entry, end: _CallerEnd, check_id: str) -> None:
         """Take an end for the answer to a check that was sent; keep its commit, be that check noted or not."""
-        if asked.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
+        if end.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
             self._verdicts.keep(entry, shard.number, entry.checks)
-            asked.said_commit = True
+            end.said_commit = True
         number = self._number_sent(check_id, entry)
         if number is None:
             return
-        asked.act = msgspec.structs.replace(asked.act, cause=Cause.CHECK)
+        end.act = msgspec.structs.replace(end.act, cause=Cause.CHECK)
         if isinstance(entry, Pending) and number >= (entry.leased_check or entry.checks):
             entry.leased_until = 0
             shard.agenda.put(entry.id, 0)  # the scan waited for the end of the lease

@@ -7,7 +7,8 @@ the lane was lost, another write may follow the first one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -26,7 +27,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.records import Half
 from halfway.domain.shard import Ended, Entry, Pending
-from halfway.service.answers import Deadlines, Reply, answer_all
+from halfway.service.answers import Deadlines, answer_all
 from halfway.service.ports import LaneAnswers, LaneWrite, Written
 from halfway.service.requests import EndResult
 from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, note_error, unconfirmed
@@ -46,6 +47,10 @@ _PAUSE_S: Final = 0.02
 _CANNOT_BE_WRITTEN: Final = (TopicUnavailableError, MessageTooLargeError, NotAuthorisedError)
 
 
+Reply = Callable[[EndResult | BaseException], None]
+"""Takes the answer to a change, at most once."""
+
+
 class Resolution(Claim, kw_only=True, eq=False):
     """One change of one transaction, from its claim to its answer, through as many writes as it takes."""
 
@@ -53,7 +58,7 @@ class Resolution(Claim, kw_only=True, eq=False):
     change: Change
     deadline: float
     """On the loop's clock: the answer is given by then."""
-    reply: Reply[EndResult]
+    reply: Reply
     entry: Entry
     """The entry that the change last looked at."""
     written_at: int = 0
@@ -92,11 +97,11 @@ class Resolver:
             OvertakenError: policy decided it, and no longer does.
 
         """
-        answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
         while True:
             shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-            if self.begin(shard, entry, change, self._kept(entry, change), deadline=deadline, reply=answer):
-                return await self._in_time(answer, transaction_id, deadline)
+            result = await self._unless_claimed(shard, entry, change, deadline)
+            if result is not None:
+                return result
             await _released(self._shards.claims[transaction_id], transaction_id, deadline=deadline)
 
     async def reanchor(self, transaction_id: str, *, deadline: float) -> None:
@@ -111,10 +116,13 @@ class Resolver:
             shard, entry, Reanchor() if isinstance(entry, Pending) else WriteTombstone(), deadline
         )
 
-    async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> None:
+    async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> EndResult | None:
+        """Change a transaction, and return the result; None if its id is claimed."""
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
-        if self.begin(shard, entry, change, self._kept(entry, change), deadline=deadline, reply=answer):
-            await self._in_time(answer, entry.id, deadline)
+        kept, reply = self._kept(entry, change), partial(_answer, answer, entry.id)
+        if not self.begin(shard, entry, change, kept, deadline=deadline, reply=reply):
+            return None
+        return await self._in_time(answer, entry.id, deadline)
 
     def _kept(self, entry: Entry, change: Change) -> Half | None:
         """Return the payload in memory if the change needs it."""
@@ -138,7 +146,7 @@ class Resolver:
         kept: Half | None,
         *,
         deadline: float,
-        reply: Reply[EndResult],
+        reply: Reply,
     ) -> bool:
         """Begin a change, and reply once it is done; False if the id is claimed by another change.
 
@@ -283,15 +291,8 @@ class Resolver:
             del self._shards.claims[resolution.id]
         if resolution.waiter is not None and not resolution.waiter.done():
             resolution.waiter.set_result(None)
-        reply = resolution.reply
         try:
-            if reply.done():
-                if not isinstance(result, EndResult):
-                    note_late(resolution.id, result)
-            elif isinstance(result, EndResult):
-                reply.set_result(result)
-            else:
-                reply.set_exception(result)
+            resolution.reply(result)
         except Exception:
             log.exception("reply_failed")  # it must not cost the others their answers
 
@@ -301,12 +302,22 @@ class Resolver:
         task.add_done_callback(self._tasks.discard)
 
 
+def _answer(future: asyncio.Future[EndResult], transaction_id: str, result: EndResult | BaseException) -> None:
+    """Answer a caller that waits for a future."""
+    if future.done():
+        note_late(transaction_id, result)
+    elif isinstance(result, EndResult):
+        future.set_result(result)
+    else:
+        future.set_exception(result)
+
+
 def limit() -> float:
     """Return the deadline of a resolution that nobody waits for."""
     return asyncio.get_running_loop().time() + WRITE_LIMIT_S
 
 
-def note_late(transaction_id: str, error: BaseException) -> None:
+def note_late(transaction_id: str, error: EndResult | BaseException) -> None:
     """Log an end that failed when nobody waited for it any more, unless the same end again would mend it."""
     if isinstance(error, Exception) and not isinstance(error, RetryableError):
         log.info("late_end_failed", id=transaction_id, error=str(error))
