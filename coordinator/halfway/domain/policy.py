@@ -181,9 +181,9 @@ def next_check_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
     return last + round(delay * 1000 * (1 + JITTER * (jitter - 0.5)))
 
 
-def next_look_at(policy: CheckPolicy, facts: Facts, *, jitter: float) -> int:
-    """Return when `decide` must be called next: at the next check, or at `max_age_s`."""
-    return min(next_check_at(policy, facts, jitter=jitter), _too_old_at(policy, facts))
+def next_look_at(policy: CheckPolicy, facts: Facts, *, check_at: int) -> int:
+    """Return when `decide` must be called next: at the next check, which is due at `check_at`, or at `max_age_s`."""
+    return min(check_at, _too_old_at(policy, facts))
 
 
 def _too_old_at(policy: CheckPolicy, facts: Facts) -> int:

@@ -125,7 +125,7 @@ class Activity:
             if isinstance(write.half, Half):
                 self.acted(write.id, "reanchored")
         elif (outcome := _OUTCOMES.get(write.state)) is not None:
-            self._resolved[outcome, op.cause.value, max(0, op.at - write.prepared_at)][write.group] += 1
+            self._resolved[outcome, op.cause, max(0, op.at - write.prepared_at)][write.group] += 1
             if not self._scheduled:
                 self._schedule_flush()
 

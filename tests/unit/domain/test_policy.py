@@ -161,7 +161,8 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             no_longer_due = by_a_wrong_clock and until >= right_from
             assert no_longer_due or isinstance(decide_at(policy, facts, until, jitter=jitter), Park | Check)
         case Wait(until=until):
-            assert now < until == next_look_at(policy, facts, jitter=jitter)
+            check_at = next_check_at(policy, facts, jitter=jitter)
+            assert now < until == next_look_at(policy, facts, check_at=check_at)
             assert not isinstance(decide_at(policy, replace(facts, asked_here=True), until, jitter=jitter), Wait)
         case ReAnchor():
             pytest.fail("it lies close to the end")

@@ -97,14 +97,13 @@ def _varint(rest: int) -> bytes:
     return bytes(out)
 
 
-_SHORT_VARINTS: Final = tuple(_varint(rest) for rest in range(2048))
-"""Cached encodings: most lengths and counts are small."""
-
-
 def long(number: int) -> bytes:
     """Encode an int or long: zigzag, then seven bits per byte."""
-    rest = (number << 1) ^ (number >> 63)
-    return _SHORT_VARINTS[rest] if rest < len(_SHORT_VARINTS) else _varint(rest)
+    return _varint((number << 1) ^ (number >> 63))
+
+
+length = lru_cache(maxsize=4096)(long)
+"""Encodes a long with few different values, such as a length or a count; it is cached."""
 
 
 @lru_cache(maxsize=1024)
@@ -116,7 +115,7 @@ def time(ms: int) -> bytes:
 def string(value: str) -> bytes:
     """Encode a string: its length in bytes, then UTF-8."""
     data = value.encode()
-    return long(len(data)) + data
+    return length(len(data)) + data
 
 
 @lru_cache(maxsize=4096)
@@ -125,14 +124,15 @@ def label(value: str) -> bytes:
     return string(value)
 
 
+@lru_cache(maxsize=1024)
 def optional_long(number: int | None) -> bytes:
-    """Encode a `["null", "long"]`."""
+    """Encode a `["null", "long"]` with few different values; it is cached."""
     return b"\0" if number is None else b"\2" + long(number)
 
 
 def optional_bytes(data: bytes | None) -> bytes:
     """Encode a `["null", "bytes"]`."""
-    return b"\0" if data is None else b"\2" + long(len(data)) + data
+    return b"\0" if data is None else b"\2" + length(len(data)) + data
 
 
 def optional_string(value: str | None) -> bytes:

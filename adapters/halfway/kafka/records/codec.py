@@ -18,6 +18,7 @@ from halfway.kafka.records.avro import (
     UnknownSchemaError,
     boolean,
     label,
+    length,
     long,
     optional_bytes,
     optional_long,
@@ -154,28 +155,31 @@ def encode_half(half: Half) -> bytes:
 def _half_body(parts: list[bytes], half: Half) -> None:
     parts += (string(half.id), label(half.group))
     if half.messages:
-        parts.append(long(len(half.messages)))
+        parts.append(length(len(half.messages)))
         for message in half.messages:
             _message_body(parts, message)
     parts += (
         b"\0",
         time(half.prepared_at),
         time(half.since),
-        long(len(half.fingerprint)),
+        length(len(half.fingerprint)),
         half.fingerprint,
         optional_long(half.check_after_ms),
         _ORIGIN[half.origin],
-        long(half.checks),
-        optional_long(half.checked_at),
-        boolean(half.commit_verdict),
-        optional_string(half.remark),
+        _totals(half.checks, half.checked_at, half.commit_verdict, half.remark),
     )
+
+
+@lru_cache(maxsize=1024)
+def _totals(checks: int, checked_at: int | None, commit_verdict: bool, remark: str | None) -> bytes:  # noqa: FBT001 - as in the schemas
+    """Encode the fields that say what checks brought; it is cached, because most transactions have had no check."""
+    return b"".join((long(checks), optional_long(checked_at), boolean(commit_verdict), optional_string(remark)))
 
 
 def _message_body(parts: list[bytes], message: Message) -> None:
     parts += (label(message.topic), optional_bytes(message.key), optional_bytes(message.value))
     if message.headers:
-        parts.append(long(len(message.headers)))
+        parts.append(length(len(message.headers)))
         for name, value in message.headers:
             parts += (string(name), optional_bytes(value))
     parts += (b"\0", optional_long(message.partition))
@@ -205,21 +209,18 @@ def encode_op(op: Op) -> bytes:
         _CAUSE[op.cause],
         time(op.prepared_at),
         time(op.at),
-        long(len(op.fingerprint)),
+        length(len(op.fingerprint)),
         op.fingerprint,
-        long(op.checks),
-        optional_long(op.checked_at),
-        boolean(op.commit_verdict),
-        optional_string(op.remark),
+        _totals(op.checks, op.checked_at, op.commit_verdict, op.remark),
     ]
     if op.messages:
-        parts.append(long(len(op.messages)))
+        parts.append(length(len(op.messages)))
         for message in op.messages:
             parts += (
                 label(message.topic),
                 optional_bytes(message.key_hash),
                 optional_bytes(message.value_hash),
-                long(message.size),
+                length(message.size),
             )
     parts.append(b"\0")
     return b"".join(parts)

@@ -34,6 +34,9 @@ _SLICE_ITEMS: Final = 200
 _SLICE_S: Final = 0.02
 """How long it reads items one by one before that."""
 
+_OK: Final = HTTPStatus.OK.value
+_CREATED: Final = HTTPStatus.CREATED.value
+
 T = TypeVar("T")
 R = TypeVar("R")
 B = TypeVar("B", models.BatchRequest, models.WholeBatch)
@@ -146,14 +149,13 @@ async def _results(wanted: Wanted[T], begun: Sequence[Answers[R]]) -> Sequence[R
 def _prepared_item(done: Prepared | Exception) -> BatchItem:
     if isinstance(done, Exception):
         return _refused(done)
-    status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
-    return BatchItem(status=status.value, body=convert.prepared(done))
+    return BatchItem(status=_CREATED if done.created else _OK, body=convert.prepared(done))
 
 
 def _ended_item(done: EndResult | Exception) -> BatchItem:
     if isinstance(done, Exception):
         return _refused(done)
-    return BatchItem(status=200, body=models.EndResponse(id=done.id, state=done.state, changed=done.changed))
+    return BatchItem(status=_OK, body=models.EndResponse(id=done.id, state=done.state, changed=done.changed))
 
 
 def _refused(error: Exception) -> BatchItem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -54,6 +55,7 @@ def components(types: Sequence[Any]) -> dict[str, Any]:
     return schemas
 
 
+@lru_cache(maxsize=4096)
 def topic_refusal(topic: str, internal_prefix: str) -> str | None:
     """Return why a topic name is refused, None if it is accepted. The pattern validates its characters."""
     if topic in _INTERNAL_NAMES:

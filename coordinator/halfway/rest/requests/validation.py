@@ -248,11 +248,11 @@ def _payload(number: int, message: models.Message, internal_prefix: str) -> Payl
     refusal = schemas.topic_refusal(topic, internal_prefix)
     if refusal is not None:
         raise FieldRefusedError(f"messages[{number}].topic", refusal)
-    headers = message.headers
+    key, value, headers = message.key, message.value, message.headers
     return Payload(
         topic=topic,
-        key=_bytes(message.key, number, "key"),
-        value=_bytes(message.value, number, "value"),
+        key=None if key is None else _bytes(key, number, "key"),
+        value=_bytes(value, number, "value"),
         headers=tuple([(header.name, _bytes(header.value, number, "headers")) for header in headers])
         if headers
         else (),
@@ -307,27 +307,24 @@ def _strings_of(request: msgspec.Struct) -> int:
     -1 for a request whose strings are not counted. A name with the value null is not counted either: it needs a second
     look.
     """
-    if isinstance(request, models.PrepareRequest):
-        return _strings_of_prepare(request)
-    if isinstance(request, models.EndRequest):
-        return _strings_of_end(request)
-    if isinstance(request, models.StreamChecks):
-        return 4  # n, group, its value, max
     if isinstance(request, models.WholeBatch):
         return _strings_of_each(request.prepare) + _strings_of_each(request.end)
     if isinstance(request, models.WholeStreamFrame):
         items = (request.prepare, request.end, request.checks)
         return sum(_strings_of_each(each) for each in items)
-    return -1
+    count = _STRINGS_OF.get(type(request))
+    return -1 if count is None else count(request)
 
 
 def _strings_of_prepare(request: models.PrepareRequest) -> int:
     strings = 3 + isinstance(request, models.StreamPrepare)  # group, its value, messages; n
     strings += 2 * (request.id is not None) + (request.check_after_s is not None)
     for message in request.messages:
-        strings += 3 + _strings_of_data(message.value) + (message.partition is not None)  # topic, its value, value
-        if message.key is not None:
-            strings += 1 + _strings_of_data(message.key)
+        value, key = message.value, message.key
+        strings += 3 + (message.partition is not None)  # topic, its value, value
+        strings += 1 if value.__class__ is str else _strings_of_data(value)
+        if key is not None:
+            strings += 2 if key.__class__ is str else 1 + _strings_of_data(key)
         if message.headers:
             strings += 1
             for header in message.headers:
@@ -342,9 +339,19 @@ def _strings_of_end(request: models.EndRequest) -> int:
     return strings + 2 * isinstance(request, models.BatchEnd)  # id, its value
 
 
+_STRINGS_OF: Final[dict[type, Callable[[Any], int]]] = {
+    models.PrepareRequest: _strings_of_prepare,
+    models.StreamPrepare: _strings_of_prepare,
+    models.EndRequest: _strings_of_end,
+    models.BatchEnd: _strings_of_end,
+    models.StreamEnd: _strings_of_end,
+    models.StreamChecks: lambda _: 4,  # n, group, its value, max
+}
+
+
 def _strings_of_each(items: Sequence[msgspec.Struct]) -> int:
-    """Do as `_strings_of` for a list and its name; an empty one that is given needs a second look."""
-    return sum(map(_strings_of, items), 1 if items else 0)
+    """Do as `_strings_of` for a list of one kind and its name; an empty one that is given needs a second look."""
+    return sum(map(_STRINGS_OF[type(items[0])], items), 1) if items else 0
 
 
 def _strings_of_data(data: Data) -> int:

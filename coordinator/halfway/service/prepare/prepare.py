@@ -17,7 +17,7 @@ from halfway.domain.transaction import State
 from halfway.service.prepare import rules
 from halfway.service.prepare.group_limits import GroupLimits
 from halfway.service.requests import Prepare, Prepared
-from halfway.service.shards.check_schedule import check_at, look_at
+from halfway.service.shards.check_schedule import check_at, look_and_check_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -155,8 +155,9 @@ class Preparer:
         """
         request = one.request
         transaction_id, messages = request.id, request.messages
+        names = {message.topic for message in messages}
         group = self._groups.find(request.group)
-        if not one.refreshed and (group is None or any(message.topic not in group.topics for message in messages)):
+        if not one.refreshed and (group is None or not names.issubset(group.topics)):
             return self._refresh(one)  # another instance may have just written what the group lacks here
         rules.require_prepares_enabled(self._limits)
         group = self._groups.taking_prepares(request.group)
@@ -174,9 +175,10 @@ class Preparer:
                 self._answer(one, self._known(known))
                 return None
         rules.require_messages_within_limits(request, self._limits)
-        rules.require_check_before_max_age(request, self._groups.policy(group.name).max_age_s)
+        if request.check_after_ms is not None:
+            rules.require_check_before_max_age(request.check_after_ms, self._groups.policy(group.name).max_age_s)
         rules.require_topics_of_group(request, group)
-        facts = one.facts or self._topics.known({message.topic for message in messages})
+        facts = one.facts or self._topics.known(names)
         if facts is None:
             return self._describe(one)
         rules.require_topics_take_messages(request, facts)
@@ -270,17 +272,18 @@ class Preparer:
             entry = shard.state.find(half.id)
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
-        if isinstance(entry, Pending) and shard is not None:
-            self._shards.payloads.put(half, entry.size)
-            shard.agenda.put(half.id, look_at(self._groups, entry, now))
-        elif entry is not None:
+        if entry is not None and not isinstance(entry, Pending):
             return self._known(entry)  # a former owner stored it too, and it was ended before this
+        look, due = look_and_check_at(self._groups, Pending.of(0, half) if entry is None else entry, now)
+        if entry is not None and shard is not None:
+            self._shards.payloads.put(half, entry.size)
+            shard.agenda.put(half.id, look)
         return Prepared(
             id=half.id,
             state=State.PREPARED,
             group=half.group,
             prepared_at=half.prepared_at,
-            next_check_at=check_at(self._groups, Pending.of(0, half) if entry is None else entry),
+            next_check_at=due,
             created=True,
         )
 

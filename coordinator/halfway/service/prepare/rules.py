@@ -69,12 +69,12 @@ def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> N
         )
 
 
-def require_check_before_max_age(request: Prepare, max_age_s: float) -> None:
+def require_check_before_max_age(check_after_ms: int, max_age_s: float) -> None:
     """Raise InvalidRequestError if the first check would come after the policy gives up."""
     latest = round(max_age_s * 1000)
-    if request.check_after_ms is not None and request.check_after_ms >= latest:
+    if check_after_ms >= latest:
         raise InvalidRequestError(
-            f"check_after_s {request.check_after_ms / 1000:g} is not below the group's max_age_s {latest / 1000:g}",
+            f"check_after_s {check_after_ms / 1000:g} is not below the group's max_age_s {latest / 1000:g}",
             field="check_after_s",
         )
 

@@ -22,14 +22,19 @@ def jitter(entry: Pending) -> float:
     return crc32(f"{entry.id}:{entry.attempts}".encode()) / 2**32
 
 
-def look_at(groups: Groups, entry: Pending, now: int) -> int:
-    """Return when the policy must next decide on a transaction, in ms since the epoch.
+def look_and_check_at(groups: Groups, entry: Pending, now: int) -> tuple[int, int]:
+    """Return when the policy must next decide on a transaction, and when its next check is due, in ms since the epoch.
 
-    It is 0, which means now, if the transaction was written by a wrong clock that has been corrected since.
+    The first is 0, which means now, if the transaction was written by a wrong clock that has been corrected since.
     """
-    if is_of_wrong_clock(entry, now):
-        return 0
-    return next_look_at(groups.policy(entry.group), entry, jitter=jitter(entry))
+    policy = groups.policy(entry.group)
+    due = next_check_at(policy, entry, jitter=jitter(entry))
+    return 0 if is_of_wrong_clock(entry, now) else next_look_at(policy, entry, check_at=due), due
+
+
+def look_at(groups: Groups, entry: Pending, now: int) -> int:
+    """Return when the policy must next decide on a transaction; see `look_and_check_at`."""
+    return look_and_check_at(groups, entry, now)[0]
 
 
 def check_at(groups: Groups, entry: Pending) -> int:
