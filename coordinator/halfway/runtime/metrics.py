@@ -82,10 +82,10 @@ class Metrics:
         self._check_s = Histogram(
             "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
         )
-        self._requests = Counter("halfway_requests", "Requests answered", ["operation", "status"], registry=registry)
-        self._streamed = Counter(
-            "halfway_stream_operations", "Operations of streams answered", ["operation", "status"], registry=registry
-        )
+        self._requests = Tally("halfway_requests", "Requests answered", ["operation", "status"])
+        self._streamed = Tally("halfway_stream_operations", "Operations of streams answered", ["operation", "status"])
+        for tally in (self._requests, self._streamed):
+            registry.register(tally)
         self._lane_ends = Histogram(
             "halfway_lane_batch_ends", "Ends in a Kafka transaction of the lane", registry=registry, buckets=_ENDS
         )
@@ -204,11 +204,11 @@ class Metrics:
 
     def answered(self, operation: str, status: int) -> None:
         """Count a request."""
-        self._count(self._requests, operation, str(status))
+        self._requests.count((operation, str(status)), 1)
 
     def streamed(self, operation: str, status: int, count: int) -> None:
         """Count operations of streams."""
-        self._count(self._streamed, operation, str(status), times=count)
+        self._streamed.count((operation, str(status)), count)
 
     # --- rendering
 
@@ -236,12 +236,12 @@ class Metrics:
         """Return all metrics as text, and its content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
-    def _count(self, counter: Counter, *labels: str, times: int = 1) -> None:
+    def _count(self, counter: Counter, *labels: str) -> None:
         key = (counter._name, *labels)  # noqa: SLF001 - only as a key
         child = self._counters.get(key)
         if child is None:
             child = self._counters[key] = counter.labels(*labels)
-        child.inc(times)
+        child.inc()
 
     def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
         key = (histogram._name, *labels)  # noqa: SLF001 - only as a key

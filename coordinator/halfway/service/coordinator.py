@@ -6,9 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from halfway.domain.audit_trail import Audited
-from halfway.domain.principal import ANYBODY, Permission, Principal, PrincipalKind
+from halfway.domain.principal import ANYBODY, Permission, Principal
 from halfway.domain.secrets import CheckSecrets
-from halfway.domain.transaction import Cause
 from halfway.service.activity import Activity
 from halfway.service.answers import Answers
 from halfway.service.audit_trail import Auditor, LogOnlyAuditTrail, describe_group_change
@@ -208,8 +207,7 @@ class Coordinator:
         answers: Answers[EndResult] = Answers(
             [None] * len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
         )
-        self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal)
-        if principal.kind is PrincipalKind.OPERATOR or any(request.cause is Cause.OPERATOR for request in requests):
+        if self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal):
             self.auditor.watch_ends(requests, answers, principal)
         return answers
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 JSON: Final = "application/json"
 ENCODER: Final = msgspec.json.Encoder()
+_NO_CONTENT: Final = HTTPStatus.NO_CONTENT.value
+_HEAD: Final = HTTPMethod.HEAD.value
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 
 
@@ -77,7 +79,7 @@ class WholeResponse(web.StreamResponse):
         parts = [_STATUS_LINES[self.status], *[f"{name}: {value}\r\n" for name, value in self._fields]]
         parts.append(f"Date: {_date(int(time.time()))}\r\n")
         body = self._whole
-        if self.status != HTTPStatus.NO_CONTENT:
+        if self.status != _NO_CONTENT:
             parts.append(f"Content-Length: {len(body or b'')}\r\n")
         if not self._keep_alive:
             parts.append("Connection: close\r\n")
@@ -85,7 +87,7 @@ class WholeResponse(web.StreamResponse):
             parts.append("Connection: keep-alive\r\n")
         parts.append("\r\n")
         head = "".join(parts).encode()
-        self._whole = head if body is None or request.method == HTTPMethod.HEAD else head + body
+        self._whole = head if body is None or request.method == _HEAD else head + body
         return self._payload_writer
 
     async def write_eof(self, data: bytes = b"") -> None:

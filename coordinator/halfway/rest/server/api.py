@@ -281,7 +281,7 @@ class Api:
         finally:
             self.in_flight.answered(call.body)
         size = len(answer.body or b"")
-        if operation.method == HTTPMethod.GET and size > LARGE_BYTES and not self._site.unsent.has_room(size):
+        if size > LARGE_BYTES and operation.method == HTTPMethod.GET and not self._site.unsent.has_room(size):
             raise OverloadedError("too many answers that clients have not read yet: try again later")
         return answer
 

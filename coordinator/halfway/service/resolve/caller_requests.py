@@ -129,15 +129,18 @@ class CallerRequests:
 
     def begin(
         self, requests: Sequence[End], answers: Answers[EndResult], *, deadline: float, principal: Principal
-    ) -> None:
+    ) -> bool:
         """End transactions for a caller; an end that brings the id of a check it was sent has the cause `check`.
 
         If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
         Only an end that has to wait for something other than the lane takes a task of its own.
+
+        Return whether one of them is manual.
         """
         loop = asyncio.get_running_loop()
         ends = _EndList(self, self._activity, answers, principal, deadline, loop.time(), {}, set())
         is_operator = principal.kind is PrincipalKind.OPERATOR
+        has_manual = False
         for index, request in enumerate(requests):
             act = Act(
                 action=ACTIONS[request.outcome],
@@ -145,7 +148,9 @@ class CallerRequests:
                 remark=request.remark,
                 prepared_at=request.prepared_at,
             )
-            operator = principal if is_operator or request.cause is Cause.OPERATOR else None
+            operator = None
+            if is_operator or request.cause is Cause.OPERATOR:
+                operator, has_manual = principal, True
             end = _CallerEnd(ends, index, request, act, operator)
             if not self._has_begun(end):
                 task = loop.create_task(self._end(end))
@@ -154,6 +159,7 @@ class CallerRequests:
                 answers.if_abandoned(task.cancel)
         if ends.in_lane:
             self.deadlines.watch(ends.answer_late, deadline)
+        return has_manual
 
     def _has_begun(self, end: _CallerEnd) -> bool:
         """Begin or refuse an end; False if it has to wait for something other than the lane."""

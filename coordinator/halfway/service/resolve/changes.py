@@ -77,7 +77,8 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Judge by the transitions of docs/protocol.md."""
-        demand_same(entry, self.prepared_at)
+        if self.prepared_at is not None:
+            demand_same(entry, self.prepared_at)
         state = entry.state
         target = TRANSITIONS.get((state, self.action))
         if target is None:

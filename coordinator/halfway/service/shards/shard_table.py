@@ -183,7 +183,8 @@ class PayloadCache:
 
     def put(self, half: Half, payload_bytes: int) -> None:
         """Keep a half of so many bytes in place of the one that its id had."""
-        self.drop(half.id)
+        if half.id in self._halves:
+            self.drop(half.id)
         size = payload_bytes + _OVERHEAD_BYTES
         if size > self._max_bytes:
             return
