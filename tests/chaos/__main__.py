@@ -18,7 +18,7 @@ import uvloop
 
 from tests.chaos.ending import SHOWN, end, say
 from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS
-from tests.chaos.run import Wanted, run
+from tests.chaos.run import RunOptions, run
 
 FAULTS_IN_100_000 = 60
 FEWEST_FAULTS = 20
@@ -37,15 +37,15 @@ def main() -> int:
         "--faults", type=int, help="the load goes on until so many took effect; half of them of coordinators"
     )
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--instances", type=int, default=Wanted.instances)
-    parser.add_argument("--side-by-side", type=int, default=Wanted.side_by_side, help="producers")
-    parser.add_argument("--a-second", type=float, default=Wanted.a_second, help="transactions begun, at most")
+    parser.add_argument("--instances", type=int, default=RunOptions.instances)
+    parser.add_argument("--side-by-side", type=int, default=RunOptions.side_by_side, help="producers")
+    parser.add_argument("--a-second", type=float, default=RunOptions.a_second, help="transactions begun, at most")
     parser.add_argument(
-        "--coordinator-gap", type=float, default=Wanted.coordinator_gap_s, help="seconds between faults, on average"
+        "--coordinator-gap", type=float, default=RunOptions.coordinator_gap_s, help="seconds between faults, on average"
     )
-    parser.add_argument("--broker-gap", type=float, default=Wanted.broker_gap_s, help="the same, of brokers")
+    parser.add_argument("--broker-gap", type=float, default=RunOptions.broker_gap_s, help="the same, of brokers")
     parser.add_argument(
-        "--topic-gap", type=float, default=Wanted.topic_gap_s, help="the same, of what is done to topics"
+        "--topic-gap", type=float, default=RunOptions.topic_gap_s, help="the same, of what is done to topics"
     )
     parser.add_argument("--kinds", nargs="+", default=(), choices=KINDS, help="of faults")
     parser.add_argument(
@@ -53,35 +53,35 @@ def main() -> int:
     )
     parser.add_argument("--long-faults", action="store_true", help="some last for minutes, as in long runs")
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
-    given = parser.parse_args()
-    faults = faults_for(given.transactions) if given.faults is None else given.faults
-    shares = split(faults, given.kinds)
-    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
-    wanted = Wanted(
+    arguments = parser.parse_args()
+    faults = faults_for(arguments.transactions) if arguments.faults is None else arguments.faults
+    shares = split(faults, arguments.kinds)
+    seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
+    options = RunOptions(
         seed=seed,
-        transactions=given.transactions,
+        transactions=arguments.transactions,
         coordinator_faults=shares.coordinators,
         broker_faults=shares.brokers,
         topic_faults=shares.topics,
         full_stops=shares.full_stops,
-        instances=given.instances,
-        side_by_side=given.side_by_side,
-        a_second=given.a_second,
-        coordinator_gap_s=given.coordinator_gap,
-        broker_gap_s=given.broker_gap,
-        topic_gap_s=given.topic_gap,
-        horizon_s=given.horizon or (SHORT_HORIZON_S if seed % 2 else Wanted.horizon_s),
-        long_faults=given.long_faults or given.transactions >= LONG,
-        kinds=tuple(given.kinds),
+        instances=arguments.instances,
+        side_by_side=arguments.side_by_side,
+        a_second=arguments.a_second,
+        coordinator_gap_s=arguments.coordinator_gap,
+        broker_gap_s=arguments.broker_gap,
+        topic_gap_s=arguments.topic_gap,
+        horizon_s=arguments.horizon or (SHORT_HORIZON_S if seed % 2 else RunOptions.horizon_s),
+        long_faults=arguments.long_faults or arguments.transactions >= LONG,
+        kinds=tuple(arguments.kinds),
     )
     directory = Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
-    say(f"{wanted.transactions} transactions, seed {wanted.seed}; everything is in {directory}")
+    say(f"{options.transactions} transactions, seed {options.seed}; everything is in {directory}")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        outcome = runner.run(run(wanted, directory, say))
+        outcome = runner.run(run(options, directory, say))
     for death in outcome.deaths:
         say(f"by itself: {death}")
     differences = (f"the audit differs: {difference}" for difference in outcome.audit.differences[:SHOWN])
-    return end(outcome, directory, keep=given.keep, more=differences)
+    return end(outcome, directory, keep=arguments.keep, more=differences)
 
 
 def faults_for(transactions: int) -> int:

@@ -55,7 +55,7 @@ class CheckEndpoints:
         self.forged: list[str] = []
         """Checks without a signature of their group's secrets, and repeated ones: each is a violation."""
         self._verifiers: dict[str, CheckVerifier] = {}
-        self._heard: dict[web.RequestHandler, tuple[str, Said]] = {}
+        self._last_answers: dict[web.RequestHandler, tuple[str, Said]] = {}
         """The last answer on each connection."""
 
     @property
@@ -90,8 +90,8 @@ class CheckEndpoints:
             raw = await request.read()
         except OSError:
             # The caller was gone before this process handled the check; the history contains it nevertheless.
-            asked = self._producers.name_now(request.headers["webhook-id"].rpartition(":")[0])
-            self._history.write(Checked(id=asked, said="nothing", manner="too late"))
+            checked_id = self._producers.name_now(request.headers["webhook-id"].rpartition(":")[0])
+            self._history.write(Checked(id=checked_id, said="nothing", manner="too late"))
             raise
         body: dict[str, Any] = json.loads(raw)
         try:
@@ -101,9 +101,9 @@ class CheckEndpoints:
             self.forged.append(f"{self.name(body)}, attempt {body['attempt']}: {error}")
             self._history.write(Checked(id=self.name(body), said="nothing", manner="forged"))
             return web.Response(status=web.HTTPUnauthorized.status_code)
-        if (heard := self._heard.pop(request.protocol, None)) is not None:
+        if (last_answer := self._last_answers.pop(request.protocol, None)) is not None:
             # A connection is used again only if the answer before was read to its end, and in time.
-            self._history.write(Taken(id=heard[0], said=heard[1]))
+            self._history.write(Taken(id=last_answer[0], said=last_answer[1]))
         transaction, attempt, nonce = self.name(body), int(body["attempt"]), str(body["nonce"])
         chance = random.Random(f"{self._seed}/{transaction}/{attempt}")
         manner = chance.choices(list(_MANNERS), list(_MANNERS.values()))[0] if attempt < PLAIN_FROM else "plain"
@@ -113,7 +113,7 @@ class CheckEndpoints:
         if manner in ("plain", "late"):
             said = self.verdict(transaction)
             self._history.write(Checked(id=transaction, said=said, manner=manner))
-            self._heard[request.protocol] = (transaction, said)
+            self._last_answers[request.protocol] = (transaction, said)
             return web.json_response({"outcome": said, "nonce": nonce})
         self._history.write(Checked(id=transaction, said="nothing", manner=manner))
         return _no_verdict(request, manner, self._bait(transaction), nonce)

@@ -92,9 +92,9 @@ def agreement(
 
 def _by_a_wrong_clock(rows: Sequence[Row], uses: Sequence[Case], began: int) -> bool:
     """Return whether a use has a prepare time at which no prepare was sent, so that times do not identify uses."""
-    asked = [began + case.asked_at for case in uses if case.asked_at is not None]
-    told = [row["prepared_at"].timestamp() * 1000 for row in rows if row["prepared_at"] is not None]
-    return len(uses) > 1 and any(all(abs(at - other) > CLOCKS_APART_MS for other in asked) for at in told)
+    requested = [began + case.asked_at for case in uses if case.asked_at is not None]
+    recorded = [row["prepared_at"].timestamp() * 1000 for row in rows if row["prepared_at"] is not None]
+    return len(uses) > 1 and any(all(abs(at - other) > CLOCKS_APART_MS for other in requested) for at in recorded)
 
 
 def _agrees(row: Row, uses: Sequence[Case], *, wrong: bool, emptied: frozenset[str]) -> bool:

@@ -82,9 +82,9 @@ class _Batch:
         """Give each item its own answer, or that of the whole batch if it has none."""
         for kind, waiting in self._waiting.items():
             items = answer.body[kind] if answer.status == _OK else [None] * len(waiting)
-            for one, item in zip(waiting, items, strict=True):
-                if not one.done():
-                    one.set_result(answer if item is None else _of(item))
+            for waiter, item in zip(waiting, items, strict=True):
+                if not waiter.done():
+                    waiter.set_result(answer if item is None else _of(item))
 
 
 def _of(item: Mapping[str, Any]) -> Answer:

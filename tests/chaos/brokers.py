@@ -185,7 +185,7 @@ class BrokerCluster:
         listeners: Mapping[str, Mapping[int, Listener]] | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        taken: set[int] = {one.port for ports in (listeners or {}).values() for one in ports.values()}
+        taken: set[int] = {listener.port for ports in (listeners or {}).values() for listener in ports.values()}
 
         def free() -> int:
             taken.add(port := pick_port(taken))
@@ -342,12 +342,12 @@ class BrokerCluster:
         These are deleted partitions, and, because of a bug in Kafka, partitions without a leader at that moment: the
         transaction then hangs there forever.
         """
-        found: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for broker in self.brokers:
             for line in broker.log_lines():
                 if (named := _FORGOTTEN.search(line)) is not None:
-                    found.update(named[1].split(", "))
-        return found
+                    counted.update(named[1].split(", "))
+        return counted
 
     def close(self) -> None:
         for broker in self.brokers:

@@ -99,10 +99,10 @@ class Caller:
     @property
     def by_status(self) -> Counter[str]:
         """Return the results by status only."""
-        found: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
         for what, times in self.answers.items():
-            found["none" if what == "0" else what.partition(" ")[0]] += times
-        return found
+            counted["none" if what == "0" else what.partition(" ")[0]] += times
+        return counted
 
     async def prepare(
         self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, way: Way = "single"
@@ -268,8 +268,8 @@ class Caller:
                 timeout=aiohttp.ClientTimeout(total=self._chance.choice(TRY_S)),
                 allow_redirects=False,
             ) as response:
-                told: Any = msgspec.json.decode(await response.read())
-                return Answer(status=response.status, body=told if isinstance(told, dict) else {})
+                document: Any = msgspec.json.decode(await response.read())
+                return Answer(status=response.status, body=document if isinstance(document, dict) else {})
         except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
             return NOTHING
 

@@ -170,8 +170,8 @@ class CoordinatorFaults:
             if not stage.away():
                 break
         await asyncio.sleep(stage.between(0, 2))
-        met = {one: await stage.networks[one.number].met() for one in stage.instances}
-        held = [one for one, times in met.items() if times and one.running and not one.paused]
+        met = {instance: await stage.networks[instance.number].met() for instance in stage.instances}
+        held = [instance for instance, times in met.items() if times and instance.running and not instance.paused]
         for network in stage.networks.values():
             await network.let_go()
         stage.note("release_hangs", passer_by.name, counts=bool(held and got), since=since, shards=got, held=len(held))

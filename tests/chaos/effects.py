@@ -46,12 +46,12 @@ class Effects:
         forgotten: Mapping[str, int],
     ) -> Self:
         """Read the remaining records, and compare."""
-        there = Counter(type(record).__name__.lower() for record in remaining.read())
+        remaining_counts = Counter(type(record).__name__.lower() for record in remaining.read())
         return cls(
             played=dict(stage.played),
             happened=dict(stage.happened),
             at_once=dict(stage.at_once),
-            cleaned={kind: follower.records[kind] - there[kind] for kind in _INTERNAL},
+            cleaned={kind: follower.records[kind] - remaining_counts[kind] for kind in _INTERNAL},
             gave_up=dict(follower.reasons),
             refused={
                 what: times

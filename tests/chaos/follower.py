@@ -55,10 +55,10 @@ class Follower:
             self._look()
 
     def _look(self) -> None:
-        found = list(self._read())
+        records = list(self._read())
         with self._path.open("ab") as file:
-            file.writelines(self._encode(record) + b"\n" for record in found)
-        for record in found:
+            file.writelines(self._encode(record) + b"\n" for record in records)
+        for record in records:
             self._take(record)
 
     @contextmanager

@@ -37,12 +37,12 @@ async def register(caller: Caller, url: str) -> None:
 async def use_keys(caller: Caller, endpoints: CheckEndpoints, instances: Sequence[Instance]) -> None:
     """Create a key for each group, which its callers use from now on; its check endpoints verify signatures."""
     for group in GROUPS:
-        made = await caller.persist("POST", "/keys", {"kind": "group", "name": group})
-        assert made.status == HTTPStatus.CREATED, made.status
-        key = {"Authorization": f"Bearer {made.body['key']}"}
+        created = await caller.persist("POST", "/keys", {"kind": "group", "name": group})
+        assert created.status == HTTPStatus.CREATED, created.status
+        key = {"Authorization": f"Bearer {created.body['key']}"}
         for instance in instances:  # each coordinator knows the key within a second
             ask = partial(caller.ask, instance, f"/groups/{group}", shown=key)
             await eventually(ask, lambda answer: answer.status == HTTPStatus.OK)
-        caller.keys[group] = made.body["key"]
+        caller.keys[group] = created.body["key"]
         shown = await caller.persist("GET", f"/groups/{group}/check-secrets", group=group)
         endpoints.trust(group, shown.body["secrets"])

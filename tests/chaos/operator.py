@@ -28,7 +28,7 @@ class Operator:
         while True:
             await asyncio.sleep(interval_s)
             answer = await self._caller.persist("GET", "/transactions?state=parked&limit=200")
-            listed = [one["id"] for one in answer.body.get("transactions") or ()]
+            listed = [transaction["id"] for transaction in answer.body.get("transactions") or ()]
             self._chance.shuffle(listed)
             a_third = len(listed) // 3
             await asyncio.gather(*map(self._resume, listed[:a_third]), self.end(listed[a_third : 2 * a_third]))

@@ -29,7 +29,7 @@ class PasserBy:
         got: list[int] = []
 
         def assigned(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-            got.extend(one.partition for one in partitions)
+            got.extend(partition.partition for partition in partitions)
             consumer.incremental_assign([])
 
         consumer = Consumer(self._properties)

@@ -41,20 +41,20 @@ class Probes:
         turn = shard
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            told = []
+            codes = []
             for _ in self._instances:
                 turn += 1
                 instance = self._instances[turn % len(self._instances)]
                 answer = await self._caller.ask(instance, f"/transactions/{name}")
-                told.append(f"{answer.status} {answer.text('error_code') or ''}".strip())
+                codes.append(f"{answer.status} {answer.text('error_code') or ''}".strip())
                 if answer.status in _ANSWERED:
-                    self._note(shard, told, serving=True)
+                    self._note(shard, codes, serving=True)
                     break
             else:
-                if all(one in _AWAY for one in told):
-                    self._note(shard, told, serving=False)
+                if all(code in _AWAY for code in codes):
+                    self._note(shard, codes, serving=False)
 
-    def _note(self, shard: int, told: Sequence[str], *, serving: bool) -> None:
+    def _note(self, shard: int, codes: Sequence[str], *, serving: bool) -> None:
         if serving == (shard in self.away):
-            self._history.write(Serving(shard=shard, serving=serving, why=", ".join(told)))
+            self._history.write(Serving(shard=shard, serving=serving, why=", ".join(codes)))
             (self.away.discard if serving else self.away.add)(shard)

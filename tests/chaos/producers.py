@@ -183,9 +183,9 @@ class Producers:
         # After a single try no request is in flight that could reach the next use of its id.
         at_once = ended.status == _OK and ended.tries == 1 and plan.tries == 1
         if self._used_again_after_s is not None and plan.id is not None and at_once and plan.group == PUSHED:
-            again = Plan(self._seed, int(plan.ref[1:]), f"u{plan.ref[1:]}")
-            again.id, again.group = f"{plan.id}{LIFE}1", PUSHED
-            self._again.append((asyncio.get_running_loop().time() + self._used_again_after_s, again))
+            repeated_plan = Plan(self._seed, int(plan.ref[1:]), f"u{plan.ref[1:]}")
+            repeated_plan.id, repeated_plan.group = f"{plan.id}{LIFE}1", PUSHED
+            self._again.append((asyncio.get_running_loop().time() + self._used_again_after_s, repeated_plan))
 
     async def silent(self, plan: Plan) -> None:
         """Decide, but do not end: the check does."""

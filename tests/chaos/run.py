@@ -82,7 +82,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RunOptions:
     """The size of a run."""
 
     seed: int
@@ -142,34 +142,36 @@ class Outcome:
         }
 
 
-async def run(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Outcome:
+async def run(options: RunOptions, directory: Path, say: Callable[[str], None]) -> Outcome:
     """Run, wait for everything to come to rest, and judge."""
-    began = time.monotonic()
+    started = time.monotonic()
     async with AsyncExitStack() as stack:
-        chaos = _Chaos(wanted, directory, say, stack)
+        chaos = _Chaos(options, directory, say, stack)
         await chaos.start()
         await chaos.load()
         await chaos.come_to_rest()
         effects = await chaos.effects()
-        rows = await asyncio.to_thread(audited, chaos.cluster.bootstrap_servers, PREFIX, wanted.horizon_s, directory)
+        rows = await asyncio.to_thread(audited, chaos.cluster.bootstrap_servers, PREFIX, options.horizon_s, directory)
     verdict = judge(read_history(chaos.history_path), read_records(chaos.dump_path))
     (directory / "findings.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict.findings)))
     evidence = gather(read_history(chaos.history_path), read_records(chaos.dump_path))
     return Outcome(
         verdict=verdict,
         directory=directory,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - started,
         deaths=chaos.faults.deaths,
         answers=chaos.caller.by_status,
         effects=effects,
         forged=chaos.endpoints.forged,
-        audit=agreement(rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name}), began=chaos.began),
+        audit=agreement(
+            rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name}), began=chaos.started
+        ),
     )
 
 
 class _Chaos:
-    def __init__(self, wanted: Wanted, directory: Path, say: Callable[[str], None], stack: AsyncExitStack) -> None:
-        self._wanted = wanted
+    def __init__(self, options: RunOptions, directory: Path, say: Callable[[str], None], stack: AsyncExitStack) -> None:
+        self._options = options
         self._directory = directory
         self._say = say
         self._stack = stack
@@ -177,10 +179,10 @@ class _Chaos:
         self.dump_path = directory / "topics.jsonl"
 
     def _chance(self, purpose: str) -> random.Random:
-        return random.Random(f"{self._wanted.seed}/{purpose}")
+        return random.Random(f"{self._options.seed}/{purpose}")
 
     async def start(self) -> None:
-        numbers = range(1, self._wanted.instances + 1)
+        numbers = range(1, self._options.instances + 1)
         taken: set[int] = set()
 
         def free() -> int:
@@ -209,8 +211,8 @@ class _Chaos:
                 PREFIX,
                 {
                     **SETTINGS,
-                    "HALFWAY_OUTCOME_HORIZON_S": f"{self._wanted.horizon_s:g}",
-                    "HALFWAY_OP_RETENTION_MS": f"{self._wanted.horizon_s * 3000:.0f}",
+                    "HALFWAY_OUTCOME_HORIZON_S": f"{self._options.horizon_s:g}",
+                    "HALFWAY_OP_RETENTION_MS": f"{self._options.horizon_s * 3000:.0f}",
                 },
             )
             for number in numbers
@@ -232,9 +234,9 @@ class _Chaos:
         self._history, self._decisions = history, decisions
         self.caller = Caller(session, self._instances, history, self._chance("caller"))
         self._stack.push_async_callback(self.caller.streams.close)
-        again_after_s = self._wanted.horizon_s + USED_AGAIN_AFTER_S if self._forgets_soon else None
-        self.producers = Producers(self.caller, decisions, self._wanted.seed, self._wanted.horizon_s, again_after_s)
-        self.endpoints = CheckEndpoints(decisions, self.producers, history, self._wanted.seed)
+        again_after_s = self._options.horizon_s + USED_AGAIN_AFTER_S if self._forgets_soon else None
+        self.producers = Producers(self.caller, decisions, self._options.seed, self._options.horizon_s, again_after_s)
+        self.endpoints = CheckEndpoints(decisions, self.producers, history, self._options.seed)
         await self.endpoints.start()
         self._stack.push_async_callback(self.endpoints.stop)
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
@@ -251,19 +253,19 @@ class _Chaos:
             self._chance("faults"),
             follower=self.follower,
             away=lambda: self.probes.away,
-            clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._wanted.horizon_s / 2],
-            long=self._wanted.long_faults,
+            clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._options.horizon_s / 2],
+            long=self._options.long_faults,
         )
-        self.faults = Faults(self.stage, TopicFaults(self.stage, history, FLEETING, STRICT), self._wanted.kinds)
+        self.faults = Faults(self.stage, TopicFaults(self.stage, history, FLEETING, STRICT), self._options.kinds)
         wall = int(time.time() * 1000)
-        self.began = wall - history.now()
+        self.started = wall - history.now()
         history.write(
             Run(
-                seed=self._wanted.seed,
+                seed=self._options.seed,
                 topics=tuple(TOPICS),
                 policy_rolls_back=(DROPPING, LEAVING),
                 fetching=(PULLED, LEAVING),
-                horizon_s=self._wanted.horizon_s,
+                horizon_s=self._options.horizon_s,
                 wall=wall,
             )
         )
@@ -273,11 +275,11 @@ class _Chaos:
 
     @property
     def _forgets_soon(self) -> bool:
-        return self._wanted.horizon_s < Wanted.horizon_s
+        return self._options.horizon_s < RunOptions.horizon_s
 
     async def load(self) -> None:
         """Send transactions during faults, until there were enough of both."""
-        wanted = self._wanted
+        options = self._options
         self._fetching = asyncio.create_task(self.fetcher.run())
         helpers = [
             self._fetching,
@@ -288,10 +290,10 @@ class _Chaos:
         for helper in helpers:
             self._stack.callback(helper.cancel)
         self._paces = Paces(
-            coordinators=Pace(wanted=wanted.coordinator_faults, gap_s=wanted.coordinator_gap_s),
-            brokers=Pace(wanted=wanted.broker_faults, gap_s=wanted.broker_gap_s),
-            topics=Pace(wanted=wanted.topic_faults, gap_s=wanted.topic_gap_s),
-            full_stops=wanted.full_stops,
+            coordinators=Pace(wanted=options.coordinator_faults, gap_s=options.coordinator_gap_s),
+            brokers=Pace(wanted=options.broker_faults, gap_s=options.broker_gap_s),
+            topics=Pace(wanted=options.topic_faults, gap_s=options.topic_gap_s),
+            full_stops=options.full_stops,
         )
         watching = asyncio.create_task(self._report())
         ending = asyncio.create_task(self._end_of_faults())
@@ -299,10 +301,10 @@ class _Chaos:
             async with asyncio.TaskGroup() as group:
                 group.create_task(
                     self.producers.run(
-                        self._wanted.transactions,
+                        self._options.transactions,
                         self._broken_enough,
-                        side_by_side=self._wanted.side_by_side,
-                        a_second=self._wanted.a_second,
+                        side_by_side=self._options.side_by_side,
+                        a_second=self._options.a_second,
                         lull_until=lambda: self.stage.lull_until,
                     )
                 )
@@ -323,15 +325,15 @@ class _Chaos:
         return self.faults.reached(self._paces)
 
     def _progress(self) -> float:
-        return min(1.0, self.producers.stored / self._wanted.transactions)
+        return min(1.0, self.producers.stored / self._options.transactions)
 
     async def _report(self) -> None:
-        before, began = 0, time.monotonic()
+        before, started = 0, time.monotonic()
         while True:
             await asyncio.sleep(10)
             stored = self.producers.stored
             self._say(
-                f"{time.monotonic() - began:.0f} s: {stored} transactions, {(stored - before) / 10:.0f}/s, "
+                f"{time.monotonic() - started:.0f} s: {stored} transactions, {(stored - before) / 10:.0f}/s, "
                 f"{self.stage.happened.total()} faults, {self.caller.in_flight.total()} requests in flight"
                 + (f", away: {sorted(self.probes.away)}" if self.probes.away else "")
             )

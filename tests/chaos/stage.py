@@ -126,7 +126,11 @@ class Stage:
 
     async def some_instance(self, *others: Instance) -> Instance | None:
         """Choose a running one that is not in `others`: usually one that serves, sometimes one that still recovers."""
-        running = [one for one in self.instances if one.running and not one.paused and one not in others]
+        running = [
+            candidate
+            for candidate in self.instances
+            if candidate.running and not candidate.paused and candidate not in others
+        ]
         if not running:
             return None
         chosen = self.chance.choice(running)

@@ -29,7 +29,7 @@ class Streams:
         self._chance = chance
         self._open: dict[tuple[int, str], StreamClient] = {}
         self._opening: dict[tuple[int, str], asyncio.Lock] = {}
-        self._wanted: tuple[str, ...] = ()
+        self._subscribed_groups: tuple[str, ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self.checks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         """The checks that the coordinators pushed."""
@@ -37,7 +37,7 @@ class Streams:
 
     def want(self, *groups: str) -> None:
         """Let the checks of these groups be pushed to each of their streams that is opened from now on."""
-        self._wanted = groups
+        self._subscribed_groups = groups
 
     async def send(
         self,
@@ -57,10 +57,10 @@ class Streams:
         try:
             async with asyncio.timeout(within_s):
                 client = await self._client(instance, group, shown)
-                asked = asyncio.ensure_future(client.call(kind, fields))
+                call = asyncio.ensure_future(client.call(kind, fields))
                 if self._chance.random() < BROKEN_OFF:
                     self._spawn(_break_off(client, self._chance.uniform(0, 0.1)))
-                answer = await asked
+                answer = await call
                 return Answer(status=answer.status, body=answer.document or {})
         except TimeoutError:
             if client is not None:  # no caller waits for it any more
@@ -86,7 +86,7 @@ class Streams:
                 client = self._open[place] = await StreamClient.connect(self._session, instance.url, shown)
             client.checks = self.checks
             self.opened += 1
-            if group in self._wanted:
+            if group in self._subscribed_groups:
                 self._spawn(self._subscribe(client, group))
             return client
 

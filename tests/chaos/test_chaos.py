@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.faults import FULL_STOP
 from tests.chaos.faults import KINDS as EVERY_KIND
-from tests.chaos.run import Wanted, run
+from tests.chaos.run import RunOptions, run
 
 COORDINATOR_FAULTS, BROKER_FAULTS, TOPIC_FAULTS = 4, 2, 3
 KINDS = tuple(kind for kind in EVERY_KIND if kind != FULL_STOP)
@@ -24,7 +24,7 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
     with the checker, transaction by transaction.
     """
     seed = random.randrange(10**6)
-    wanted = Wanted(
+    options = RunOptions(
         seed=seed,
         transactions=400,
         coordinator_faults=COORDINATOR_FAULTS,
@@ -38,7 +38,7 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
         kinds=KINDS,
     )
 
-    outcome = await run(wanted, tmp_path, print)
+    outcome = await run(options, tmp_path, print)
 
     print(f"seed {seed}, history and topics in {tmp_path}", outcome.summary())  # noqa: T201  shown with a failure
     assert outcome.verdict.findings == ()

@@ -32,7 +32,7 @@ class TopicFaults:
     async def topic_deleted(self) -> None:
         """Delete a topic, and create it again at once or some time later."""
         stage, since, topic = self._stage, self._stage.now(), self._fleeting
-        asked = self._refused()
+        refused_before = self._refused()
         for_s = stage.chance.choice((0.0, stage.between(1, 8)))
 
         def away() -> None:
@@ -45,7 +45,7 @@ class TopicFaults:
 
         await asyncio.to_thread(away)
         await asyncio.to_thread(stage.cluster.wait_until_ready)
-        refused = self._refused() - asked
+        refused = self._refused() - refused_before
         stage.note("topic_deleted", topic.name, counts=True, since=since, stops_ms=0, seconds=for_s, refused=refused)
 
     async def topic_grown(self) -> None:
@@ -58,21 +58,21 @@ class TopicFaults:
     async def topic_denied(self) -> None:
         """Deny and restore the permission to write to a topic, or to see it."""
         stage, since, topic = self._stage, self._stage.now(), self._fleeting
-        asked = self._refused("not_authorised")
+        refused_before = self._refused("not_authorised")
         operation = stage.chance.choice((AclOperation.WRITE, AclOperation.DESCRIBE))
         await asyncio.to_thread(stage.cluster.deny, topic.name, operation)
         try:
             await stage.wait(stage.between(3, 12))
         finally:
             await asyncio.to_thread(stage.cluster.allow, topic.name)
-        refused = self._refused("not_authorised") - asked
+        refused = self._refused("not_authorised") - refused_before
         stage.note("topic_denied", topic.name, counts=refused > 0, since=since, stops_ms=0, refused=refused)
 
     async def topic_below_min_isr(self) -> None:
         """Stop a broker that only this topic needs, for a long time."""
         stage = self._stage
         async with stage.brokers_free:
-            since, asked, broker = stage.now(), self._refused(), stage.chance.choice(stage.cluster.brokers)
+            since, refused_before, broker = stage.now(), self._refused(), stage.chance.choice(stage.cluster.brokers)
             before = stage.coordinator_faults
             await asyncio.to_thread(broker.kill)
             below, until = False, asyncio.get_running_loop().time() + self._length_s()
@@ -89,7 +89,7 @@ class TopicFaults:
                 # The last transaction of a failed coordinator on that topic is waited for until the broker is back.
                 stops_ms=_FAIL_OVER_MS if before == stage.coordinator_faults else None,
                 broker=broker.name,
-                refused=self._refused() - asked,
+                refused=self._refused() - refused_before,
             )
 
     def _length_s(self) -> float:

@@ -25,7 +25,7 @@ async def test_a_commit_writes_messages_marker_and_tombstone(instance: Instance,
             Message(topic=points, key=b"c-1", value=b"+5"),
         ),
     )
-    began = backend.now_ms()
+    started = backend.now_ms()
     offset = await instance.prepare(1, half)
     written = await instance.write(instance.commit_of(1, half, remark="paid"))
 
@@ -35,7 +35,7 @@ async def test_a_commit_writes_messages_marker_and_tombstone(instance: Instance,
     assert order.headers[:3] == own
     prefix = ("halfway-prefix", dict(order.headers)["halfway-prefix"])
     assert set(order.headers[3:]) == {*ours, ("halfway-message", b"1/2"), prefix}
-    assert order.timestamp >= began, "the time of the commit"
+    assert order.timestamp >= started, "the time of the commit"
     [point] = await backend.records(points)
     assert set(point.headers) == {*ours, ("halfway-message", b"2/2"), prefix}
 
@@ -191,17 +191,19 @@ async def test_what_is_no_longer_current_is_not_written(instance: Instance, back
 async def test_a_missing_topic_holds_up_nobody_else(instance: Instance, backend: Backend) -> None:
     """Its transaction stays pending; the others of the same batch are committed."""
     topic = await backend.create_topic("there")
-    gone = half_of(new_id(), (Message(topic=topic, value=b"half"), Message(topic=new_id("not-there"), value=b"half")))
+    failing = half_of(
+        new_id(), (Message(topic=topic, value=b"half"), Message(topic=new_id("not-there"), value=b"half"))
+    )
     good = [half_of(new_id(), (Message(topic=topic, value=b"good"),)) for _ in range(5)]
-    for half in (gone, *good):
+    for half in (failing, *good):
         await instance.prepare(0, half)
     before = len(instance.listener.events)
     results = await asyncio.gather(
-        *(instance.write(instance.commit_of(0, half)) for half in (gone, *good)), return_exceptions=True
+        *(instance.write(instance.commit_of(0, half)) for half in (failing, *good)), return_exceptions=True
     )
     assert isinstance(results[0], TopicUnavailableError)
     assert [result for result in results[1:] if isinstance(result, BaseException)] == []
     assert [record.value for record in await backend.records(topic)] == [b"good"] * 5
-    assert state_of(instance.states[0], gone.id) is State.PREPARED
-    assert await backend.stored("op", 0, gone.id) == []
+    assert state_of(instance.states[0], failing.id) is State.PREPARED
+    assert await backend.stored("op", 0, failing.id) == []
     assert len(instance.listener.events) == before, "the incarnation goes on"

@@ -79,12 +79,12 @@ def test_nothing_is_seen_before_the_commit_and_everything_after_it(
     ]
     with client.transaction(messages) as transaction:
         assert list(server.records(topic)) == []
-    found = {record.key: record for record in server.records(topic)}
-    assert found[b"42"].json() == {"total": 9.9}
-    assert (found[b"42"].partition, found[b"42"].header("trace"), found[b"\x00"].value) == (1, b"\xff", None)
-    assert {record.header("halfway-message") for record in found.values()} == {b"1/2", b"2/2"}
-    assert {record.header("halfway-transaction-id") for record in found.values()} == {transaction.id.encode()}
-    assert ConsumedRecord(**vars(found[b"42"])).id == f"{transaction.id}/1"
+    by_key = {record.key: record for record in server.records(topic)}
+    assert by_key[b"42"].json() == {"total": 9.9}
+    assert (by_key[b"42"].partition, by_key[b"42"].header("trace"), by_key[b"\x00"].value) == (1, b"\xff", None)
+    assert {record.header("halfway-message") for record in by_key.values()} == {b"1/2", b"2/2"}
+    assert {record.header("halfway-transaction-id") for record in by_key.values()} == {transaction.id.encode()}
+    assert ConsumedRecord(**vars(by_key[b"42"])).id == f"{transaction.id}/1"
 
 
 def test_a_key_has_the_same_partition_everywhere(server: Server, client: SyncHalfway, topic: str) -> None:

@@ -29,7 +29,7 @@ from tests.chaos.follower import Follower
 from tests.chaos.groups import register, use_keys
 from tests.chaos.operator import Operator
 from tests.chaos.producers import DROPPING, LEAVING, PULLED, TOPICS, Producers
-from tests.chaos.run import OPERATOR_KEY, PREFIX, SHARDS, Wanted
+from tests.chaos.run import OPERATOR_KEY, PREFIX, SHARDS, RunOptions
 from tests.support.coordinator.process import halfway_command
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually, until_true
@@ -148,7 +148,7 @@ class _Story:
         self._caller = Caller(session, self._members, self._history, random.Random(self._seed))
         self._caller.streams_served = False
         self._stack.push_async_callback(self._caller.streams.close)
-        self._producers = Producers(self._caller, decisions, self._seed, Wanted.horizon_s, None)
+        self._producers = Producers(self._caller, decisions, self._seed, RunOptions.horizon_s, None)
         self._endpoints = CheckEndpoints(decisions, self._producers, self._history, self._seed)
         await self._endpoints.start()
         self._stack.push_async_callback(self._endpoints.stop)

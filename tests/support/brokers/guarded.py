@@ -89,10 +89,10 @@ class GuardedKafka(EmbeddedKafka):
     def _create(self, acls: Iterable[AclBinding]) -> None:
         """Return when the broker applies them: the controller has them a moment earlier."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        made = list(acls)
-        for done in admin.create_acls(made, request_timeout=_ANSWER_WITHIN_S).values():
+        bindings = list(acls)
+        for done in admin.create_acls(bindings, request_timeout=_ANSWER_WITHIN_S).values():
             done.result(_ANSWER_WITHIN_S)
-        _wait(lambda: {*made} <= {*admin.describe_acls(_ANY).result(_ANSWER_WITHIN_S)}, f"{made}")
+        _wait(lambda: {*bindings} <= {*admin.describe_acls(_ANY).result(_ANSWER_WITHIN_S)}, f"{bindings}")
 
 
 _ANY = AclBindingFilter(

@@ -76,8 +76,8 @@ def _use(bootstrap_servers: str) -> None:
     """Make a broker load its classes for topics, Kafka transactions and consumer groups."""
     given: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
     admin = AdminClient(given)
-    (made,) = admin.create_topics([NewTopic("used", 1, 1)]).values()
-    made.result(STARTED_WITHIN_S)
+    (created,) = admin.create_topics([NewTopic("used", 1, 1)]).values()
+    created.result(STARTED_WITHIN_S)
     producer = Producer({**given, "transactional.id": "user"})
     producer.init_transactions(STARTED_WITHIN_S)
     for end in (producer.commit_transaction, producer.abort_transaction):

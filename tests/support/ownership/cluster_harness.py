@@ -228,7 +228,7 @@ async def running(config: KafkaConfig, *, serving: Iterable[int] | None = None) 
 
 def in_shard(shard: int, name: str, *, shards: int = 2) -> str:
     """Return an id that begins with `name` and belongs to a shard."""
-    return next(made for made in (f"{name}.{n}" for n in count()) if shard_of(made, shards) == shard)
+    return next(candidate for candidate in (f"{name}.{n}" for n in count()) if shard_of(candidate, shards) == shard)
 
 
 def half(transaction_id: str, *messages: Message) -> Half:

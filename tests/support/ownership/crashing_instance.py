@@ -25,9 +25,9 @@ async def main(bootstrap_servers: str, prefix: str, shards: str, topic: str) -> 
     await instance.start()
     await instance.serves(range(config.shards))
     for number in range(10):
-        one = half(in_shard(number % config.shards, f"done-{number}"), Message(topic=topic, value=b"done-%d" % number))
-        [offset] = prepare(config, number % config.shards, one)
-        await instance.write(commit_of(number % config.shards, one, offset))
+        done = half(in_shard(number % config.shards, f"done-{number}"), Message(topic=topic, value=b"done-%d" % number))
+        [offset] = prepare(config, number % config.shards, done)
+        await instance.write(commit_of(number % config.shards, done, offset))
     prepare(config, 0, half(in_shard(0, "pending"), Message(topic=topic, value=b"pending")))
     incarnation = instance.cluster.membership._incarnation
     assert incarnation is not None

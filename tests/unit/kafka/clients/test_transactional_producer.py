@@ -104,11 +104,11 @@ def abandoned_lane(name: str) -> None:
 
 def refused(name: str, seconds: float) -> float:
     """Fence an id that cannot be settled; return how long this was tried."""
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(ProducerFailedError) as failed:
-        fence(CONFIG, [name], began + seconds)
+        fence(CONFIG, [name], started + seconds)
     assert failed.value.code == UNSETTLED
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
 def test_a_former_producer_of_this_process_is_not_waited_for(scripted: type[ScriptedProducer]) -> None:
@@ -193,7 +193,7 @@ class Committing(ScriptedProducer):
             raise KafkaException(error)
 
 
-def again(code: int) -> KafkaError:
+def retryable(code: int) -> KafkaError:
     """Return an error after which the same call may be repeated."""
     return KafkaError(code, "scripted", False, True, False)
 
@@ -210,7 +210,7 @@ def committing(monkeypatch: pytest.MonkeyPatch) -> type[Committing]:
 
 def test_a_commit_that_has_timed_out_with_nothing_to_flush_is_not_called_again(committing: type[Committing]) -> None:
     """Librdkafka would end the process if its own thread did not answer the second call in time."""
-    committing.answers += [(0, again(KafkaError._TIMED_OUT)), (0, None)]
+    committing.answers += [(0, retryable(KafkaError._TIMED_OUT)), (0, None)]
     with pytest.raises(ProducerFailedError) as failed:
         TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
     assert failed.value.stalled
@@ -220,13 +220,17 @@ def test_a_commit_that_has_timed_out_with_nothing_to_flush_is_not_called_again(c
 def test_a_commit_gets_all_of_the_time_once_its_messages_have_left(committing: type[Committing]) -> None:
     """Before that, calls are short, because only the next one reports that the transaction has failed."""
     committing.waiting = 2
-    committing.answers += [(1, again(KafkaError._TIMED_OUT)), (0, again(KafkaError._TIMED_OUT)), (0, None)]
+    committing.answers += [
+        (1, retryable(KafkaError._TIMED_OUT)),
+        (0, retryable(KafkaError._TIMED_OUT)),
+        (0, None),
+    ]
     TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
     assert committing.given_s == [transactional_producer._SLICE_S, transactional_producer._SLICE_S, LONG_S]
 
 
 def test_a_commit_that_could_not_be_asked_for_is_called_again(committing: type[Committing]) -> None:
     """It uses all of the time: a shorter call times out before librdkafka has noticed it."""
-    committing.answers += [(0, again(KafkaError._STATE)), (0, None)]
+    committing.answers += [(0, retryable(KafkaError._STATE)), (0, None)]
     TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
     assert committing.given_s == [LONG_S, LONG_S]

@@ -38,22 +38,22 @@ class SlowDestinations:
 
     def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         self.granted.append(self.now + timeout)
-        asked = sorted(names)
-        for name in asked:
+        requested = sorted(names)
+        for name in requested:
             if name.startswith("hidden"):
                 if timeout < SLOW_S:
                     self.now += timeout
                     raise KafkaUnavailableError("not in time")
                 self.now += SLOW_S
                 raise NotAuthorisedError("hidden", topic=name)
-        return {name: WritablePartitions(name, 1) for name in asked}
+        return {name: WritablePartitions(name, 1) for name in requested}
 
 
-class Told:
+class Known:
     """Returns the answers that a test sets."""
 
     def __init__(self, *openings: WritablePartitions) -> None:
-        self.openings = {one.topic: one for one in openings}
+        self.openings = {partitions.topic: partitions for partitions in openings}
 
     def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
         assert timeout > 0
@@ -68,10 +68,10 @@ def shown(_topic: str, _partitions: int) -> bool:
     return True
 
 
-def context_with(destinations: SlowDestinations | Told) -> LaneContext:
+def context_with(destinations: SlowDestinations | Known) -> LaneContext:
     listener = SimpleNamespace(current=lambda _write: True)
     config = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=100_000)
-    made: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         destinations=destinations,
         shards={0},
         listener=listener,
@@ -79,7 +79,7 @@ def context_with(destinations: SlowDestinations | Told) -> LaneContext:
         loop=SimpleNamespace(time=lambda: 0.0),
         largest=1_000_000,
     )
-    return cast("LaneContext", made)
+    return cast("LaneContext", context)
 
 
 async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
@@ -113,7 +113,7 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
         unexpired("named", Message(topic="orders", partition=next(iter(half_closed.closed)), value=b"v")),
     ]
     answers: list[LaneAnswer] = []
-    admitted = admit(context_with(Told(half_closed, WritablePartitions("points", 1))), batch, answers, shown)
+    admitted = admit(context_with(Known(half_closed, WritablePartitions("points", 1))), batch, answers, shown)
     assert [work.write.id for work in admitted] == ["open", "elsewhere"]
     assert all("orders" in detail and "has no leader" in detail for detail in refusals(answers))
     assert [write for write, _ in answers] == [batch[0], batch[3]]
@@ -121,13 +121,13 @@ async def test_no_kafka_transaction_begins_with_a_partition_that_takes_nothing()
 
 async def test_a_message_that_may_go_anywhere_goes_where_it_can() -> None:
     """It is refused only if every partition is closed."""
-    some = WritablePartitions("orders", 3, {0: "has no leader", 2: "has no leader"})
+    partly_closed = WritablePartitions("orders", 3, {0: "has no leader", 2: "has no leader"})
     none = WritablePartitions("points", 1, {0: "has no leader"})
     batch = [
         unexpired(f"{topic}-{n}", Message(topic=topic, value=b"v")) for topic in ("orders", "points") for n in range(9)
     ]
     answers: list[LaneAnswer] = []
-    admitted = admit(context_with(Told(some, none)), batch, answers, shown)
+    admitted = admit(context_with(Known(partly_closed, none)), batch, answers, shown)
     assert {message.partition for encoded in admitted for message in encoded.real} == {1}
     assert len(admitted) == len(refusals(answers)) == 9
 
@@ -140,8 +140,8 @@ async def test_a_partition_that_is_not_there_is_refused_before_anything_begins()
         unexpired("there", Message(topic="orders", partition=1, value=b"v")),
     ]
     answers: list[LaneAnswer] = []
-    told = Told(WritablePartitions("orders", 2), WritablePartitions("points", 2))
-    admitted = admit(context_with(told), batch, answers, lambda topic, _partitions: topic != "points")
+    destinations = Known(WritablePartitions("orders", 2), WritablePartitions("points", 2))
+    admitted = admit(context_with(destinations), batch, answers, lambda topic, _partitions: topic != "points")
     assert [work.write.id for work in admitted] == ["there"]
     lost, unshown = refusals(answers)
     assert "no partition 2" in lost
@@ -153,7 +153,10 @@ async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
     batch = [unexpired("bad\udcff"), unexpired("good")]
     answers: list[LaneAnswer] = []
     admitted = admit(
-        context_with(Told(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))), batch, answers, shown
+        context_with(Known(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))),
+        batch,
+        answers,
+        shown,
     )
     assert [work.write.id for work in admitted] == ["good"]
     [(write, error)] = answers

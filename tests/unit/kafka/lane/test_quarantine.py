@@ -76,8 +76,8 @@ def test_a_write_without_messages_is_not_held_up_by_what_a_message_is_blamed_for
 
 def test_a_write_without_messages_whose_records_are_blamed_is_refused(quarantine: Quarantine) -> None:
     """An internal record could not be written: every write of the id has the back-off."""
-    kept = Blame(refusal=TopicUnavailableError, topic="_halfway.op", detail="not written", of_internal_records=True)
-    quarantine.blame_id("a", kept, 0)
+    blame = Blame(refusal=TopicUnavailableError, topic="_halfway.op", detail="not written", of_internal_records=True)
+    quarantine.blame_id("a", blame, 0)
     assert isinstance(quarantine.route("a", {}, 0.5), TopicUnavailableError)
     assert quarantine.route("a", {}, FIRST_BACKOFF_S) is Route.SUSPECT
 
@@ -151,8 +151,13 @@ def test_suspects_are_bounded_in_number_and_in_time(quarantine: Quarantine) -> N
 def shown(quarantine: Quarantine, now: float) -> dict[str, tuple[object, ...]]:
     """Return the state of each topic and id with its end (in s) and reason, at a wall time of `now` + 1000 s."""
     return {
-        one.id or one.topic or "": (one.state, one.until and one.until / 1000 - 1000, one.min_bytes, one.error_code)
-        for one in quarantine.shown(now, now + 1000, 100)
+        entry.id or entry.topic or "": (
+            entry.state,
+            entry.until and entry.until / 1000 - 1000,
+            entry.min_bytes,
+            entry.error_code,
+        )
+        for entry in quarantine.shown(now, now + 1000, 100)
     }
 
 
@@ -173,7 +178,7 @@ def test_what_is_kept_apart_is_shown_with_how_and_why(quarantine: Quarantine) ->
     later = shown(quarantine, 2 + FIRST_BACKOFF_S + FIRST_WATCH_S)
     assert later["orders"] == ("suspected", None, None, "topic_unavailable")
     assert "points" not in later
-    first = next(one for one in quarantine.shown(3, 1003, 9) if one.topic == "orders")
+    first = next(entry for entry in quarantine.shown(3, 1003, 9) if entry.topic == "orders")
     assert (first.topic, first.id, first.since, first.detail) == ("orders", None, 1_001_000, GONE.detail)
 
 
@@ -182,6 +187,6 @@ def test_only_the_latest_are_shown_and_times_stay_as_they_were(quarantine: Quara
     for number in range(10):
         quarantine.suspect([], [f"id-{number}"], number)
     first = quarantine.shown(10, 1010, 3)
-    assert [one.id for one in first] == ["id-9", "id-8", "id-7"]
+    assert [entry.id for entry in first] == ["id-9", "id-8", "id-7"]
     assert quarantine.shown(11, 1011.4, 3) == first
-    assert [one.since for one in quarantine.shown(12, 2012, 1)] == [2_009_000]
+    assert [entry.since for entry in quarantine.shown(12, 2012, 1)] == [2_009_000]

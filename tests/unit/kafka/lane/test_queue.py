@@ -20,9 +20,9 @@ def sized(name: str, *sizes: int) -> LaneWrite:
     return submission(name, *(Message(topic="t", value=b"x" * size) for size in sizes))
 
 
-def refused(queue: LaneQueue, one: LaneWrite) -> type[HalfwayError] | None:
+def refused(queue: LaneQueue, write: LaneWrite) -> type[HalfwayError] | None:
     """Put a write, and return the error that refuses it."""
-    return next((type(error) for _, error in queue.put_all([one])), None)
+    return next((type(error) for _, error in queue.put_all([write])), None)
 
 
 def names(batch: Batch) -> list[str]:

@@ -39,7 +39,7 @@ class Writer:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]]:
+def make_trail(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]]:
     monkeypatch.setattr(audit_trail, "RecordWriter", Writer)
     monkeypatch.setattr(audit_trail, "_RETRY_S", 0.001)
     monkeypatch.setattr(audit_trail, "_STOP_S", 0.05)
@@ -53,10 +53,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail,
 
 
 async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_waits_for_them(
-    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+    make_trail: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
     """Events above the limit are counted and logged; waiting ones are written once Kafka is back."""
-    audit, writer, observer = made()
+    audit, writer, observer = make_trail()
     await audit.start()
     for number in range(audit_trail.MAX_WAITING + 7):
         audit.record(msgspec.structs.replace(AUDIT_EVENT, id=str(number), actor_kind="operator"))
@@ -68,10 +68,10 @@ async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_wa
 
 
 async def test_groups_leave_half_of_the_places_to_operators(
-    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+    make_trail: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
     """Otherwise a service that requests checks without end would keep operators' events out of the topic."""
-    audit, writer, observer = made()
+    audit, writer, observer = make_trail()
     await audit.start()
     for kind, count in (("group", audit_trail.MAX_WAITING), ("operator", audit_trail.MAX_WAITING // 2)):
         for _ in range(count):
@@ -82,9 +82,9 @@ async def test_groups_leave_half_of_the_places_to_operators(
 
 
 async def test_an_event_that_is_not_confirmed_is_written_again(
-    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+    make_trail: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
-    audit, writer, observer = made()
+    audit, writer, observer = make_trail()
     writer.refuses = True
     writer.open.set()
     await audit.start()
@@ -94,10 +94,10 @@ async def test_an_event_that_is_not_confirmed_is_written_again(
 
 
 async def test_a_stop_does_not_wait_for_a_kafka_that_is_away(
-    made: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+    make_trail: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
 ) -> None:
     """Events that it could not write are counted as lost."""
-    audit, _, observer = made()
+    audit, _, observer = make_trail()
     await audit.start()
     audit.record(AUDIT_EVENT)
     async with asyncio.timeout(GENEROUS_S):

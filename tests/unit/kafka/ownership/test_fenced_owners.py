@@ -18,10 +18,10 @@ def test_it_is_fenced_once_however_many_ask() -> None:
         assert go.wait(LONG_S)
 
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(fences.once, "former", fence, lambda: None) for _ in range(4)]
+        attempts = [pool.submit(fences.once, "former", fence, lambda: None) for _ in range(4)]
         go.set()
-        for one in asked:
-            one.result(LONG_S)
+        for attempt in attempts:
+            attempt.result(LONG_S)
     fences.once("former", fence, lambda: None)
     assert calls == ["fence"]
     assert "former" in fences
@@ -31,30 +31,30 @@ def test_it_is_fenced_once_however_many_ask() -> None:
 
 def test_a_fence_that_fails_is_tried_again_by_the_next() -> None:
     """Acquisitions that wait for it fail too."""
-    fences, begun, go = FencedOwners("me"), threading.Event(), threading.Event()
+    fences, started, go = FencedOwners("me"), threading.Event(), threading.Event()
 
     def fail() -> None:
-        begun.set()
+        started.set()
         assert go.wait(LONG_S)
         raise TimeoutError("no answer")
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(fences.once, "former", fail, lambda: None)
-        assert begun.wait(LONG_S)
+        assert started.wait(LONG_S)
         second = pool.submit(fences.once, "former", lambda: None, go.set)
-        for one in (first, second):
+        for call in (first, second):
             with pytest.raises(TimeoutError, match="no answer"):
-                one.result(LONG_S)
+                call.result(LONG_S)
     assert "former" not in fences
     fences.once("former", lambda: None, lambda: None)
     assert "former" in fences
 
 
 def test_who_waits_for_another_fence_may_give_up() -> None:
-    fences, begun, go = FencedOwners("me"), threading.Event(), threading.Event()
+    fences, started, go = FencedOwners("me"), threading.Event(), threading.Event()
 
     def hang() -> None:
-        begun.set()
+        started.set()
         assert go.wait(LONG_S)
 
     def give_up() -> None:
@@ -62,7 +62,7 @@ def test_who_waits_for_another_fence_may_give_up() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(fences.once, "former", hang, lambda: None)
-        assert begun.wait(LONG_S)
+        assert started.wait(LONG_S)
         with pytest.raises(RuntimeError):
             fences.once("former", lambda: None, give_up)
         go.set()

@@ -145,11 +145,11 @@ async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
     monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:
     """No thread can start: part of an incarnation would acquire shards for which it cannot write."""
-    made: list[LaneId] = []
+    producers: list[LaneId] = []
 
     def lane_producers(*_: object) -> list[LaneId]:
-        made.extend(LaneId(name) for name in "01q")
-        return made
+        producers.extend(LaneId(name) for name in "01q")
+        return producers
 
     start = Thread.start
 
@@ -167,5 +167,5 @@ async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
     with pytest.raises(RuntimeError, match="thread"):
         await membership._begin_incarnation()
     assert membership.status.incarnation is None
-    assert len(made) == 3
-    assert all(producer.ended for producer in made)
+    assert len(producers) == 3
+    assert all(producer.ended for producer in producers)

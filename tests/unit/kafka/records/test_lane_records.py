@@ -37,14 +37,14 @@ def write(**fields: object) -> LaneWrite:
     return LaneWrite(**(settings | fields))  # type: ignore[arg-type]
 
 
-def encoded(one: LaneWrite) -> Encoded:
-    return encode(one, CONFIG)
+def encoded(lane_write: LaneWrite) -> Encoded:
+    return encode(lane_write, CONFIG)
 
 
 def marker_of(messages: int, topic: str) -> Op:
     """Return the marker of a commit with this many of the smallest messages that have a key and a value."""
-    one = MessageDigest.of(Message(topic=topic, key=b"k", value=b"v"))
-    return msgspec.structs.replace(OP, fingerprint=b"f" * 16, remark="r" * 1024, messages=(one,) * messages)
+    digest = MessageDigest.of(Message(topic=topic, key=b"k", value=b"v"))
+    return msgspec.structs.replace(OP, fingerprint=b"f" * 16, remark="r" * 1024, messages=(digest,) * messages)
 
 
 @pytest.mark.parametrize("topic", ["t", "orders", "t" * 249])
@@ -62,11 +62,11 @@ def test_a_marker_of_as_many_messages_as_a_prepare_may_have_is_whole(most: int, 
 def test_a_marker_that_its_topic_may_not_take_names_no_messages() -> None:
     """It was accepted when a prepare could have more messages, and is ended nevertheless."""
     large = marker_of(26_000, "orders")
-    kept = encoded(write(op=large, half=TOMBSTONE)).op
-    assert kept is not None
-    assert kept.value is not None
-    assert len(kept.value) < CONFIG.op_record_bytes < len(encode_op(large))
-    assert decode_op(kept.value) == msgspec.structs.replace(large, messages=())
+    record = encoded(write(op=large, half=TOMBSTONE)).op
+    assert record is not None
+    assert record.value is not None
+    assert len(record.value) < CONFIG.op_record_bytes < len(encode_op(large))
+    assert decode_op(record.value) == msgspec.structs.replace(large, messages=())
 
 
 def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
@@ -95,13 +95,13 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
     assert decode_op(ended.op.value) == OP
     assert ended.op.headers == [("halfway-kind", b"op"), ("halfway-group", b"g"), ("halfway-state", b"committed")]
     parked = Parked(half=HALF, reason="asked enough", parked_at=9, checks=15)
-    kept = encoded(write(half=HALF, parked=parked))
-    assert kept.op is None
-    assert kept.half is not None
-    assert decode_half(kept.half.value) == HALF
-    assert kept.half.headers[3:] == [("halfway-prepared-at", b"7")], "its timestamp is that of the append"
-    assert kept.parked is not None
-    assert decode_parked(kept.parked.value) == parked
+    record = encoded(write(half=HALF, parked=parked))
+    assert record.op is None
+    assert record.half is not None
+    assert decode_half(record.half.value) == HALF
+    assert record.half.headers[3:] == [("halfway-prepared-at", b"7")], "its timestamp is that of the append"
+    assert record.parked is not None
+    assert decode_parked(record.parked.value) == parked
 
 
 def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:

@@ -32,7 +32,7 @@ class ScriptedAdmin:
     def __init__(self) -> None:
         self.shape: Any = SimpleNamespace(partitions=[partition(0), partition(1)], authorized_operations=[])
         self.settings: Any = SOUND
-        self.asked = 0
+        self.config_requests = 0
         self.looked_up: list[str] = []
 
     def describe_topics(self, names: Any, **_options: Any) -> dict[str, Future[Any]]:
@@ -40,7 +40,7 @@ class ScriptedAdmin:
         return {"orders": answered(self.shape)}
 
     def describe_configs(self, resources: list[Any], **_options: Any) -> dict[Any, Future[Any]]:
-        self.asked += 1
+        self.config_requests += 1
         return {resource: answered(self.settings) for resource in resources}
 
     def list_topics(self, topic: str, **_options: Any) -> None:
@@ -125,10 +125,10 @@ def test_a_topic_that_may_only_be_seen_is_refused_before_anything_is_written(
 def test_partitions_that_take_nothing_are_told(destinations: TopicMetadata, admin: ScriptedAdmin) -> None:
     """Without a leader, or below min.insync.replicas; a lagging replica does not matter if enough are in sync."""
     admin.shape.partitions = [partition(0, in_sync=2), partition(1, in_sync=1), partition(2, leader=None)]
-    found = destinations.fresh(["orders"], LONG_S)["orders"]
-    assert found is not None
-    assert sorted(found.closed) == [1, 2]
-    assert "min.insync.replicas" in found.closed[1]
+    partitions = destinations.fresh(["orders"], LONG_S)["orders"]
+    assert partitions is not None
+    assert sorted(partitions.closed) == [1, 2]
+    assert "min.insync.replicas" in partitions.closed[1]
 
 
 @pytest.mark.parametrize("settings", [RuntimeError("scripted"), {}])
@@ -138,9 +138,9 @@ def test_who_may_not_see_the_settings_may_write_wherever_there_is_a_leader(
     """A write that was possible before is not refused because a figure is missing."""
     admin.settings = settings
     admin.shape.partitions = [partition(0, in_sync=1), partition(1, leader=None)]
-    found = destinations.fresh(["orders"], LONG_S)["orders"]
-    assert found is not None
-    assert sorted(found.closed) == [1]
+    partitions = destinations.fresh(["orders"], LONG_S)["orders"]
+    assert partitions is not None
+    assert sorted(partitions.closed) == [1]
 
 
 def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
@@ -149,11 +149,11 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
     """A busy lane with healthy topics sends no request for settings, and one with others sends few."""
     admin.shape.partitions = [partition(0)]
     TopicMetadata(CONFIG).fresh(["orders"], LONG_S)
-    assert admin.asked == 0
+    assert admin.config_requests == 0
     admin.shape.partitions = [partition(0, in_sync=1)]
     for _ in range(3):
         destinations.fresh(["orders"], LONG_S)
-    assert admin.asked == 1
+    assert admin.config_requests == 1
 
 
 def test_a_controller_that_does_not_answer_is_looked_for_anew(
