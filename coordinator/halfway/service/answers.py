@@ -1,4 +1,4 @@
-"""Where answers go, one by one or to a list of operations, and their deadlines: many of them share few timers."""
+"""The answers to operations, one or many, and their deadlines: many deadlines share few timers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ _RAISED: Final = RuntimeError("this answer was raised where it was waited for")
 
 
 class Reply(Protocol[R_contra]):
-    """Where one answer goes, an `asyncio.Future` for example; called on the loop's thread, and at most once.
-
-    `done` may be called on any thread.
-    """
+    """Takes one answer, as an `asyncio.Future` does. Called on the loop's thread."""
 
     def done(self) -> bool:
-        """Whether no answer is wanted any more."""
+        """Return whether it takes no answer any more."""
 
     def set_result(self, result: R_contra, /) -> None:
         """Answer."""
@@ -42,7 +39,7 @@ class Reply(Protocol[R_contra]):
 
 
 def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
-    """Give replies their results or errors; those that are done or cancelled are left alone."""
+    """Pass results or errors to replies. Replies that are done or cancelled are skipped."""
     for reply, result in answers:
         if reply.done():
             continue
@@ -56,12 +53,12 @@ def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
 
 
 class Deadlines:
-    """Calls what is to be called at a deadline, a time on the loop's own clock, unless it is forgotten before."""
+    """Calls functions at their deadlines, times on the loop's own clock, unless they are removed before."""
 
     def __init__(self) -> None:
-        """Watch nothing."""
+        """Start without a deadline."""
         self._watched: dict[int, dict[Callable[[], None], None]] = {}
-        """What to call, by tick."""
+        """The functions to call, by tick."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def watch(self, late: Callable[[], None], deadline: float) -> None:
@@ -74,7 +71,7 @@ class Deadlines:
         watched[late] = None
 
     def forget(self, late: Callable[[], None], deadline: float) -> None:
-        """Call it no more, whether it was called or not."""
+        """Do not call `late` any more. It may have been called already."""
         tick = math.ceil(deadline * _TICKS_IN_S)
         watched = self._watched.get(tick)
         if watched is None:
@@ -94,7 +91,7 @@ class Deadlines:
 
 
 class _Awaited(asyncio.Future[Any]):
-    """The future of one who waits for answers: if it is cancelled, they are abandoned."""
+    """The future of a caller that waits for answers. If it is cancelled, the answers are abandoned."""
 
     answers: Answers[Any] | None = None
 
@@ -108,62 +105,60 @@ class _Awaited(asyncio.Future[Any]):
 
 
 class Answers(msgspec.Struct, Generic[R], eq=False):
-    """The answers to a list of operations, each by the index of its operation, in whatever order they come.
+    """The answers to a list of operations, by the index of each operation. They come in any order.
 
-    Each is answered once, whether somebody waits for it or not.
-
-    Everything here happens on the event loop's thread.
+    Each operation is answered once, even if no caller waits for it. Everything runs on the event loop's thread.
     """
 
     results: list[R | Exception | None]
-    """None for what is not answered yet, as all of it is in the beginning; an exception is an answer too."""
+    """The answers, None for each operation that has no answer yet. An exception is an answer too."""
     forward: Callable[[int, NotServedError], asyncio.Task[R] | None] | None = None
-    """Asks the owner of a shard that is not served here for the answer at an index."""
+    """Forwards the operation at an index to the owner of its shard, which is not served here."""
     _answered: int = 0
     _fresh: list[int] = []
-    _asked: dict[int, asyncio.Task[R]] = {}
-    _told: Callable[[Sequence[int]], None] | None = None
-    _watching: Callable[[int, R | Exception], None] | None = None
+    _forwarded: dict[int, asyncio.Task[R]] = {}
+    _on_answers: Callable[[Sequence[int]], None] | None = None
+    _on_each: Callable[[int, R | Exception], None] | None = None
     _awaited: _Awaited | None = None
     _raises: bool = False
-    """Whether an error is raised to the one who waits."""
+    """Whether an error is raised to the caller that waits."""
     _abandoned: bool = False
-    _if_abandoned: list[Callable[[], object]] = []
+    _on_abandon: list[Callable[[], object]] = []
 
     @property
     def left(self) -> int:
-        """How many are not answered yet."""
+        """The number of operations without an answer."""
         return len(self.results) - self._answered
 
-    def listen(self, told: Callable[[Sequence[int]], None]) -> None:
-        """Call `told` with the indexes of those that are answered: now if there are any, and whenever some more are.
+    def on_answers(self, callback: Callable[[Sequence[int]], None]) -> None:
+        """Call `callback` with the indexes of the answers that are there, and later with those of further ones.
 
-        It is called once for each of them, with all that were answered in one turn of the loop.
+        It gets each index once, with all others of the same turn of the loop.
         """
-        self._told = told
+        self._on_answers = callback
         if self._fresh:
-            self._tell()
+            self._pass_on()
 
-    def watch(self, watching: Callable[[int, R | Exception], None]) -> None:
-        """Call `watching` with each index and its answer, whether somebody waits for it or not."""
-        self._watching = watching
+    def on_each_answer(self, callback: Callable[[int, R | Exception], None]) -> None:
+        """Call `callback` with each index and its answer, even if no caller waits for it."""
+        self._on_each = callback
         for index, result in enumerate(self.results):
             if result is not None:
-                self._watch(watching, index, result)
+                self._call_on_each(callback, index, result)
 
     @staticmethod
-    def _watch(watching: Callable[[int, R | Exception], None], index: int, result: R | Exception) -> None:
+    def _call_on_each(callback: Callable[[int, R | Exception], None], index: int, result: R | Exception) -> None:
         try:
-            watching(index, result)
+            callback(index, result)
         except Exception:
-            log.exception("answer_not_watched")  # it must not cost the others their answers
+            log.exception("answer_not_watched")  # the other answers must still be passed on
 
     def all(self) -> asyncio.Future[Sequence[R | Exception]]:
-        """Return all answers in the order of the operations; if this is cancelled, the rest is abandoned."""
+        """Return all answers in the order of the operations. If this is cancelled, the missing ones are abandoned."""
         return self._wait()
 
     def only(self) -> asyncio.Future[R]:
-        """Return the answer to a list of one, or raise it; if this is cancelled, it is abandoned."""
+        """Return the answer to a list of one, or raise it. If this is cancelled, it is abandoned."""
         self._raises = True
         return self._wait()
 
@@ -187,60 +182,60 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
             awaited.set_result(answer)
 
     def abandon(self) -> None:
-        """Wait no longer: what was begun is finished all the same, and nobody is told."""
+        """Wait for no more answers. Operations that have begun are finished all the same."""
         self._abandoned = True
-        self._told = None
-        for call in self._if_abandoned:
+        self._on_answers = None
+        for call in self._on_abandon:
             call()
-        for asked in self._asked.values():
-            asked.cancel()
+        for task in self._forwarded.values():
+            task.cancel()
 
-    def if_abandoned(self, call: Callable[[], object]) -> None:
-        """Call this if nobody waits any more: what has not begun yet need not begin."""
-        self._if_abandoned.append(call)
+    def on_abandon(self, call: Callable[[], object]) -> None:
+        """Call this if the answers are abandoned: operations that have not begun need not begin."""
+        self._on_abandon.append(call)
 
     def waits_for(self, index: int) -> bool:
-        """Whether somebody waits for the answer to an operation."""
+        """Return whether a caller waits for the answer to an operation."""
         return not self._abandoned and self.results[index] is None
 
-    # --- for those who answer
+    # --- answering
 
     def answer(self, index: int, result: R | Exception) -> None:
-        """Answer one operation, unless it is answered; those who listen are told with others of the same turn."""
+        """Answer one operation, unless it has an answer."""
         if self.results[index] is not None:
             return
         if isinstance(result, HalfwayError):
-            if isinstance(result, NotServedError) and self._is_forwarded(index, result):
+            if isinstance(result, NotServedError) and self._forward(index, result):
                 return
             result.__traceback__ = None  # its frames hold these answers: with them it would be a cycle
         self.results[index] = result
         self._answered += 1
         self._fresh.append(index)
-        if self._told is not None and len(self._fresh) == 1:
-            # Not at once: whoever listens must not disturb those who are answered next.
-            asyncio.get_running_loop().call_soon(self._tell)
+        if self._on_answers is not None and len(self._fresh) == 1:
+            # Not at once: the callback must not delay the operations that are answered next.
+            asyncio.get_running_loop().call_soon(self._pass_on)
         if self._awaited is not None and self._answered == len(self.results):
             self._settle(self._awaited)
-        if self._watching is not None:
-            self._watch(self._watching, index, result)
+        if self._on_each is not None:
+            self._call_on_each(self._on_each, index, result)
 
-    def _tell(self) -> None:
-        told, fresh = self._told, self._fresh
-        if told is not None and fresh:
+    def _pass_on(self) -> None:
+        callback, fresh = self._on_answers, self._fresh
+        if callback is not None and fresh:
             self._fresh = []
-            told(fresh)
+            callback(fresh)
 
-    def _is_forwarded(self, index: int, error: NotServedError) -> bool:
-        """Ask the owner of the shard, unless it was asked before or nobody waits."""
-        if self.forward is None or index in self._asked or self._abandoned:
+    def _forward(self, index: int, error: NotServedError) -> bool:
+        """Ask the owner of the shard. Return False if it was asked before, or if no caller waits."""
+        if self.forward is None or index in self._forwarded or self._abandoned:
             return False
-        asked = self.forward(index, error)
-        if asked is None:
+        task = self.forward(index, error)
+        if task is None:
             return False
-        self._asked[index] = asked
-        asked.add_done_callback(partial(self._forwarded, index))
+        self._forwarded[index] = task
+        task.add_done_callback(partial(self._take_forwarded, index))
         return True
 
-    def _forwarded(self, index: int, asked: asyncio.Task[R]) -> None:
-        error = ConnectionAbortedError("the caller is gone") if asked.cancelled() else asked.exception()
-        self.answer(index, asked.result() if error is None else error)  # type: ignore[arg-type] # no BaseException
+    def _take_forwarded(self, index: int, task: asyncio.Task[R]) -> None:
+        error = ConnectionAbortedError("the caller is gone") if task.cancelled() else task.exception()
+        self.answer(index, task.result() if error is None else error)  # type: ignore[arg-type] # no BaseException

@@ -98,7 +98,7 @@ class Auditor:
             failure = result.code if isinstance(result, HalfwayError) else "interrupted"
             self._record(principal, fields, DONE if isinstance(result, EndResult) else failure)
 
-        answers.watch(answered)
+        answers.on_each_answer(answered)
 
     def _record(self, principal: Principal, fields: dict[str, str | None], result: str) -> None:
         event = AuditEvent(

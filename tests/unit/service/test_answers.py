@@ -36,7 +36,7 @@ async def test_a_listener_is_told_each_index_once_with_others_of_its_turn() -> N
     answers: Answers[int] = Answers([None] * 4)
     told: list[list[int]] = []
     answers.answer(3, 3)
-    answers.listen(lambda places: told.append(list(places)))
+    answers.on_answers(lambda places: told.append(list(places)))
     assert told == [[3]]
     answers.answer(0, 0)
     answers.answer(2, 2)
@@ -59,7 +59,7 @@ async def test_the_first_answer_stands() -> None:
 async def test_nobody_is_told_of_what_was_abandoned() -> None:
     answers: Answers[int] = Answers([None] * 2)
     told: list[int] = []
-    answers.listen(told.extend)
+    answers.on_answers(told.extend)
     answers.answer(0, 0)
     answers.abandon()
     assert not answers.waits_for(1)
@@ -87,7 +87,7 @@ async def test_whoever_watches_hears_every_answer_waited_for_or_not() -> None:
         raise RuntimeError
 
     answers.answer(0, 0)
-    answers.watch(watching)
+    answers.on_each_answer(watching)
     answers.answer(1, 1)
     answers.abandon()
     answers.answer(2, 2)

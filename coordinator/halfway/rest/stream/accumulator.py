@@ -188,10 +188,10 @@ class OperationAccumulator:
         shown: Callable[[int, R], Answer],
         done: Callable[[int], None],
     ) -> None:
-        """Tell the connections their answers as they come; `done` is called with how many were."""
+        """Send the answers to their connections as they come. `done` is called with the number of answers."""
         results = answers.results
 
-        def told(indexes: Sequence[int]) -> None:
+        def send(indexes: Sequence[int]) -> None:
             counts: Counter[int] = Counter()
             for index in indexes:
                 one = operations[index]
@@ -203,10 +203,10 @@ class OperationAccumulator:
                 if isinstance(result, Exception):
                     answer = frames.refused(one.n, _error(result))
                 else:
-                    answer = shown(one.n, result)  # type: ignore[arg-type] # an index that is told has its result
+                    answer = shown(one.n, result)  # type: ignore[arg-type] # it has an answer
                 counts[answer.status] += 1
                 if isinstance(result, GroupLimitedError):
-                    # As in REST: who sends the next one at once is slowed down, or refusals take the others' time.
+                    # As in REST: it slows down a caller that sends the next prepare at once.
                     asyncio.get_running_loop().call_later(held_s(self._hold_s), one.asker.answer, answer)
                 else:
                     one.asker.answer(answer)
@@ -214,7 +214,7 @@ class OperationAccumulator:
             for status, count in counts.items():
                 self._observer.streamed(operations[0].kind, status, count)
 
-        answers.listen(told)
+        answers.on_answers(send)
 
     def _finish(self, operation: _Operation) -> None:
         operation.request = None

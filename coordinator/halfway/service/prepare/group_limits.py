@@ -70,7 +70,7 @@ class GroupLimits:
                 reserved[index] = request.group, size
 
         if self._bytes is not None:
-            answers.watch(release)
+            answers.on_each_answer(release)
         return admit
 
     def _admit(self, request: Prepare, *, forwarded: bool) -> int:

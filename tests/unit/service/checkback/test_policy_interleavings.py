@@ -112,7 +112,7 @@ class Run:
         end = End(id=check.id, outcome=Outcome.COMMIT, check_id=check.check_id)
         call = self.world.coordinator.begin_ends([end], deadline=self.world.deadline())
         self._calls.add(call)
-        call.listen(partial(self._called, check.id, known, call))
+        call.on_answers(partial(self._called, check.id, known, call))
         if self.random.random() < 0.2:
             await asyncio.sleep(0)
             self._calls.discard(call)
