@@ -8,6 +8,7 @@ the test stops it or needs other settings. Tests that share a fixture which star
 each worker starts them again.
 """
 
+import atexit
 import gc
 import os
 import sys
@@ -45,6 +46,9 @@ settings.load_profile("halfway")
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Else extensions report leaks when Python ends. pytest itself collects five times before that.
+atexit.register(gc.unfreeze)
+
 ports.candidates = in_turn
 close_late_connections()
 
@@ -63,8 +67,3 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let Python take everything apart at its end: else extensions tell of leaks."""
-    gc.unfreeze()

@@ -71,7 +71,7 @@ class Story:
             self._running = [self._start(service) for service in PROCESSES]
             killed = 0
             while killed < kills or self._count(self._orders, "orders") < orders:
-                time.sleep(self._chance.uniform(0.5, 4))
+                time.sleep(self._chance.uniform(0.2, 1))
                 if killed >= kills * self._count(self._orders, "orders") / orders:
                     continue
                 slot = self._chance.randrange(len(PROCESSES))

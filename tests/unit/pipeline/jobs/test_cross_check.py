@@ -43,7 +43,7 @@ def compared(made: RandomLog, folder: Path, at: int) -> Summary:
 
 def windows(seed: int, folder: Path) -> tuple[RandomLog, int]:
     """Let runs go on over a random log up to its end."""
-    made = RandomLog(seed, count=30)
+    made = RandomLog(seed, count=45)
     cuts = cuts_of(made, seed)
     for at in cuts:
         continued(made.log, at, LocalFolder(str(folder / "continued")))
@@ -69,7 +69,7 @@ def test_only_what_the_runs_have_read_is_compared(tmp_path: Path, seed: int) -> 
 
     Each of halfway's topics is compacted by itself since, or is not.
     """
-    made = RandomLog(seed, count=30)
+    made = RandomLog(seed, count=45)
     folder = LocalFolder(str(tmp_path / "continued"))
     at = cuts_of(made, seed)[0]
     engine = DuckEngine()
