@@ -68,7 +68,7 @@ def ask_as_admin(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
 def guarded() -> Iterator[str]:
     """Return the address of a broker with passwords and ACLs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halfway.embedded.broker.ask", ask_as_admin)
+        patch.setattr("halfway.embedded.broker.cluster_id_query", ask_as_admin)
         config = EmbeddedConfig(
             jvm_options=short_lived(), properties={**STEADY, **BROKER}, startup_timeout_s=STARTED_WITHIN_S
         )
