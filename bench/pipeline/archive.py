@@ -41,7 +41,7 @@ PLANTED: Final = 10
 """Transactions of each anomaly."""
 ANOMALIES: Final = ("lost", "torn", "doubled", "payload_changed", "leaked", "contradicted")
 CUT: Final = "cut.json"
-"""Up to where nine of ten transactions stand."""
+"""The offsets of nine tenths of the transactions."""
 _PARTS: Final = 10
 _BLOCK: Final = 250_000
 _START: Final = 1_750_000_000_000
@@ -121,7 +121,7 @@ def _blocks(rng: np.random.Generator, sizes: Sequence[tuple[int, int]]) -> Itera
 
 
 def _states(number: Numbers) -> Numbers:
-    """Let those that are damaged be committed, or rolled back where it is that they leak."""
+    """Return states in which damaged transactions are committed, or rolled back if they leak."""
     planted = number < PLANTED * len(ANOMALIES)
     leaked = number // PLANTED == ANOMALIES.index("leaked")
     return np.where(planted, np.where(leaked, ROLLED_BACK, COMMITTED), states(number))

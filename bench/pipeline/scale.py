@@ -30,7 +30,7 @@ _MIB: Final = 1 << 20
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run over how much. Archives stand in `folder`; `keep` leaves them there, and takes those that are."""
+    """The jobs and sizes to run. Archives are in `folder`. With `keep` they stay there, and existing ones are used."""
 
     halves: tuple[int, ...] = (100_000, 1_000_000)
     jobs: tuple[Job, ...] = JOBS

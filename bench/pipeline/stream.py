@@ -86,7 +86,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether each transaction that has ended has its row, once, and the others are pending."""
+        """Return whether each transaction that has ended has one row, and the others are pending."""
         return self.rows == self.distinct == self.transactions and self.pending_at_end == self.pending_wanted
 
 
@@ -206,7 +206,7 @@ class _Follower:
         self._began = time.monotonic()
 
     def look(self, used: Watch) -> None:
-        """Wait a moment, and note a batch that was done meanwhile."""
+        """Wait a moment, and record a batch that was done in the meantime."""
         time.sleep(_LOOK_S)
         if self._process.poll() is not None:
             raise RigError(f"the ledger has ended with {self._process.returncode}")
@@ -227,7 +227,7 @@ class _Follower:
         )
 
     def forget(self) -> None:
-        """Let minutes begin now."""
+        """Start counting minutes."""
         self.batches.clear()
         self._began = time.monotonic()
 

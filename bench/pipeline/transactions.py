@@ -106,7 +106,7 @@ def hexadecimal(raw: Bytes) -> Bytes:
 
 
 def half_value() -> bytes:
-    """Return the value of a half record; it tells of no id that was made here, as nobody decodes it."""
+    """Return the value of a half record. It has another id, which does not matter, because no job decodes it."""
     message = Message(topic=TOPICS[0], key=b"k", value=bytes(VALUE_BYTES))
     half = Half(
         id="x", group=GROUP, messages=(message,), prepared_at=_SOME_TIME, since=_SOME_TIME, fingerprint=bytes(range(16))

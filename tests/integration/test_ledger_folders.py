@@ -97,4 +97,4 @@ def test_days_are_folders_and_files_tell_the_bounds_of_times(
 def test_delta_refuses_where_only_spark_could_write() -> None:
     """A URI that deltalake does not know would become a local folder."""
     with pytest.raises(SourceError, match="cannot be written to wasbs: URIs"):
-        delta.demand("wasbs://container@account.blob.core.windows.net/ledger/ended")
+        delta.require_writable("wasbs://container@account.blob.core.windows.net/ledger/ended")

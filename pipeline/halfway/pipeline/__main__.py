@@ -1,4 +1,4 @@
-"""For `python -m halfway.pipeline` and for spark-submit, which takes a file."""
+"""The program for `python -m halfway.pipeline` and for spark-submit, which needs a file."""
 
 from halfway.pipeline.cli import main
 

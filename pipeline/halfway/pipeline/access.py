@@ -1,7 +1,7 @@
-"""How to reach Kafka: the coordinator's own settings, and what they are called for Kafka's Java client.
+"""How to reach Kafka: the coordinator's own settings, translated for Kafka's Java client.
 
-`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) holds librdkafka properties; Spark's connector wants those
-of the Java client. `HALFWAY_PIPELINE_KAFKA__<PROPERTY>` gives properties of the Java client as they are, over the
+`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) has properties of librdkafka. Spark's connector needs those
+of the Java client. `HALFWAY_PIPELINE_KAFKA__<PROPERTY>` sets a property of the Java client directly, and overrides the
 others.
 """
 
@@ -26,7 +26,7 @@ _FILE: Final = "HALFWAY_CONFIG_FILE"
 _HORIZON: Final = "HALFWAY_OUTCOME_HORIZON_S"
 _FIRST_CHECK: Final = "HALFWAY_POLICY__FIRST_CHECK_AFTER_S"
 LONGEST_S: Final = 31_536_000
-"""No setting of the coordinator is longer: a year."""
+"""The longest time in the settings of the coordinator: a year."""
 DEFAULT_PREFIX: Final = "_halfway."
 
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -38,18 +38,18 @@ _KERBEROS: Final = "com.sun.security.auth.module.Krb5LoginModule"
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaAccess:
-    """Where Kafka is and what halfway's topics are called; `java` are properties of the Java client, with secrets."""
+    """Kafka's addresses and the prefix of halfway's topics. `java` has properties of the Java client, with secrets."""
 
     java: Mapping[str, str] = field(repr=False)
     prefix: str = DEFAULT_PREFIX
     librdkafka: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The same for librdkafka; empty where only the Java client's are known."""
+    """The same for librdkafka; empty if only properties of the Java client are known."""
     reading: Mapping[str, str] = field(default_factory=dict)
-    """Further options of Spark's Kafka source."""
+    """More options of Spark's Kafka source."""
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where Kafka is."""
+        """The addresses of Kafka's brokers."""
         return self.java["bootstrap.servers"]
 
     def topic(self, kind: str) -> str:
@@ -59,7 +59,7 @@ class KafkaAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """What the jobs must know of the coordinator's times, in seconds."""
+    """The times of the coordinator that the jobs need, in seconds."""
 
     outcome_horizon_s: float = 900
     first_check_after_s: float = 6
@@ -69,7 +69,7 @@ def times(environment: Mapping[str, str] | None = None, *, file: Path | None = N
     """Return the coordinator's times, from the environment over a TOML file, as the coordinator does.
 
     Raises:
-        AccessError: naming the setting that is no time.
+        AccessError: a setting is no time; the message names it.
 
     """
     environment = os.environ if environment is None else environment
@@ -105,7 +105,7 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     """Return how to reach Kafka, from the environment over a TOML file, as the coordinator does.
 
     Raises:
-        AccessError: naming the setting that is missing or that the Java client cannot use.
+        AccessError: a setting is missing, or the Java client cannot use it; the message names it.
 
     """
     environment = os.environ if environment is None else environment
@@ -148,13 +148,13 @@ def _text(value: object) -> str:
 
 
 def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka properties that are about reaching and being let in, as the Java client wants them.
+    """Return the properties of librdkafka for connections and authentication as those of the Java client.
 
-    Files are read here and travel as text, so that they need not lie on the executors. What only tunes producers and
-    consumers is left out: it means nothing to Spark.
+    Files are read here and sent as text, so the executors do not need them. Properties that only tune producers and
+    consumers are left out.
 
     Raises:
-        AccessError: a security property that has no counterpart, or a file that cannot be read.
+        AccessError: a security property has no counterpart, or a file cannot be read.
 
     """
     given = dict(rdkafka)
@@ -171,7 +171,7 @@ def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
     if left:
         variables = ", ".join(_RDKAFKA + name.upper().replace(".", "_") for name in left)
         raise AccessError(
-            f"{variables}: Kafka's Java client, which Spark uses, has no such property; give it what it needs as "
+            f"{variables}: Kafka's Java client, which Spark uses, has no such property; use "
             f"{_JAVA}<PROPERTY> instead, and unset this for the job"
         )
     return java

@@ -1,6 +1,6 @@
-"""What the brokers say about topics and offsets, asked with the connector's own Java client.
+"""Topics and offsets, by the connector's own Java client.
 
-So there is one set of security properties, and nothing more to install where a job is submitted.
+So one set of security properties is enough, and a machine that submits a job needs no other client.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 _TIMEOUT_MS: Final = 30_000
 Offsets = Mapping[tuple[str, int], tuple[int, int]]
-"""By topic and partition an offset, and the time in ms of the record there; -1 if there is none."""
+"""By topic and partition, an offset and the time in ms of the record there; -1 if there is none."""
 _NOT_THERE: Final = ("UnknownTopicOrPartitionException", "InvalidTopicException")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cleanup:
-    """What a topic's configuration lets Kafka remove; a negative limit is none."""
+    """The part of a topic's configuration that removes records. A negative limit is none."""
 
     policy: str
     tombstones_kept_ms: int
@@ -49,14 +49,14 @@ class Cleanup:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Where partitions begin and end, asked for in this order: whatever stands below `end` stands below `high`."""
+    """Where partitions begin and end. They are asked for in this order, so `high` is not below `end`."""
 
     start: Offsets
     end: Offsets
-    """For readers of committed records."""
+    """The end for readers of committed records."""
     high: Offsets
     first: Offsets
-    """The first record there is."""
+    """The first record."""
 
     def pins(self, topic: str, count: int) -> tuple[PartitionPin, ...]:
         """Return pins of all partitions of a topic."""
@@ -77,10 +77,10 @@ class Bounds:
 
 
 class Brokers:
-    """An admin client in Spark's JVM; close it after use."""
+    """An admin client in Spark's JVM. Close it after use."""
 
     def __init__(self, spark: SparkSession, access: KafkaAccess) -> None:
-        """Connect; AccessError where the properties cannot be used."""
+        """Connect; AccessError if the properties cannot be used."""
         from py4j.java_gateway import JavaClass
         from py4j.protocol import Py4JJavaError
 
@@ -102,11 +102,11 @@ class Brokers:
             raise AccessError(f"Kafka's client cannot use its properties: {_reason(error)}") from None
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._admin.close()
 
     def pin(self, topics: Sequence[str]) -> list[TopicPin]:
-        """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
+        """Return the present pins of those of these topics that exist; AccessError if Kafka does not answer."""
         now = round(time.time() * 1000)
         described = self._described(topics)
         found = {topic: int(description.partitions().size()) for topic, description in described.items()}

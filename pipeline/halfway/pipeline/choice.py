@@ -1,4 +1,4 @@
-"""Which engine an audit runs on: DuckDB where one machine is enough, Spark for what is larger and on a cluster."""
+"""Which engine an audit runs on: DuckDB if one machine is enough, else Spark."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000
-"""Records of half and op, which is more than three million transactions: above it an audit runs on Spark."""
+"""Records of half and op (more than three million transactions). With more an audit runs on Spark."""
 _BYTES_EACH: Final = 1_600
-"""Of memory that a record of half or op takes on DuckDB, with all that belongs to it.
+"""Memory that DuckDB needs for a record of half or op and everything that belongs to it.
 
 2.9 million records (a million transactions) took 3,573 MiB, which is 1,290 bytes each, and 29 million took 18,560 MiB,
 which is 670 (docs/pipeline.md#what-they-cost). This is a quarter more than the first.
@@ -36,14 +36,14 @@ which is 670 (docs/pipeline.md#what-they-cost). This is a quarter more than the 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where an audit reads and writes; `access` is None for an archive."""
+    """Where an audit reads and writes. `access` is None for an archive."""
 
     output: str
     snapshot: str | None
     offsets: str | None
     access: KafkaAccess | None
     against: str | None = None
-    """The folder of an audit with --continue, to be compared with."""
+    """The folder of an audit with --continue to compare with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,28 +58,28 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The engine, and why."""
+    """An engine, and why it was chosen."""
 
     engine: Literal["duckdb", "spark"]
     because: str
 
 
 def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None) -> Chosen:
-    """Return the engine: the one asked for, else DuckDB for what fits this machine.
+    """Return the engine of the command line, else DuckDB if this machine is enough, else Spark.
 
-    Where `memory` is the most that DuckDB may take, it goes to disk, however much memory is free.
+    With `memory`, the limit for DuckDB, the free memory does not matter, because DuckDB then uses the disk.
 
     Raises:
-        SourceError: DuckDB is asked for, and cannot do it.
+        SourceError: the command line chooses DuckDB, which cannot do this audit.
 
     """
     hindrance = _hindrance(places)
     if name == "duckdb" and hindrance is not None:
         raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
     if name != "auto":
-        return Chosen(engine=name, because="it was asked for")
+        return Chosen(engine=name, because="the command line chooses it")
     if spark_asked or GATEWAY in os.environ:
-        return Chosen(engine="spark", because="it is told how Spark runs")
+        return Chosen(engine="spark", because="options or variables of Spark are given")
     if hindrance is not None:
         return Chosen(engine="spark", because=hindrance)
     records = _records(places)
@@ -88,8 +88,8 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
         return Chosen(engine="spark", because=f"{there}, more than {MOST:,}")
     needed, free = records * _BYTES_EACH, free_memory()
     if memory is None and free is not None and needed > free:
-        told = f"{there}, for which DuckDB takes about {_gib(needed)} of memory, and {_gib(free)} are free"
-        return Chosen(engine="spark", because=f"{told}: with --engine duckdb --memory it goes to disk")
+        reason = f"{there}, for which DuckDB takes about {_gib(needed)} of memory, and {_gib(free)} are free"
+        return Chosen(engine="spark", because=f"{reason}: with --engine duckdb --memory it goes to disk")
     return Chosen(engine="duckdb", because=there)
 
 
@@ -104,7 +104,7 @@ def _hindrance(places: Places) -> str | None:
         if not is_local(folder or ""):
             return f"{folder!r} is not on this machine"
     if places.access is not None and not places.access.librdkafka:
-        return "properties of the Java client (HALFWAY_PIPELINE_KAFKA__…) mean nothing to it"
+        return "properties of the Java client (HALFWAY_PIPELINE_KAFKA__…) are for Spark only"
     return None
 
 
@@ -120,14 +120,14 @@ def _records(places: Places) -> int:
     else:
         folder = LocalFolder(str(places.snapshot))
         kept, prefix = Pins.from_json(folder.read("offsets.json")), json.loads(folder.read("archive.json"))["prefix"]
-        # A real topic may be called a shop.
+        # A real topic can have the name of a kind.
         pins = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
     return sum(each.end - each.start for one in pins for each in one.partitions)
 
 
 @contextmanager
 def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
-    """Open DuckDB, and let go of it and of what it wrote meanwhile; SourceError where its memory is not enough."""
+    """Open DuckDB, and close it with its temporary files at the end; SourceError if its memory is not enough."""
     import duckdb
 
     from halfway.pipeline.folders import LocalFolder

@@ -1,7 +1,7 @@
-"""Spark's Kafka connector: resolved by name through jgo, given to Spark as jars.
+"""Spark's Kafka connector: jgo resolves it by name, and Spark gets its jars.
 
-`spark.jars.packages` would do it through Ivy, which takes a description without its jar in the local Maven repository
-for the artifact and then fails.
+`spark.jars.packages` would use Ivy, which fails if the local Maven repository has the description of an artifact
+without its jar.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Final
 from halfway.pipeline.errors import ConnectorError
 
 DEFAULT_VERSION: Final = "4.0.0"
-"""The newest that can be resolved; it works with every PySpark 4.0."""
+"""The newest version that can be resolved. It works with every PySpark 4.0."""
 _ARTIFACT: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d[\w.+-]*)\.jar\Z")
 
 
 def coordinate(version: str) -> str:
-    """Return what `spark-submit --packages` takes."""
+    """Return the coordinate for `spark-submit --packages`."""
     return f"{_ARTIFACT}:{version}"
 
 
 def jars(version: str = DEFAULT_VERSION) -> tuple[Path, ...]:
-    """Return the connector's jars and what it needs beyond PySpark's own; fetched once, then from the cache.
+    """Return the jars of the connector, without those that PySpark has. They are downloaded once, then cached.
 
     Raises:
-        ConnectorError: they cannot be had; says why and how to give them by hand.
+        ConnectorError: they cannot be resolved. The message has the cause and how to give them manually.
 
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
@@ -54,13 +54,13 @@ def _resolve(version: str) -> tuple[Path, ...]:
         raise ConnectorError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
     try:
         return tuple(jgo.build(coordinate(version)).all_jars)
-    # jgo has no exceptions of its own: whatever its parts raise means that the jars are not there.
+    # jgo has no exceptions of its own. Every error of its parts means that the jars are missing.
     except Exception as error:
         raise ConnectorError(f"{coordinate(version)} could not be resolved ({error}): {remedy}") from error
 
 
 def _read(written_down: Path) -> tuple[Path, ...]:
-    """Return the jars written down, nothing where one of them is gone."""
+    """Return the jars of an earlier resolution, none if one of them is gone."""
     try:
         jars = tuple(map(Path, json.loads(written_down.read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):

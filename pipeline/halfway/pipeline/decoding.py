@@ -1,4 +1,4 @@
-"""Values decoded: Avro in single-object encoding, every version of every schema, a batch of records at a time."""
+"""Decoding of values: Avro in single-object encoding, every version of every schema, in batches of records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAYOUT: Final = "`shards` int, `created_at` bigint"
 def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
     """Return records with the given fields of their values (columns in DDL) in place of `value`, and `error`.
 
-    A value that is no record of this kind has null in every field and says why in `error`; the others have null there.
+    A value that is no record of this kind has null in every field, and the cause in `error`, which is otherwise null.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType, StructType
@@ -46,7 +46,7 @@ def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
     names = [field.name for field in wanted]
     taken = set(names)
     if clash := taken & set(kept.names):
-        raise ValueError(f"columns {sorted(clash)} stand in the records already")
+        raise ValueError(f"the records already have the columns {sorted(clash)}")
     result = StructType([*kept.fields, *wanted.fields]).add("error", StringType())
     arrow = to_arrow_schema(wanted)
     versions = json.dumps(schemas.versions(kind))
@@ -60,7 +60,7 @@ def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
 
 
 def columns_of(ddl: str) -> StructType:
-    """Return columns in DDL as a schema; needs a running session."""
+    """Return columns in DDL as a schema. It needs a running session."""
     from pyspark.sql.types import StructType
 
     schema: Any = StructType.fromDDL(ddl)
@@ -83,9 +83,9 @@ def decoded(
     for value in batch.column("value").to_pylist():
         try:
             fields, error = read(value), None
-        # fastavro answers damaged bytes with whatever its parts raise: EOFError, IndexError, UnicodeDecodeError, ...
+        # fastavro raises many kinds of errors for damaged bytes: EOFError, IndexError, UnicodeDecodeError, ...
         except Exception as raised:  # noqa: BLE001
-            fields, error = {}, _told(raised)
+            fields, error = {}, _message_of(raised)
         rows.append(fields)
         errors.append(error)
     made = _columns(rows, errors, names, arrow)
@@ -95,14 +95,14 @@ def decoded(
 
 
 def _columns(rows: list[dict[str, Any]], errors: list[str | None], names: list[str], arrow: pa.Schema) -> list[Any]:
-    """Return the columns; a row with a number that its column cannot hold gets an error in place of its fields.
+    """Return the columns. A row with a number that its column cannot hold gets an error in place of its fields.
 
-    Avro itself sets no bounds to a number, so whoever can write to the topic can write one that nothing can hold.
+    Avro does not bound numbers, so a record can have one that no column can hold.
     """
     import pyarrow as pa
 
     def columns(some: list[dict[str, Any]]) -> list[Any]:
-        # A field that the writer's schema lacks is null.
+        # A field that the writer's schema does not have is null.
         return [pa.array([row.get(name) for row in some], type=arrow.field(name).type) for name in names]
 
     try:
@@ -112,19 +112,19 @@ def _columns(rows: list[dict[str, Any]], errors: list[str | None], names: list[s
             try:
                 columns([row])
             except (pa.ArrowException, OverflowError, ValueError) as raised:
-                rows[number], errors[number] = {}, _told(raised)
+                rows[number], errors[number] = {}, _message_of(raised)
         return columns(rows)
 
 
-def _told(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
 
 
 @cache
 def reader(kind: str, versions: str) -> Callable[[bytes | None], dict[str, Any]]:
-    """Return a function from a value to its fields, which raises for anything that is no record of this kind.
+    """Return a function from a value to its fields, which raises an error for a value that is no record of this kind.
 
-    `versions` is a JSON list of schemas: the workers need not find the files. A record has the fields that it was
+    `versions` is a JSON list of schemas, so that the workers do not need the files. A record has the fields that it was
     written with.
     """
     import fastavro

@@ -1,4 +1,4 @@
-"""Tables in Delta with one writer, whose batches each count once; the package `deltalake` needs no Spark."""
+"""Delta tables with one writer, each of whose batches counts once. The package `deltalake` needs no Spark."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 LOG: Final = "_delta_log"
 _SCHEMES: Final = ("file", "s3", "s3a", "abfs", "abfss", "gs", "hdfs")
-"""What both Spark, with the file system's own package, and deltalake can reach by the same URI."""
+"""The schemes of URIs that both deltalake and Spark, with the package of a file system, understand."""
 
 
-def demand(uri: str) -> None:
-    """Raise SourceError where the package is missing, or cannot write there: it would take the URI for a local path."""
+def require_writable(uri: str) -> None:
+    """Raise SourceError if the package is missing, or would take a URI for a local path."""
     try:
-        import deltalake  # noqa: F401 - whether it can be imported is the question
+        import deltalake  # noqa: F401 - to know whether it is installed
     except ImportError:
         raise SourceError("Delta tables need the package deltalake: pip install '.[pipeline]' in a checkout") from None
     scheme = uri.partition(":")[0]
@@ -33,7 +33,7 @@ def demand(uri: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch of one writer. Its number is committed with its rows (a `txn` action): neither stands without the other.
+    """A batch of one writer. Its number is committed together with its rows (a `txn` action).
 
     The rows of a batch pass through the driver.
     """
@@ -43,33 +43,33 @@ class Batch:
 
     @property
     def properties(self) -> CommitProperties:
-        """What a commit of this batch tells."""
+        """The properties of a commit of this batch."""
         from deltalake import CommitProperties, Transaction
 
         return CommitProperties(app_transactions=[Transaction(self.writer, self.number)])
 
     def written(self, table: DeltaTable) -> bool:
-        """Whether a table has this batch already."""
+        """Return whether a table has this batch already."""
         return _last(table, self.writer) >= self.number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """How a row `new` changes the row `old` of a table, as SQL; columns that the table lacks only decide."""
+    """How a row `new` changes the row `old` of a table, as SQL. Columns that the table lacks serve conditions only."""
 
     same: str
     deletes: str
     replaces: str
     begins: str
     settings: Mapping[str, str | None] = field(default_factory=dict)
-    """Of a table that is made now."""
+    """The settings of a table that is created."""
 
 
 def append(rows: DataFrame, uri: str, batch: Batch, *, by: tuple[str, ...] = ()) -> int:
-    """Append rows and return their number, 0 if the batch is there already; a new table is partitioned by `by`."""
+    """Append rows and return their number, 0 if the batch is there already. A new table is partitioned by `by`."""
     from deltalake import write_deltalake
 
-    # In any case: what is noted while the rows are made has to be told.
+    # The rows are always computed, because their frame has observations.
     read = rows.toArrow()
     table = _opened(uri, read.schema, partition_by=list(by) or None)
     if batch.written(table):
@@ -79,13 +79,13 @@ def append(rows: DataFrame, uri: str, batch: Batch, *, by: tuple[str, ...] = ())
 
 
 def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], rule: Merge) -> int:
-    """Apply changes, unless the batch is there already, and return how many rows the table, of these columns, has.
+    """Apply changes, unless the batch is there already, and return the number of rows of the table.
 
-    Only files with a row that is changed are written anew.
+    Only files with a row that changes are written again.
     """
     from deltalake import write_deltalake
 
-    # In any case, as above.
+    # Always, as above.
     rows = changes.toArrow()
     schema = rows.select(list(columns)).schema
     table = _opened(uri, schema, configuration=rule.settings)
@@ -99,13 +99,13 @@ def merge(changes: DataFrame, uri: str, batch: Batch, columns: Sequence[str], ru
         merging.when_not_matched_insert_all(rule.begins, except_cols=deciding)
         merging.execute()
     if not batch.written(table):
-        # A merge that changes no row commits nothing; the batch is done all the same.
+        # A merge that changes no row commits nothing, but the batch is done.
         write_deltalake(table, schema.empty_table(), mode="append", commit_properties=batch.properties)
     return count(table)
 
 
 def _opened(uri: str, schema: pa.Schema, **settings: Any) -> DeltaTable:
-    """Return a table, made first if it is not there: one with files and no log would be taken for something else."""
+    """Return a table, created first if it does not exist."""
     from deltalake import DeltaTable
 
     if DeltaTable.is_deltatable(uri):
@@ -114,12 +114,12 @@ def _opened(uri: str, schema: pa.Schema, **settings: Any) -> DeltaTable:
 
 
 def count(table: DeltaTable) -> int:
-    """Return how many rows a table has, by its log alone."""
+    """Return the number of rows of a table by its log."""
     return sum(table.get_add_actions(flatten=True).column("num_records").to_pylist())
 
 
 def compact(uri: str) -> None:
-    """Make few files of many, and delete those that have been out of use for as long as the table keeps them."""
+    """Combine files, and delete files that have been out of use for longer than the table keeps them."""
     from deltalake import DeltaTable
 
     table = DeltaTable(uri)
@@ -128,7 +128,7 @@ def compact(uri: str) -> None:
 
 
 def last(uri: str, *, writer: str) -> int:
-    """Return the last batch that a writer has written, -1 if there is none."""
+    """Return the number of the last batch of a writer, -1 if there is none."""
     from deltalake import DeltaTable
 
     return _last(DeltaTable(uri), writer) if DeltaTable.is_deltatable(uri) else -1
@@ -140,7 +140,7 @@ def _last(table: DeltaTable, writer: str) -> int:
 
 
 def _as_of(uri: str, upto: Batch | None) -> DeltaTable:
-    """Return a table as it is now, or as it was when its writer had not yet written more than a batch."""
+    """Return a table as it is now, or as it was before its writer wrote more than a batch."""
     from deltalake import DeltaTable
 
     table = DeltaTable(uri)
@@ -150,19 +150,19 @@ def _as_of(uri: str, upto: Batch | None) -> DeltaTable:
 
 
 def read(spark: SparkSession, uri: str, *, upto: Batch | None = None) -> DataFrame:
-    """Return a table as it is now, or as it was when its writer had not yet written more than a batch."""
+    """Return a table as it is now, or as it was before its writer wrote more than a batch."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import from_arrow_schema
 
     table = _as_of(uri, upto)
     schema = from_arrow_schema(pa.schema(table.schema().to_arrow()))
     files = table.file_uris()
-    # What a table is partitioned by stands in the names of its folders, not in its files.
+    # The names of the folders, not the files, have the column by which a table is partitioned.
     reader = spark.read.schema(schema).option("basePath", uri)
     return reader.parquet(*files) if files else spark.createDataFrame([], schema)
 
 
 def dataset(uri: str, *, upto: Batch) -> Dataset:
-    """Return a table, without Spark, as it was when its writer had not yet written more than a batch."""
+    """Return a table, without Spark, as it was before its writer wrote more than a batch."""
     found: Dataset = _as_of(uri, upto).to_pyarrow_dataset()
     return found

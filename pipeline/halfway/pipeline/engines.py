@@ -1,7 +1,7 @@
-"""What runs the rules: Spark, or DuckDB where one machine is enough. The rules are written once, in the SQL of both.
+"""The engines that run the rules: Spark, and DuckDB for what fits one machine. The rules are in SQL that both accept.
 
-Where the two call a thing differently, a `Dialect` says how. A table of either is a `Frame`, which nobody but its
-engine looks into.
+A `Dialect` gives the expressions that the two write differently. A table of an engine is a `Frame`, whose content only
+that engine reads.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NUMBERS: Final = count()
 
 
 class Dialect(Protocol):
-    """How an engine writes what the two write differently."""
+    """The expressions that the two engines write differently."""
 
     array: str
-    """The function that makes an array of its arguments."""
+    """The function that returns an array of its arguments."""
 
     def header(self, name: str) -> str:
-        """Return the last value of a header as text, null where there is none or it is no text."""
+        """Return the last value of a header as text, null if the header is missing or its value is not UTF-8."""
 
     def text(self, binary: str) -> str:
-        """Return bytes as text, null where they are none."""
+        """Return bytes as text, null if they are not UTF-8."""
 
     def millis(self, timestamp: str) -> str:
         """Return a timestamp in ms since the epoch."""
@@ -42,40 +42,40 @@ class Dialect(Protocol):
         """Return ms since the epoch as a timestamp in UTC."""
 
     def matches(self, text: str, pattern: str) -> str:
-        """Whether the whole text matches a pattern, which has no quotes."""
+        """Return whether the whole text matches a pattern. The pattern has no quotes."""
 
     def number_of_hex(self, text: str) -> str:
-        """Return the number that hexadecimal digits write."""
+        """Return the value of hexadecimal digits."""
 
     def sha256(self, binary: str) -> str:
         """Return the first 32 hexadecimal digits of a hash, null for null."""
 
     def number_of(self, text: str) -> str:
-        """Return a number that stands for a text in this run: 64 bits of a hash, null for null."""
+        """Return a number that represents a text in this run: 64 bits of a hash, null for null."""
 
     def own_headers(self) -> str:
-        """Return the headers that are not halfway's as bytes to be hashed (docs/protocol.md#topics)."""
+        """Return the producer's own headers as the bytes that are hashed (docs/protocol.md#topics)."""
 
     def struct(self, **fields: str) -> str:
         """Return a struct of named expressions."""
 
     def numbered(self, array: str, number: str, element: str) -> str:
-        """Return what, in a select, makes a row of each element: its number from 0, and the element."""
+        """Return select items that make a row of each element: its number from 0, and the element."""
 
     def collected(self, element: str, condition: str) -> str:
-        """Return the sorted array of an expression over the rows where a condition holds."""
+        """Return the sorted array of an expression over the rows that meet a condition."""
 
     def any(self, array: str, condition: str) -> str:
-        """Whether a condition on `one` holds for an element of an array."""
+        """Return whether an element of an array, named `one`, meets a condition."""
 
     def distinct(self, element: str) -> str:
-        """Return the sorted array of the values of an expression, nulls left out."""
+        """Return the sorted array of the distinct values of an expression, without nulls."""
 
     def size(self, array: str) -> str:
-        """Return how many elements an array has, null for null."""
+        """Return the length of an array, null for null."""
 
     def compact(self, *elements: str) -> str:
-        """Return an array without those elements that are null."""
+        """Return an array of the elements that are not null."""
 
 
 class SparkDialect:
@@ -100,11 +100,11 @@ class SparkDialect:
         return f"timestamp_millis({millis})"
 
     def matches(self, text: str, pattern: str) -> str:
-        """Whether the whole text matches a pattern."""
+        """Return whether the whole text matches a pattern."""
         return rf"({text} rlike r'\A(?:{pattern})\z')"
 
     def number_of_hex(self, text: str) -> str:
-        """Return the number that hexadecimal digits write."""
+        """Return the value of hexadecimal digits."""
         return f"try_cast(conv({text}, 16, 10) as bigint)"
 
     def sha256(self, binary: str) -> str:
@@ -112,11 +112,11 @@ class SparkDialect:
         return f"substr(sha2({binary}, 256), 1, 32)"
 
     def number_of(self, text: str) -> str:
-        """Return a number that stands for a text."""
+        """Return a number that represents a text."""
         return f"case when {text} is not null then xxhash64({text}) end"
 
     def own_headers(self) -> str:
-        """Return the headers that are not halfway's."""
+        """Return the producer's own headers."""
         own = "filter(headers, each -> not startswith(each.key, 'halfway-'))"
         each = "concat(lower(hex(each.key)), '=', coalesce(lower(hex(each.value)), '-'))"
         return f"cast(array_join(transform({own}, each -> {each}), ',') as binary)"
@@ -127,7 +127,7 @@ class SparkDialect:
         return f"named_struct({', '.join(parts)})"
 
     def numbered(self, array: str, number: str, element: str) -> str:
-        """Return what makes a row of each element."""
+        """Return select items that make a row of each element."""
         return f"posexplode({array}) as ({number}, {element})"
 
     def collected(self, element: str, condition: str) -> str:
@@ -135,15 +135,15 @@ class SparkDialect:
         return f"sort_array(collect_list(case when {condition} then {element} end))"
 
     def any(self, array: str, condition: str) -> str:
-        """Whether a condition holds for an element."""
+        """Return whether an element meets a condition."""
         return f"exists({array}, one -> {condition})"
 
     def distinct(self, element: str) -> str:
-        """Return the sorted array of the values of an expression."""
+        """Return the sorted array of the distinct values of an expression."""
         return f"sort_array(collect_set({element}))"
 
     def size(self, array: str) -> str:
-        """Return how many elements an array has."""
+        """Return the length of an array."""
         return f"case when {array} is not null then size({array}) end"
 
     def compact(self, *elements: str) -> str:
@@ -173,11 +173,11 @@ class DuckDialect:
         return f"make_timestamptz({millis} * 1000)"
 
     def matches(self, text: str, pattern: str) -> str:
-        """Whether the whole text matches a pattern."""
+        """Return whether the whole text matches a pattern."""
         return f"regexp_full_match({text}, '{pattern}')"
 
     def number_of_hex(self, text: str) -> str:
-        """Return the number that hexadecimal digits write."""
+        """Return the value of hexadecimal digits."""
         return f"try_cast('0x' || {text} as bigint)"
 
     def sha256(self, binary: str) -> str:
@@ -185,11 +185,11 @@ class DuckDialect:
         return f"sha256({binary})[1:32]"
 
     def number_of(self, text: str) -> str:
-        """Return a number that stands for a text."""
+        """Return a number that represents a text."""
         return f"case when {text} is not null then cast(hash({text}) >> 1 as bigint) end"
 
     def own_headers(self) -> str:
-        """Return the headers that are not halfway's."""
+        """Return the producer's own headers."""
         own = "list_filter(headers, lambda each: not starts_with(each.key, 'halfway-'))"
         each = "lower(hex(each.key)) || '=' || coalesce(lower(hex(each.value)), '-')"
         return f"encode(array_to_string(list_transform({own}, lambda each: {each}), ','))"
@@ -200,7 +200,7 @@ class DuckDialect:
         return f"struct_pack({', '.join(parts)})"
 
     def numbered(self, array: str, number: str, element: str) -> str:
-        """Return what makes a row of each element."""
+        """Return select items that make a row of each element."""
         return f"generate_subscripts({array}, 1) - 1 as {number}, unnest({array}) as {element}"
 
     def collected(self, element: str, condition: str) -> str:
@@ -208,15 +208,15 @@ class DuckDialect:
         return f"coalesce(list_sort(list({element}) filter (where {condition})), [])"
 
     def any(self, array: str, condition: str) -> str:
-        """Whether a condition holds for an element."""
+        """Return whether an element meets a condition."""
         return f"coalesce(len(list_filter({array}, lambda one: {condition})) > 0, false)"
 
     def distinct(self, element: str) -> str:
-        """Return the sorted array of the values of an expression."""
+        """Return the sorted array of the distinct values of an expression."""
         return f"coalesce(list_sort(list(distinct {element}) filter (where {element} is not null)), [])"
 
     def size(self, array: str) -> str:
-        """Return how many elements an array has."""
+        """Return the length of an array."""
         return f"len({array})"
 
     def compact(self, *elements: str) -> str:
@@ -231,31 +231,31 @@ class Engine(Protocol):
     dialect: Dialect
 
     def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return what a select gives, in which `$name` stands for a frame; it may run only when it is used."""
+        """Return the result of a select in which `$name` is a frame. It may run only when the result is used."""
 
     def keep(self, frame: Frame) -> Frame:
-        """Return the same, read once however often it is used."""
+        """Return the same frame, which is then computed once however often it is used."""
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values, and `error` (decoding.decode)."""
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
-        """Return a small frame of rows; columns as DDL."""
+        """Return a frame of a few rows. The columns are DDL."""
 
     def rows(self, frame: Frame) -> list[dict[str, Any]]:
         """Return all rows."""
 
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
-        """Write Parquet in place of what stands there, return it; `files`: into so many, of a small frame."""
+        """Write Parquet, replacing what is there, and return it. A small frame goes into that number of `files`."""
 
     def read(self, *paths: str) -> Frame:
-        """Return what was written to one folder or several."""
+        """Return what was written to folders."""
 
     def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
-        """Return what was written to the folders `run=N` of a table, with N as the column `run`."""
+        """Return what was written to the folders `run=N` of a table, with N in the column `run`."""
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Release everything that was kept."""
 
 
 def union(engine: Engine, frames: Iterable[Frame]) -> Frame:
@@ -275,11 +275,11 @@ class SparkEngine:
         """Take a session."""
         self.spark = spark
         self._kept: list[DataFrame] = []
-        # So that an identifier is written alike everywhere.
+        # Both engines then quote identifiers in the same way.
         spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
 
     def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return what a select gives."""
+        """Return the result of a select."""
         views = {name: f"halfway_{next(_NUMBERS)}" for name in frames}
         for name, view in views.items():
             frames[name].createOrReplaceTempView(view)
@@ -290,10 +290,10 @@ class SparkEngine:
                 self.spark.catalog.dropTempView(view)
 
     def keep(self, frame: Frame) -> Frame:
-        """Keep it on disk: in memory, it would take away what sorting needs.
+        """Keep a frame on disk, because sorting needs the memory.
 
-        On one machine what follows is planned without all that led to it. A cluster can lose what one of its machines
-        has kept, and then makes it again.
+        On one machine the steps after it are planned without those before it. On a cluster the frame is computed again
+        if a machine that kept a part of it is lost.
         """
         from pyspark import StorageLevel
 
@@ -315,7 +315,7 @@ class SparkEngine:
         return [row.asDict(recursive=True) for row in frame.collect()]
 
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
-        """Write Parquet; what is returned is planned as a table, without all that led to it."""
+        """Write Parquet. The returned frame is planned as a table, without the steps that led to it."""
         (frame if files is None else frame.coalesce(files)).write.mode("overwrite").parquet(path)
         return self.spark.read.schema(frame.schema).parquet(path)
 
@@ -328,7 +328,7 @@ class SparkEngine:
         return self.spark.read.option("basePath", path).parquet(*(f"{path}/run={run}" for run in runs))
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Release everything that was kept."""
         for frame in self._kept:
             frame.unpersist()
         self._kept.clear()

@@ -1,18 +1,18 @@
-"""What can go wrong with a job, each with a message that a person can act on."""
+"""Errors of a job. Each message says what to do."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """A job cannot do what was asked; the message says why and what to do."""
+    """A job cannot be done. The message has the cause and the remedy."""
 
 
 class JavaError(PipelineError):
-    """There is no Java that Spark can run on."""
+    """There is no Java for Spark."""
 
 
 class ConnectorError(PipelineError):
-    """Spark's Kafka connector could not be had."""
+    """Spark's Kafka connector is not available."""
 
 
 class AccessError(PipelineError):
@@ -20,8 +20,8 @@ class AccessError(PipelineError):
 
 
 class SourceError(PipelineError):
-    """The topics, the archive or the table that a job reads are not there or not whole."""
+    """The topics, the archive or the tables of a job do not exist or are not complete."""
 
 
-class TellingError(PipelineError):
-    """What was found cannot be told as it was asked."""
+class AlertError(PipelineError):
+    """A result cannot be reported: wrong rules, a file that cannot be written, or a webhook that fails."""

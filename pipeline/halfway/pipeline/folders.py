@@ -1,4 +1,4 @@
-"""Small files beside tables, wherever Spark can write: a local folder, HDFS, an object store."""
+"""Small files beside tables, in any folder that Spark can write to: local, HDFS, an object store."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ class Files(Protocol):
     """Small files beside tables."""
 
     def path(self, *parts: str) -> str:
-        """Return the path or URI of something in it."""
+        """Return the path or URI of something in the folder."""
 
     def exists(self, *parts: str) -> bool:
-        """Whether it is there."""
+        """Return whether something exists."""
 
     def names(self, *parts: str) -> list[str]:
-        """Return what lies in a folder, nothing where there is none."""
+        """Return the names of what is in a folder; none if it does not exist."""
 
     def delete(self, *parts: str) -> None:
-        """Remove it with all that is in it; nothing happens where it is not there."""
+        """Delete something with its content, if it exists."""
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file whole, in place of one that is there."""
+        """Write a small file, or replace it, in one step."""
 
     def read(self, *parts: str) -> str:
-        """Return a small file's text; SourceError where it is not there."""
+        """Return the text of a small file; SourceError if it does not exist."""
 
 
 class LocalFolder:
     """A folder of this machine, without a JVM."""
 
     def __init__(self, path: str) -> None:
-        """Take the folder, as a path or as a URI with `file:`; nothing is made until something is written."""
+        """Take a folder, as a path or a URI with `file:`. Nothing is created before something is written."""
         self.uri = str(Path(path.removeprefix("file://").removeprefix("file:")))
 
     def path(self, *parts: str) -> str:
-        """Return the path of something in it."""
+        """Return the path of something in the folder."""
         return str(Path(self.uri, *parts))
 
     def qualified(self, *parts: str) -> str:
@@ -63,16 +63,16 @@ class LocalFolder:
         return str(Path(self.path(*parts)).resolve())
 
     def exists(self, *parts: str) -> bool:
-        """Whether it is there."""
+        """Return whether something exists."""
         return Path(self.uri, *parts).exists()
 
     def names(self, *parts: str) -> list[str]:
-        """Return what lies in a folder."""
+        """Return the names of what is in a folder."""
         folder = Path(self.uri, *parts)
         return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
 
     def delete(self, *parts: str) -> None:
-        """Remove it with all that is in it."""
+        """Delete something with its content."""
         there = Path(self.uri, *parts)
         if there.is_dir():
             shutil.rmtree(there)
@@ -80,7 +80,7 @@ class LocalFolder:
             there.unlink(missing_ok=True)
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file whole."""
+        """Write a small file in one step."""
         there = Path(self.uri, *parts)
         there.parent.mkdir(parents=True, exist_ok=True)
         unfinished = there.with_name(f".{there.name}.unfinished")
@@ -88,7 +88,7 @@ class LocalFolder:
         unfinished.replace(there)
 
     def read(self, *parts: str) -> str:
-        """Return a small file's text."""
+        """Return the text of a small file."""
         there = Path(self.uri, *parts)
         if not there.is_file():
             raise SourceError(f"there is no {there}")
@@ -96,65 +96,65 @@ class LocalFolder:
 
 
 class Folder:
-    """A folder by path or URI, through Hadoop's file systems, as Spark itself reaches it."""
+    """A folder by path or URI, through Hadoop's file systems, as for Spark itself."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
-        """Take the folder; nothing is made until something is written."""
+        """Take a folder. Nothing is created before something is written."""
         context = spark.sparkContext
-        # Untyped: py4j builds its classes while it runs.
+        # No types: py4j creates its classes while it runs.
         self._gateway: Any = context._gateway  # noqa: SLF001 - the documented way into Spark's JVM from Python
         jvm: Any = context._jvm  # noqa: SLF001
         self._jvm = jvm
-        # Found once: for each part of a name py4j asks the JVM, which looks through all its jars.
+        # For each part of a name py4j asks the JVM, which searches all its jars.
         self._make_path = jvm.org.apache.hadoop.fs.Path
         self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self.uri = uri.rstrip("/")
 
     def path(self, *parts: str) -> str:
-        """Return the path or URI of something in it."""
+        """Return the path or URI of something in the folder."""
         return "/".join((self.uri, *parts))
 
     def qualified(self, *parts: str) -> str:
-        """Return the whole URI, for those who do not know Hadoop's default file system."""
+        """Return the full URI, for libraries that do not know Hadoop's default file system."""
         path, system = self._at(*parts)
         return str(system.makeQualified(path).toString())
 
     def exists(self, *parts: str) -> bool:
-        """Whether it is there."""
+        """Return whether something exists."""
         path, system = self._at(*parts)
         return bool(system.exists(path))
 
     def names(self, *parts: str) -> list[str]:
-        """Return what lies in a folder, nothing where there is none."""
+        """Return the names of what is in a folder; none if it does not exist."""
         path, system = self._at(*parts)
         if not system.exists(path):
             return []
         return sorted(str(status.getPath().getName()) for status in system.listStatus(path))
 
     def size(self, *parts: str) -> int:
-        """Return how many bytes the files in a folder have together."""
+        """Return the number of bytes of all files in a folder."""
         path, system = self._at(*parts)
         return int(system.getContentSummary(path).getLength())
 
     def delete(self, *parts: str) -> None:
-        """Remove it with all that is in it; nothing happens where it is not there."""
+        """Delete something with its content, if it exists."""
         path, system = self._at(*parts)
         system.delete(path, True)
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file whole, in place of one that is there."""
+        """Write a small file, or replace it, in one step."""
         with self.writing(*parts) as file:
             file.write(text)
 
     @contextmanager
     def writing(self, *parts: str) -> Iterator[TextFile]:
-        """Write a file piece by piece; it takes the place of one that is there when all is written, or not at all."""
+        """Write a file piece by piece. It replaces an existing one when everything is written, or not at all."""
         path, system = self._at(*parts)
         unfinished, _ = self._at(*parts[:-1], f".{parts[-1]}.unfinished")
         if system.exists(path) and system.getFileStatus(path).isDirectory():
             raise SourceError(f"{path} cannot be written: it is a folder")
         if system.getUri().getScheme() == "file":
-            # Without the file of checksums, which could not be replaced at the same moment.
+            # No file of checksums: it could not be replaced in the same step.
             system.delete(self._at(*parts[:-1], f".{parts[-1]}.crc")[0], False)
             system = system.getRawFileSystem()
         stream = system.create(unfinished, True)
@@ -167,7 +167,7 @@ class Folder:
         self._replace(path, unfinished, system)
 
     def _replace(self, path: Any, by: Any, system: Any) -> None:
-        """In one step where the file system can: a local one, HDFS, and what else has a FileContext."""
+        """Replace a file by another, in one step if the file system has a FileContext (local, HDFS)."""
         hadoop = self._jvm.org.apache.hadoop.fs
         if system.getUri().getScheme() != "file":
             try:
@@ -186,7 +186,7 @@ class Folder:
             raise SourceError(f"{path} cannot be written: its file system would not rename {by}")
 
     def read(self, *parts: str) -> str:
-        """Return a small file's text; SourceError where it is not there."""
+        """Return the text of a small file; SourceError if it does not exist."""
         path, system = self._at(*parts)
         if not system.exists(path):
             raise SourceError(f"there is no {self.path(*parts)}")
@@ -211,14 +211,14 @@ class TextFile:
         self._size = 0
 
     def write(self, text: str) -> None:
-        """Add text; every call into the JVM costs, so it goes there in larger pieces."""
+        """Add text. It goes to the JVM in larger pieces, because every call into it is expensive."""
         self._kept.append(text)
         self._size += len(text)
         if self._size >= _PIECE:
             self.flush()
 
     def flush(self) -> None:
-        """Hand on what was kept."""
+        """Write the text that was kept."""
         if self._kept:
             self._stream.write(bytearray("".join(self._kept).encode()))
             self._kept, self._size = [], 0

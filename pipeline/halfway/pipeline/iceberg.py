@@ -157,8 +157,8 @@ class Tables:
             ) from error
         # A catalog can be a database, a service or a cloud's own, each with exceptions of its own.
         except Exception as error:
-            told = f"the Iceberg catalog {self._name!r} cannot be used: {type(error).__name__}: {error}"
-            raise SourceError(f"{told}: {remedy}" if remedy else told) from error
+            message = f"the Iceberg catalog {self._name!r} cannot be used: {type(error).__name__}: {error}"
+            raise SourceError(f"{message}: {remedy}" if remedy else message) from error
 
 
 def _columns(schema: pa.Schema) -> dict[str, str]:

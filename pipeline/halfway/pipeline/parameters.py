@@ -1,4 +1,4 @@
-"""What several commands take, and what is neither text nor number: moments, and objectives of groups."""
+"""Options that several commands share, and their types: times, objectives of groups, seconds, sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
 
 
 class Moment(click.ParamType[int]):
-    """A date or a time in ISO 8601, in UTC if it names no other zone, as ms since the epoch."""
+    """A date or a time in ISO 8601, in UTC if it has no other zone, as ms since the epoch."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return it; a usage error where it is none."""
+        """Return the value; a usage error if the text is wrong."""
         if isinstance(value, int):
             return value
         try:
@@ -34,12 +34,12 @@ class Moment(click.ParamType[int]):
 
 
 class Objective(click.ParamType[tuple[str | None, int]]):
-    """`GROUP=SECONDS`, or `SECONDS` for every group that has none of its own, as group and ms."""
+    """`GROUP=SECONDS`, or `SECONDS` for all groups without one of their own, as group and ms."""
 
     name = "objective"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, int]:
-        """Return it; a usage error where it is none."""
+        """Return the value; a usage error if the text is wrong."""
         if isinstance(value, tuple):
             return value
         group, _, seconds = value.rpartition("=")
@@ -53,10 +53,10 @@ class Objective(click.ParamType[tuple[str | None, int]]):
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds in a range; click takes `nan` for any."""
+    """A number of seconds in a range. click accepts `nan` in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return it; a usage error where it is outside the range or no number."""
+        """Return the value; a usage error if it is outside the range or no number."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
@@ -64,12 +64,12 @@ class Seconds(click.FloatRange):
 
 
 class Memory(click.ParamType[str]):
-    """A size, as Spark is told it: 512m or 2g."""
+    """A size in the form of Spark: 512m or 2g."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return it; a usage error where it is none."""
+        """Return the value; a usage error if the text is wrong."""
         if not _SIZE.fullmatch(value):
             self.fail(f"{value!r} is no size: give 512m or 2g", param, ctx)
         return str(value)
@@ -79,13 +79,13 @@ MOMENT: Final = Moment()
 OBJECTIVE: Final = Objective()
 
 
-def demand_order(since: int | None, until: int | None) -> None:
-    """Raise a usage error where nothing can lie between two times: an audit of nothing finds nothing wrong."""
+def require_order(since: int | None, until: int | None) -> None:
+    """Raise a usage error if there is no time between two others: an audit of nothing finds nothing wrong."""
     if since is not None and until is not None and since >= until:
         raise click.UsageError("--until is not later than --since: give a later one")
 
 
-def demand_fitting(*, archive: bool, again: bool, on: bool = False, between: bool = False) -> None:
+def require_fitting(*, archive: bool, again: bool, on: bool = False, between: bool = False) -> None:
     if archive and again:
         raise click.UsageError("--offsets is about Kafka's topics, and --snapshot about an archive: give one of them")
     if on and (archive or again):
@@ -106,9 +106,12 @@ def several(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _C
 SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
 SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
 SPARK: Final = several(
-    click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] where not submitted."),
+    click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] if not submitted."),
     click.option(
-        "--memory", type=Memory(), envvar="HALFWAY_PIPELINE_MEMORY", help="Of a local Spark, 2g; the most for DuckDB."
+        "--memory",
+        type=Memory(),
+        envvar="HALFWAY_PIPELINE_MEMORY",
+        help="Memory of a local Spark (2g); the limit for DuckDB.",
     ),
     click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
     click.option(
@@ -116,24 +119,26 @@ SPARK: Final = several(
         envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
         default=connector.DEFAULT_VERSION,
         show_default=True,
-        help="Of Spark's Kafka connector.",
+        help="Version of Spark's Kafka connector.",
     ),
-    click.option("--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="Its jars, with commas, in place of that."),
+    click.option(
+        "--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="The jars of the connector, separated by commas."
+    ),
 )
 KAFKA: Final = several(
     SPARK,
-    click.option("--min-partitions", type=click.IntRange(min=1), help="Spark: read Kafka in so many parts at least."),
     click.option(
-        "--max-records-per-partition", type=click.IntRange(min=1), help="Spark: read so many records a part at most."
+        "--min-partitions", type=click.IntRange(min=1), help="Spark: the least number of parts in which Kafka is read."
     ),
+    click.option("--max-records-per-partition", type=click.IntRange(min=1), help="Spark: the most records in a part."),
 )
 CONFIG: Final = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) is above it.",
+    help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) overrides it.",
 )
 OUTPUT: Final = click.option("--output", required=True, metavar="FOLDER", help="Where the tables go: a path or a URI.")
-SNAPSHOT: Final = click.option("--snapshot", metavar="FOLDER", help="Read an archive in place of Kafka.")
+SNAPSHOT: Final = click.option("--snapshot", metavar="FOLDER", help="Read an archive instead of Kafka.")
 OFFSETS: Final = click.option(
     "--offsets", metavar="FILE", help="Read exactly what an earlier run read: its offsets.json."
 )
@@ -145,6 +150,6 @@ HORIZON: Final = click.option(
 
 
 BETWEEN: Final = several(
-    click.option("--since", type=MOMENT, help="Only what is not older: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
-    click.option("--until", type=MOMENT, help="Only what is older."),
+    click.option("--since", type=MOMENT, help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
+    click.option("--until", type=MOMENT, help="Before this time."),
 )

@@ -1,4 +1,4 @@
-"""Up to where a job reads, partition by partition, so that the same job over the same pins reads the same records."""
+"""The offsets that a job reads, by partition. A job that is repeated with the same pins reads the same records."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from halfway.pipeline.errors import SourceError
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPin:
-    """One partition: records from `start` up to `end` are read; those up to `high` are not settled yet."""
+    """One partition: records from `start` to `end` are read; those up to `high` are not settled yet."""
 
     partition: int
     start: int
     end: int
-    """The last stable offset: no Kafka transaction that stands before it is open."""
+    """The last stable offset: no Kafka transaction before it is open."""
     high: int
-    """The true end."""
+    """The end of the log."""
     first_at: int | None = None
-    """Timestamp of the first record there is, in ms; None where the partition is empty."""
+    """The timestamp of the first record, in ms; None if the partition is empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicPin:
-    """One topic as it was when it was pinned, and what its configuration may have removed from it."""
+    """One topic when it was pinned, and the part of its configuration that can remove records."""
 
     topic: str
     at: int
@@ -34,12 +34,12 @@ class TopicPin:
     compacted: bool = False
     tombstones_kept_ms: int = 0
     kept_ms: int | None = None
-    """For how long a record is kept; None where age or size do not tell, or nothing is removed by them."""
+    """How long a record is kept; None if records are not removed by age alone."""
     made: str | None = None
-    """Kafka's own id of the topic, another one if it was deleted and made again; None if that is not known."""
+    """Kafka's own id of the topic, None if it is not known. A topic that is created again gets another one."""
 
     def is_another(self, pin: TopicPin) -> bool:
-        """Whether the topic was made again between two pins, as far as is known."""
+        """Return True if the topic is known to have been created again between two pins."""
         return None not in (self.made, pin.made) and self.made != pin.made
 
     def reaching_to(self, now: TopicPin) -> TopicPin:
@@ -51,20 +51,20 @@ class TopicPin:
         return replace(self, partitions=partitions)
 
     def provable_since(self, first: Mapping[int, int]) -> int:
-        """Return the time in ms from which on a message cannot have gone by age, size or a tombstone: 0 if none can.
+        """Return the time in ms since which no message can have been removed by age, size or a tombstone: 0 for ever.
 
-        `first` is by partition the time of the first message of halfway's that is there: what other producers say of
-        time proves nothing. Where there is none, all of them can have been removed just now: by age, by size, by hand,
-        or by a retention that was short for a while.
+        `first` has, by partition, the time of the first message of halfway's that is there. The times of records of
+        other producers prove nothing. Without such a message, all of them can have been removed just now: by age, by
+        size, manually, or by a retention that was short for a while.
         """
         since = max((first.get(pin.partition, self.at) for pin in self.partitions if pin.start > 0), default=0)
         return max(since, self.at - self.tombstones_kept_ms) if self.compacted else since
 
     @property
     def whole_since(self) -> Mapping[int, int]:
-        """By partition the time in ms from which on no record has gone by age: 0 where none has.
+        """By partition, the time in ms since which no record was removed by age: 0 if none was.
 
-        For halfway's own topics, whose times are halfway's; a partition that lost all its records proves nothing.
+        For halfway's own topics, which have halfway's times. A partition that has lost all its records proves nothing.
         """
         return {
             pin.partition: 0 if pin.start == 0 else self.at if pin.first_at is None else pin.first_at
@@ -74,21 +74,22 @@ class TopicPin:
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """All topics of a job; `at` is when the first of them, op, was pinned."""
+    """All topics of a job. `at` is when the first of them, op, was pinned."""
 
     at: int
     topics: Mapping[str, TopicPin]
 
     def followed_by(self, pin: TopicPin) -> TopicPin:
-        """Return a pin of the same topic that begins where this one ends, or where the topic begins by now."""
+        """Return a pin of the same topic that begins where these pins end, or where the topic now begins."""
         ends = self.ends_of(pin)
         partitions = tuple(replace(each, start=max(each.start, ends[each.partition])) for each in pin.partitions)
         return replace(pin, partitions=partitions)
 
     def ends_of(self, pin: TopicPin) -> Mapping[int, int]:
-        """Return by partition up to where these pins have read the topic of another.
+        """Return, by partition, the offset to which these pins have read the topic of another pin.
 
-        Of a topic that was made anew nothing has been read. It is shorter than it was, if nothing else tells.
+        Nothing has been read of a topic that was created again. Without an id it is recognised if it is shorter than it
+        was.
         """
         before = self.topics.get(pin.topic)
         known = before is not None and not before.is_another(pin)
@@ -98,7 +99,7 @@ class Pins:
         }
 
     def again(self, now: Pins) -> Pins:
-        """Return all that these pins and those before them cover, as far as it is there by other pins, taken now."""
+        """Return everything that these pins and the runs before them cover, as far as it is there by later pins."""
         topics = {}
         for name in self.topics.keys() & now.topics.keys():
             if self.topics[name].is_another(now.topics[name]):
@@ -113,11 +114,11 @@ class Pins:
         return replace(self, topics=topics)
 
     def without(self, *topics: str) -> Pins:
-        """Return all but some topics."""
+        """Return the pins of all but some topics."""
         return replace(self, topics={name: pin for name, pin in self.topics.items() if name not in topics})
 
     def behind(self, topics: Sequence[str], now: Pins) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return by topic and partition what is committed behind these pins, up to others that were taken since."""
+        """Return, by topic and partition, the committed range between these pins and later ones."""
         return {
             name: {
                 each.partition: (each.end, ends.get(each.partition, each.end)) for each in self.topics[name].partitions
@@ -128,13 +129,13 @@ class Pins:
         }
 
     def to_json(self) -> str:
-        """Return them as JSON."""
+        """Return the pins as JSON."""
         content = {"at": self.at, "topics": [asdict(self.topics[name]) for name in sorted(self.topics)]}
         return json.dumps(content, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Pins:
-        """Read what `to_json` gave; SourceError where the text is something else."""
+        """Read the result of `to_json`; SourceError if the text is something else."""
         try:
             content = json.loads(text)
             return cls(at=int(content["at"]), topics=_by_name(map(_topic, content["topics"])))

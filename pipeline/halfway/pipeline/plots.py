@@ -1,4 +1,4 @@
-"""Plots as SVG to stand in a page: nothing is loaded from elsewhere."""
+"""Plots as SVG inside a page, which loads nothing else."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _COLOURS: Final = ("#2a7f8e", "#d1603d", "#7a6fb0", "#8a8a8a")
 _WIDTH: Final = 8.0
 _HEIGHT: Final = 2.6
 _ROW: Final = 0.27
-"""Inches of height for each row of a plot that has rows."""
+"""The height of a row of a plot in inches."""
 _LABEL: Final = 40
-"""Characters of a name at most."""
+"""The largest number of characters of a name."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _TICKS: Final = (
@@ -28,7 +28,7 @@ _TICKS: Final = (
 
 
 def duration(ms: float) -> str:
-    """Return a time in the unit in which it is read most easily."""
+    """Return a time in the unit that is easiest to read."""
     for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", _SECOND)):
         if ms >= size:
             return f"{ms / size:.3g} {unit}"
@@ -36,7 +36,7 @@ def duration(ms: float) -> str:
 
 
 def histogram(edges: Sequence[float], series: Mapping[str, Sequence[int]], quantiles: Sequence[float]) -> str:
-    """Return how long transactions took, on a logarithmic scale, by what ended them; with p50 and p99."""
+    """Return the durations of transactions by cause, on a logarithmic scale, with p50 and p99."""
     figure, axes = _axes(_HEIGHT)
     below = [0] * (len(edges) - 1)
     widths = [b - a for a, b in pairwise(edges)]
@@ -57,7 +57,7 @@ def histogram(edges: Sequence[float], series: Mapping[str, Sequence[int]], quant
 
 
 def stacked(times: Sequence[datetime], series: Mapping[str, Sequence[int]], step: str) -> str:
-    """Return counts over time (UTC), one above the other."""
+    """Return stacked counts over time (UTC)."""
     import matplotlib.dates
     from matplotlib.ticker import MaxNLocator
 
@@ -80,7 +80,7 @@ def stacked(times: Sequence[datetime], series: Mapping[str, Sequence[int]], step
 
 
 def bars(rows: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
-    """Return horizontal bars, each in parts, with their counts beside them."""
+    """Return horizontal bars in parts, with their counts."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _axes(_ROW * (len(rows) + 3))
@@ -91,9 +91,9 @@ def bars(rows: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
         axes.barh(range(len(labels)), counts, left=left, color=colour, label=_words(name))
         left = [start + count for start, count in zip(left, counts, strict=True)]
     for position, label in enumerate(labels):
-        told = ", ".join(f"{count:,} {_words(name)}" for count, name in zip(rows[label], names, strict=True) if count)
+        text = ", ".join(f"{count:,} {_words(name)}" for count, name in zip(rows[label], names, strict=True) if count)
         axes.annotate(
-            told or "none", (left[position], position), (4, 0), textcoords="offset points", va="center", fontsize=8
+            text or "none", (left[position], position), (4, 0), textcoords="offset points", va="center", fontsize=8
         )
     axes.set_xlim(right=max(1, *left) * 1.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -103,7 +103,7 @@ def bars(rows: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
 
 
 def lines(rows: Sequence[tuple[str, float, float]], names: tuple[str, str]) -> str:
-    """Return for each row the way from one time to another, on a logarithmic scale of ms."""
+    """Return a line from one time to another for each row, on a logarithmic scale of ms."""
     figure, axes = _axes(_ROW * (len(rows) + 3))
     turned = [(label, max(1.0, low), max(1.0, high)) for label, low, high in reversed(rows)]
     for position, (_, low, high) in enumerate(turned):
@@ -119,7 +119,7 @@ def lines(rows: Sequence[tuple[str, float, float]], names: tuple[str, str]) -> s
 
 
 def _names(axes: Any, names: Sequence[str]) -> None:
-    """Name the rows; what users have named is shown as it is, never read as a formula."""
+    """Label the rows. Names are shown as they are, never read as a formula."""
     plain = [_CONTROL.sub(" ", name) for name in names]
     short = [name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}…" for name in plain]
     axes.set_yticks(range(len(short)), short, parse_math=False)
@@ -130,7 +130,7 @@ def _words(name: str) -> str:
 
 
 def _durations(axes: Any, low: float, high: float) -> None:
-    """Make the horizontal axis one of times."""
+    """Label the horizontal axis with times."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     ticks = [tick for tick in _TICKS if low <= tick <= high]
@@ -139,7 +139,7 @@ def _durations(axes: Any, low: float, high: float) -> None:
 
 
 def _axes(height: float) -> tuple[Any, Any]:
-    # A figure of its own, not pyplot's: nothing is kept between plots, and no display is looked for.
+    # Not a figure of pyplot, which would keep it and look for a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
@@ -154,10 +154,10 @@ def _svg(figure: Any, name: str) -> str:
 
     out = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), warnings.catch_warnings():
-        # Text is text in the page, in the browser's fonts: it matters little what this one has.
+        # Text stays text, in the fonts of the browser. The fonts of this machine do not matter.
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    # What stands before the element (XML declaration, document type) has no place in a page, and in a page with several
-    # plots each needs ids of its own.
+    # An XML declaration and a document type do not belong inside a page, and in a page with several plots each needs
+    # ids of its own.
     element = re.sub(r"\A.*?(?=<svg)", "", out.getvalue(), flags=re.DOTALL)
     return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", element)

@@ -1,4 +1,4 @@
-"""What commands print for people."""
+"""Tables that commands print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 
 def print_table(header: list[str], rows: list[list[str]]) -> None:
     """Print rows in columns, the first of text and the others of numbers."""
-    # Names come from the topics, where others may have written: a terminal must not obey them.
+    # Names come from topics that others can write to: their control characters must not reach the terminal.
     lines = [[cell if cell.isprintable() else repr(cell)[1:-1] for cell in row] for row in [header, *rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     for row in lines:

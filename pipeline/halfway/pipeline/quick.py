@@ -1,4 +1,4 @@
-"""The rules on DuckDB, for what one machine can hold: no JVM, no start-up."""
+"""The rules on DuckDB, for data that fits one machine: no JVM, no start-up time."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _NUMBERS: Final = count()
 _BATCH: Final = 20_000
 _IN_FLIGHT: Final = 4 * (os.cpu_count() or 1)
-"""Batches that are in memory while they are decoded."""
+"""The number of batches in memory while they are decoded."""
 _ALONE: Final = 20_000
-"""So few values are decoded sooner than other processes start."""
+"""The number of values that are decoded sooner than other processes start."""
 _SHARE: Final = 0.75
-"""Of the memory that is free: Python, and what decodes, need some too."""
+"""The share of the free memory for DuckDB. Python and the processes that decode need the rest."""
 _SCALARS: Final = {
     "string": pa.string(),
     "bigint": pa.int64(),
@@ -45,18 +45,18 @@ _SCALARS: Final = {
 
 
 class DuckEngine:
-    """DuckDB in memory; what does not fit goes to a folder of its own, which is deleted when it is closed."""
+    """DuckDB in memory. Data that does not fit goes to a temporary folder, which is deleted at the end."""
 
     name = "duckdb"
     dialect: Dialect = DuckDialect()
 
     def __init__(self, *, memory: str | None = None) -> None:
-        """Open a database; `memory` (such as 2GB) is the most that it may take, by default most of what is free."""
+        """Open a database. `memory` (such as 2GB) is its limit, by default most of the free memory."""
         import duckdb
 
         settings: dict[str, Any] = {"preserve_insertion_order": "false"}
         if memory is not None:
-            # As Spark is told it: 2g, 512m.
+            # Spark's form: 2g, 512m.
             settings["memory_limit"] = f"{memory}iB" if memory[-1:].lower() in "kmg" else memory
         elif (free := free_memory()) is not None:
             settings["memory_limit"] = f"{round(free * _SHARE) >> 20}MiB"
@@ -67,22 +67,22 @@ class DuckEngine:
         self.database.execute("set enable_progress_bar = false")
         self._pool: Executor | None = None
         self._selects: dict[str, tuple[str, Sequence[Frame]]] = {}
-        """By name, with the frames that they name. Views would be looked through whenever one is made of them."""
+        """Selects by name, with the frames in them. DuckDB would look through views whenever another one is created."""
 
     def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return a name for what a select gives."""
+        """Return a name for the result of a select."""
         name = f"halfway_{next(_NUMBERS)}"
         self._selects[name] = INPUT.sub(lambda found: str(frames[found[1]]), sql), tuple(frames.values())
         return name
 
     def keep(self, frame: Frame) -> Frame:
-        """Return a table of it."""
+        """Return a table with the rows of a frame."""
         name = f"halfway_{next(_NUMBERS)}"
         self.database.execute(f"create temp table {name} as {self._whole(frame)}")
         return name
 
     def _whole(self, frame: Frame) -> str:
-        """Return a select of a frame with all that it is made of."""
+        """Return a select of a frame, with the selects that it is built from."""
         parts: set[Frame] = set()
         wanted = [frame]
         while wanted:
@@ -90,11 +90,11 @@ class DuckEngine:
             if name in self._selects and name not in parts:
                 parts.add(name)
                 wanted += self._selects[name][1]
-        told = [f"{name} as not materialized ({sql})" for name, (sql, _) in self._selects.items() if name in parts]
-        return f"{'with ' if told else ''}{', '.join(told)} select * from {frame}"  # noqa: S608 - a name of this class
+        selects = [f"{name} as not materialized ({sql})" for name, (sql, _) in self._selects.items() if name in parts]
+        return f"{'with ' if selects else ''}{', '.join(selects)} select * from {frame}"  # noqa: S608 - a name of this class
 
     def take(self, table: pa.Table) -> Frame:
-        """Return a frame of what is in memory."""
+        """Return a frame of a table in memory."""
         name = f"halfway_{next(_NUMBERS)}"
         self.database.register(name, table)
         return name
@@ -135,10 +135,10 @@ class DuckEngine:
         return found
 
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
-        """Write Parquet, one file, in place of what stands there."""
+        """Write one file of Parquet, replacing what is there."""
         del files
         folder = Path(path)
-        # Spark may have left folders in it, if it was killed.
+        # A killed Spark can have left folders in it.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         target = _quoted(folder / "part-0.parquet")
@@ -160,7 +160,7 @@ class DuckEngine:
         return self.query(f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -178,7 +178,7 @@ def _quoted(path: Path) -> str:
 
 @cache
 def arrow_of(ddl: str) -> pa.Schema:
-    """Return columns in Spark's DDL as Arrow knows them."""
+    """Return the Arrow schema of columns in Spark's DDL."""
     return pa.schema([pa.field(name, kind) for name, kind in _fields(ddl, " ")])
 
 

@@ -1,4 +1,4 @@
-"""Where the records come from for DuckDB: the topics, through librdkafka, or an archive of them in Parquet."""
+"""The sources of records for DuckDB: topics, through librdkafka, and archives of them in Parquet."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ RECORD: Final = pa.schema(
 )
 _TIMEOUT_S: Final = 30.0
 _SILENT_S: Final = 60.0
-"""A broker that gives nothing for so long, though there is something, gives nothing any more."""
+"""How long a broker can give no record, although there are some, before the job fails."""
 _QUIET: Final = {"log_level": "2"}
-"""Else librdkafka writes a line to stderr for each of twenty attempts a second: what it says is in the error."""
+"""Without it librdkafka prints a line for each of twenty attempts a second. The error has the same text."""
 _AT_ONCE: Final = 5_000
 _ALONE: Final = 20_000
 _HELD: Final = 4 << 20
-"""Bytes of a partition's records that are in memory before they are written: a record can have megabytes."""
+"""Bytes of records of a partition that are kept in memory before they are written. A record can have megabytes."""
 LATEST_MS: Final = (1 << 63) // 1000 - 1
-"""The latest timestamp whose microseconds are a number of 64 bits. A producer can choose a later one."""
+"""The latest timestamp whose microseconds fit into 64 bits. A producer can choose a later one."""
 _read_headers: Final = methodcaller("headers")
-"""`message.headers()`, by a call whose result Python checks: an interpreter that is warm checks no direct one."""
+"""`message.headers()`, by a call whose result Python checks. It does not check that of a direct call in a loop."""
 
 
 class QuickArchive(PinnedArchive):
@@ -85,7 +85,7 @@ class QuickArchive(PinnedArchive):
 
 
 class QuickKafka(PinnedKafka):
-    """The topics themselves, under `read_committed`; what is read goes to the folder of its engine."""
+    """Topics in Kafka. The records go to the folder of the engine."""
 
     def __init__(self, engine: DuckEngine, access: KafkaAccess, pins: Pins | None = None) -> None:
         """Read up to the present ends or, given the pins of an earlier run, exactly what that run read."""
@@ -153,7 +153,7 @@ def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]
 
 
 def read_part(settings: Mapping[str, str], part: tuple[str, int, int, int]) -> Iterator[pa.RecordBatch]:
-    """Return the records of a part of a topic (its name, a partition, two offsets) by way of a file of this machine."""
+    """Return the records of a part of a topic (its name, a partition, two offsets), through a temporary file."""
     topic, partition, *_ = part
     with tempfile.TemporaryDirectory() as folder:
         copy(settings, [part], folder)
@@ -166,7 +166,7 @@ def read_part(settings: Mapping[str, str], part: tuple[str, int, int, int]) -> I
 
 
 def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]], folder: str) -> None:
-    """Read partitions from a first to a last offset into Parquet, a file of each; runs in a process of its own."""
+    """Read ranges of partitions into Parquet, one file for each. It runs in a process of its own."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(dict(settings))
@@ -174,18 +174,18 @@ def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]]
     files = {(topic, partition): _File(Path(folder, topic), partition, start) for topic, partition, start, _ in parts}
     try:
         consumer.assign([TopicPartition(topic, partition, start) for topic, partition, start, _ in parts])
-        heard = time.monotonic()
+        last_answer = time.monotonic()
         while ends:
             messages: list[Any] = consumer.consume(_AT_ONCE, 0.5)
             for message in messages:
                 key = (message.topic(), message.partition())
                 if key in ends:
                     # An error that comes again and again is no answer.
-                    heard = heard if message.error() else time.monotonic()
+                    last_answer = last_answer if message.error() else time.monotonic()
                     if _taken(message, ends[key], files[key]):
                         del ends[key]
-            # What comes of partitions that have been read says nothing of the others.
-            if ends and time.monotonic() - heard > _SILENT_S:
+            # Records of partitions that have been read do not count as progress of the others.
+            if ends and time.monotonic() - last_answer > _SILENT_S:
                 raise AccessError(
                     f"Kafka gave no record of {', '.join(topic for topic, _ in ends)} for {_SILENT_S:g} s"
                 )
@@ -196,13 +196,13 @@ def copy(settings: Mapping[str, str], parts: Sequence[tuple[str, int, int, int]]
 
 
 def _taken(message: Any, end: int, file: _File) -> bool:
-    """Take a record; return whether it, or what came in place of one, is the last before an offset.
+    """Take a record; return whether it, or the end of the partition, is the last one before an offset.
 
-    A leader that has just been elected does not know for a moment how far its log goes: it tells of an end too early,
-    or the client begins once more.
+    A leader that was just elected does not know the end of its log for a moment. Then it reports an end that is too
+    early, or the client begins again.
 
     Raises:
-        AccessError: an error came that will not go away.
+        AccessError: the client reports an error that is not temporary.
 
     """
     from confluent_kafka import KafkaError
@@ -212,7 +212,7 @@ def _taken(message: Any, end: int, file: _File) -> bool:
         if file.position <= message.offset() < end:
             file.add(message)
         return bool(message.offset() >= end - 1)
-    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own errors are named so
+    if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the names of librdkafka's own errors begin with _
         return bool(message.offset() >= end)
     if error.fatal() or not error.retriable():
         raise AccessError(f"{message.topic()} cannot be read: {error.str()}")
@@ -220,34 +220,34 @@ def _taken(message: Any, end: int, file: _File) -> bool:
 
 
 def _headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
-    """Return a record's headers; `UNREADABLE` alone if a name is not UTF-8, which halfway never writes."""
+    """Return the headers of a record; only `UNREADABLE` if a name is not UTF-8, which halfway never writes."""
     try:
         return _read_headers(message) or ()
     except SystemError:
-        # What Python makes of confluent_kafka's answer then, whose broken headers end the process if they are read.
+        # confluent_kafka returns broken headers then, which would crash the process if they were read again.
         message.set_headers([])
         return ((UNREADABLE, None),)
 
 
 class _File:
-    """A partition as a file, which is there if it holds anything."""
+    """A file with the records of a partition, which is created with the first record."""
 
     def __init__(self, folder: Path, partition: int, position: int) -> None:
         self._path = folder / f"{partition}.parquet"
         self._partition = partition
         self.position = position
-        """The offset behind the last record."""
+        """The offset after the last record."""
         self._writer: pq.ParquetWriter | None = None
         self._schema = RECORD.remove(RECORD.get_field_index("topic"))
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
 
     def add(self, message: Any) -> None:
-        told = [{"key": name, "value": value} for name, value in _headers(message)]
+        headers = [{"key": name, "value": value} for name, value in _headers(message)]
         micros = max(0, min(message.timestamp()[1], LATEST_MS)) * 1000
         key, value = message.key(), message.value()
-        self._rows.append((key, value, self._partition, message.offset(), micros, told))
-        self._bytes += sum(len(part or b"") for part in (key, value, *(each["value"] for each in told)))
+        self._rows.append((key, value, self._partition, message.offset(), micros, headers))
+        self._bytes += sum(len(part or b"") for part in (key, value, *(each["value"] for each in headers)))
         self.position = message.offset() + 1
         if len(self._rows) >= _ALONE or self._bytes >= _HELD:
             self._flush()
@@ -273,15 +273,15 @@ class _File:
 
 
 def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
-    """Return pins of those of these topics that exist, all partitions as of now; AccessError without an answer."""
+    """Return the present pins of those of these topics that exist; AccessError if Kafka does not answer."""
     from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
     from confluent_kafka import admin as kafka
 
-    # Its types are not whole.
+    # Its types are incomplete.
     made: Any = kafka
-    told: list[KafkaError] = []
+    errors: list[KafkaError] = []
     try:
-        admin = made.AdminClient({**_QUIET, **access.librdkafka, "error_cb": told.append})
+        admin = made.AdminClient({**_QUIET, **access.librdkafka, "error_cb": errors.append})
     except KafkaException as error:
         raise AccessError(
             f"a property of HALFWAY_KAFKA__… or [kafka] cannot be used: {error.args[0].str()}: correct or remove it"
@@ -316,8 +316,8 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
         }
     except KafkaException as error:
         admin.poll(0)
-        whole = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - librdkafka's own errors are named so
-        reasons = [error.args[0].str(), *[one.str() for one in told if one.code() != whole][-1:]]
+        whole = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - the names of librdkafka's own errors begin with _
+        reasons = [error.args[0].str(), *[one.str() for one in errors if one.code() != whole][-1:]]
         raise AccessError(f"Kafka at {access.bootstrap_servers} did not answer: {': '.join(reasons)}") from None
     pins = []
     for name, count in found.items():

@@ -10,30 +10,30 @@ if TYPE_CHECKING:
 COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled_back"
 FINAL: Final = (COMMITTED, ROLLED_BACK)
-"""What `halfway-state` says on an op that is an outcome."""
+"""The values of `halfway-state` on an op that is an outcome."""
 LATEST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: halfway writes no time that is later, and what is added to it can be reckoned with."""
+"""The end of the year 9999. halfway writes no later time, and a horizon can be added to it without an overflow."""
 UNREADABLE: Final = "halfway-unreadable"
-"""The one header of a record whose own headers the client cannot read; without a transaction's id it proves nothing."""
+"""The only header of a record whose headers the client cannot read."""
 _ID: Final = "[A-Za-z0-9._~-]{1,128}"
 _SERVER_MADE: Final = "(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _PLACE: Final = "[1-9][0-9]{0,8}/[1-9][0-9]{0,8}"
 _MILLIS: Final = "[0-9]{1,15}"
-"""What else is a number to an engine (1e3, 0x10, 1_000, spaces around it) is one to the one, and not to the other."""
+"""Other forms (1e3, 0x10, 1_000, with spaces) are numbers to one engine only."""
 _UUID: Final = "^[0-9]+-([0-9a-f]{8})-([0-9a-f]{4})-"
 
 
 def server_made(dialect: Dialect, text: str = "id") -> str:
-    """Return whether an id is one that halfway made: those are never used twice."""
+    """Return whether halfway made an id. Such an id is never used twice."""
     return dialect.matches(text, _SERVER_MADE)
 
 
 def internal(engine: Engine, records: Frame, kind: str) -> Frame:
     """Return the records of half, op or parked with id, state, group, time (`at`, ms) and whether they are `alive`.
 
-    `kind` is SQL for that of the topic, which a record's own must be. Barriers are left out. A record that halfway
-    cannot have written has its `fault`; the others have null there. `prepared_at` of a half is when its transaction was
-    prepared: `at` is later where it was re-anchored or resumed.
+    `kind` is SQL for the kind that the records of the topic must have. Barriers are left out. A record that halfway
+    cannot have written has a `fault`, which is null for all others. `prepared_at` of a half is when its transaction was
+    prepared: `at` is later if it was re-anchored or resumed.
     """
     d = engine.dialect
     sql = f"""
@@ -50,14 +50,14 @@ def internal(engine: Engine, records: Frame, kind: str) -> Frame:
             {_prepared_at(d, d.text("key"))} as prepared_at, "value" is not null as alive, "value", topic, "partition",
             "offset"
         from $records
-    ) told
+    ) fields
     where coalesce(kind not in ('barrier', 'layout'), true)
-    """  # noqa: S608 - no input of anybody's stands in it
+    """  # noqa: S608 - it contains no input
     return engine.query(sql, records=records)
 
 
 def outcomes(engine: Engine, ops: Frame) -> Frame:
-    """Return the op records that are outcomes, faulty ones left out."""
+    """Return the op records that are outcomes, without faulty ones."""
     final = ", ".join(f"'{state}'" for state in FINAL)
     return engine.query(f"select * from $ops where fault is null and state in ({final})", ops=ops)  # noqa: S608
 
@@ -66,7 +66,7 @@ def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
     """Return the real messages of a deployment: which transaction, which of its messages, which content.
 
     Messages of another deployment name its prefix. `slot` and `total` are i and n of `halfway-message: i/n`, null if
-    the header is missing or wrong. `content` stands for key and value, `own_headers` for the headers that the producer
+    the header is missing or wrong. `content` represents key and value, `own_headers` the headers that the producer
     chose. A record whose headers cannot be read has a `fault` and no id.
     """
     d = engine.dialect
@@ -86,14 +86,14 @@ def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
                 then {d.any("headers", f"one.key = '{UNREADABLE}'")} else false end as unreadable
         from $records
         where coalesce({d.header("halfway-prefix")} = '{prefix}', true)
-    ) told
+    ) fields
     where id is not null or unreadable
     """  # noqa: S608 - a prefix has no quotes
     return engine.query(sql, records=records)
 
 
 def latest_of_keys(engine: Engine, records: Frame) -> Frame:
-    """Return for each topic and key (as `key_hash`) the time of its last record, null where that is not halfway's."""
+    """Return for each topic and key (as `key_hash`) the time of its last record, null if that is not halfway's."""
     d = engine.dialect
     sql = f"""
     select topic, key_hash, case when count("at") = count(*) then max("at") end as last_at
@@ -114,13 +114,13 @@ def latest_of_keys(engine: Engine, records: Frame) -> Frame:
 
 
 def content(key_hash: str, value_hash: str) -> str:
-    """Return a text that stands for the hashes (hex, null for no key or no value) of a message."""
+    """Return a text that represents the hashes (hex, null for no key or no value) of a message."""
     absent = "-" * 16
     return f"concat(coalesce(substr({key_hash}, 1, 16), '{absent}'), coalesce(substr({value_hash}, 1, 16), '{absent}'))"
 
 
 def made_at(d: Dialect, of_id: str = "id") -> str:
-    """Return the time in ms that an id tells which halfway made, null for any other."""
+    """Return the time in ms that an id contains if halfway made it, null for any other id."""
     digits = f"concat(regexp_extract({of_id}, '{_UUID}', 1), regexp_extract({of_id}, '{_UUID}', 2))"
     return f"case when {server_made(d, of_id)} then {d.number_of_hex(digits)} end"
 
@@ -131,7 +131,7 @@ def _at(d: Dialect) -> str:
 
 
 def _prepared_at(d: Dialect, of_id: str) -> str:
-    """Return the time that a header tells, or an id that halfway made; null where neither tells one that can be."""
+    """Return the time of the prepare by a header or by an id that halfway made, null if neither has a possible one."""
     header = d.header("halfway-prepared-at")
-    told = f"try_cast(case when {d.matches(header, _MILLIS)} then {header} end as bigint)"
-    return f"coalesce(case when {told} <= {LATEST_MS} then {told} end, {made_at(d, of_id)})"
+    millis = f"try_cast(case when {d.matches(header, _MILLIS)} then {header} end as bigint)"
+    return f"coalesce(case when {millis} <= {LATEST_MS} then {millis} end, {made_at(d, of_id)})"

@@ -1,4 +1,4 @@
-"""How a job is run: with a Spark session, its source, and an exit status for whatever stops it."""
+"""How a job is run: its Spark session, its source, and its exit status if it fails."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 FAILED: Final = 2
 INTERRUPTED: Final = 130
 PARTS: Final = {"min_partitions": "minPartitions", "max_records_per_partition": "maxRecordsPerPartition"}
-"""Options and what Spark's Kafka source calls them."""
+"""Options, and their names in Spark's Kafka source."""
 
 
 class _Interruption:
-    """Whether somebody has pressed Ctrl-C: while Python waits for the JVM that comes out as any error of py4j."""
+    """Whether the user has pressed Ctrl-C. While Python waits for the JVM, py4j can raise any error for it."""
 
     def __init__(self) -> None:
         self.seen = False
 
     def watch(self) -> None:
-        """Notice it from now on, and do what was done on it before."""
+        """Notice it from now on, and call the earlier handler too."""
         before = signal.getsignal(signal.SIGINT)
         if before is signal.SIG_IGN:
             return
 
         def notice(number: int, frame: FrameType | None) -> None:
             self.seen = True
-            logging.disable()  # py4j would tell of a connection that was cut.
+            logging.disable()  # py4j would log the connection that breaks.
             if callable(before):
                 before(number, frame)
 
@@ -74,22 +74,22 @@ def running(
         jars=[jar for jar in connection["jars"].split(",") if jar],
         conf={name: value for name, _, value in pairs},
     )
-    with told(job) as interruption, ExitStack() as stack:
+    with reporting_failures(job) as interruption, ExitStack() as stack:
         if kafka:
-            # What is wrong in the settings is told before Spark takes its time to start.
+            # Wrong settings are reported before Spark starts, which takes seconds.
             access.load(file=config)
         access.times(file=config)
         start = prepared(f"halfway-{job}", options, kafka=kafka)
         with _held_back(signal.SIGINT):
             spark = start()
             stack.callback(spark.stop)
-            interruption.watch()  # Spark has put its own handler there.
+            interruption.watch()  # Spark has installed its own handler.
         yield spark
 
 
 @contextmanager
 def _held_back(number: signal.Signals) -> Iterator[None]:
-    """Let a signal come only afterwards: a Spark that it met half started would go on without Python."""
+    """Hold a signal back. A Spark that is interrupted while it starts would keep running without Python."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -98,8 +98,8 @@ def _held_back(number: signal.Signals) -> Iterator[None]:
 
 
 @contextmanager
-def told(job: str) -> Iterator[_Interruption]:
-    """Say why a job could not be done, and exit as is documented."""
+def reporting_failures(job: str) -> Iterator[_Interruption]:
+    """Report why a job could not be done, and exit with the documented status."""
     interruption = _Interruption()
     interruption.watch()
     try:
@@ -107,7 +107,7 @@ def told(job: str) -> Iterator[_Interruption]:
     except PipelineError as error:
         click.echo(f"halfway-pipeline {job}: {error}", err=True)
         sys.exit(FAILED)
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - the exit status that they would have is that of an anomaly
+    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - Python would exit with 1, which means an anomaly
         if interruption.seen:
             click.echo(f"halfway-pipeline {job}: interrupted", err=True)
             sys.exit(INTERRUPTED)
@@ -115,8 +115,8 @@ def told(job: str) -> Iterator[_Interruption]:
         sys.exit(FAILED)
 
 
-def reached(config: Path | None, options: Mapping[str, Any]) -> KafkaAccess:
-    """Return how to reach Kafka, and in how many parts Spark reads it (`PARTS`), of the command line's options."""
+def kafka_access(config: Path | None, options: Mapping[str, Any]) -> KafkaAccess:
+    """Return how to reach Kafka, with the options of the command line for Spark's Kafka source (`PARTS`)."""
     reading = {name: str(options[option]) for option, name in PARTS.items() if options[option] is not None}
     return replace(access.load(file=config), reading=reading)
 
@@ -124,10 +124,10 @@ def reached(config: Path | None, options: Mapping[str, Any]) -> KafkaAccess:
 def source_of(
     spark: SparkSession, kafka: KafkaAccess | None, snapshot: str | None, offsets: str | None = None
 ) -> Source:
-    """Return the archive, or the topics if there is none.
+    """Return the archive, or the topics if no archive is given.
 
     Raises:
-        AccessError: there is neither.
+        AccessError: neither is given.
 
     """
     from halfway.pipeline.folders import Folder

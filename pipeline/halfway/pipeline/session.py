@@ -1,4 +1,4 @@
-"""The Spark session of a job: local by default, whatever spark-submit says where that started the job."""
+"""The Spark session of a job: local by default, else as spark-submit has configured it."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _HIDDEN_OPTIONS: Final = "(?i)url|jaas|password|secret|token|keystore"
-# Spark's own, and what it would show: logins and keys.
+# Spark's own pattern, and logins and keys, which it would show.
 _HIDDEN_SETTINGS: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|ssl[._]key|_pem|[.]pem"
 GATEWAY: Final = "PYSPARKGATEWAY_PORT"
-"""Set by spark-submit for the Python program that it starts."""
+"""The variable that spark-submit sets for the Python program that it starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
-    """What the command line says about Spark; a None leaves it to Spark's own configuration."""
+    """The options of the command line for Spark. None leaves a setting to Spark's own configuration."""
 
     master: str | None = None
     memory: str | None = None
     connector_version: str = connector.DEFAULT_VERSION
     jars: Sequence[str] = ()
-    """The connector's jars; none: resolved by name."""
+    """The jars of the connector. Without any they are resolved by name."""
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
 def prepared(name: str, options: SparkOptions, *, kafka: bool = True) -> Callable[[], SparkSession]:
-    """Return what starts a session, or takes the one that spark-submit has prepared; nothing is fetched after this.
+    """Return a function that starts a session, or takes the one of spark-submit. It downloads nothing.
 
     Raises:
-        JavaError: Spark would not start on the Java that there is.
-        ConnectorError: the Kafka connector cannot be had, where `kafka` says that it is needed.
+        JavaError: Spark does not run on the Java of this machine.
+        ConnectorError: `kafka` is true, and the Kafka connector is not available.
 
     """
     submitted = GATEWAY in os.environ
-    # At DEBUG py4j writes whatever is handed to the JVM, passwords too.
+    # At DEBUG py4j logs everything that goes to the JVM, passwords too.
     logging.getLogger("py4j").setLevel(logging.INFO)
     if not submitted:
-        java.demand()
+        java.require()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -66,14 +66,14 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
         "spark.redaction.regex": _HIDDEN_SETTINGS,
         "spark.sql.redaction.options.regex": _HIDDEN_OPTIONS,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        # A parked record holds a whole payload: batches are bounded in bytes too.
+        # A parked record has a whole payload, so batches are bounded in bytes too.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.sql.sources.partitionOverwriteMode": "static",
-        # The default is a type without statistics, by which no reader can leave out a file.
+        # The default is a type without statistics, so readers could not skip files.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # Otherwise PySpark tells the JVM, with several calls, from which line of Python each column comes.
+        # Otherwise PySpark makes several calls into the JVM for the line of Python that each column comes from.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        # A stage without rows would be cut out of the plan, and what was counted in it would never be told.
+        # A stage without rows would be removed from the plan, together with the counts that it observes.
         "spark.sql.adaptive.optimizer.excludedRules": (
             "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
         ),
@@ -90,11 +90,11 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),
-            # Much data in few parts would not fit into memory; of little data Spark puts the parts together again.
+            # A few parts of much data would not fit into memory. Spark combines parts of little data again.
             "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "200",
         }
         if options.master is not None and not options.master.startswith("local"):
-            # On a cluster other machines must reach the driver, and the size of a shuffle is not this machine's.
+            # On a cluster other machines must reach the driver, and this machine's cores do not size the shuffle.
             for key in (
                 "spark.driver.bindAddress",
                 "spark.driver.host",

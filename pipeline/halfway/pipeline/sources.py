@@ -1,4 +1,4 @@
-"""Where the records come from: the topics in Kafka, or an archive of them in Parquet. Both give the same columns."""
+"""The sources of records for Spark: topics in Kafka, and archives of them in Parquet, with the same columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORD: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>"
 )
-"""The columns of a record, whatever it came from."""
+"""The columns of a record of any source."""
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 
 
@@ -75,8 +75,8 @@ class KafkaSource(PinnedKafka):
     def _first_undated(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the first offset of each partition whose timestamp Spark cannot hold, if there is one.
 
-        Every producer chooses the timestamps of its records, and Spark's connector fails at one of more microseconds
-        than a number has.
+        Every producer chooses the timestamps of its records. Spark's connector fails if the microseconds of one do not
+        fit into 64 bits.
         """
         if not partitions:
             return {}
@@ -106,7 +106,7 @@ class KafkaSource(PinnedKafka):
         return reader.load().select(*COLUMNS)
 
     def _through_client(self, parts: Sequence[tuple[str, int, int, int]], isolation_level: str) -> DataFrame:
-        """Return records as DuckDB's source reads them, with a timestamp that Spark can hold; each part by one task."""
+        """Return records as DuckDB's source reads them, with timestamps that Spark holds. One task reads each part."""
         if not self._access.librdkafka:
             topic, number, start, _ = parts[0]
             raise AccessError(
@@ -125,13 +125,13 @@ class KafkaSource(PinnedKafka):
 
 
 def nothing(spark: SparkSession) -> DataFrame:
-    """Return no records, of a kind that the optimizer does not see through: counts on the way must still be told."""
+    """Return no records, in a form that the optimizer does not remove: observations of them must still be reported."""
     return spark.createDataFrame(spark.sparkContext.emptyRDD(), RECORD)
 
 
 def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
-    """Return the options of Spark's Kafka source; some are secret, and the session hides those."""
-    # What ends with the marker of a Kafka transaction is read to its end only when a fetch has found nothing more.
+    """Return the options of Spark's Kafka source. Some are secret; the session hides these."""
+    # A range that ends with the marker of a Kafka transaction ends only when a fetch has returned nothing more.
     options = {"kafka.fetch.max.wait.ms": "20"} | {f"kafka.{name}": value for name, value in access.java.items()}
     return options | dict(access.reading) | {"kafka.isolation.level": level, "includeHeaders": "true"}
 
@@ -168,7 +168,7 @@ class SnapshotSource(PinnedArchive):
 
 
 def _trimmed(pin: TopicPin, now: TopicPin) -> TopicPin:
-    """Return a pin with what has been removed until now."""
+    """Return a pin without the records that have been removed until now."""
     later = {each.partition: each for each in now.partitions}
     partitions = tuple(
         replace(each, start=max(each.start, later[each.partition].start), first_at=later[each.partition].first_at)
@@ -179,9 +179,9 @@ def _trimmed(pin: TopicPin, now: TopicPin) -> TopicPin:
 
 
 def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:
-    """Write pinned topics as Parquet, one folder a topic, so that they can be audited after Kafka has let go of them.
+    """Write pinned topics as Parquet, one folder for each, so that they can be audited after Kafka has removed them.
 
-    The offsets are written last: a folder without them is an archive that was not finished.
+    The offsets are written last. A folder without them is not a finished archive.
     """
     if folder.exists(PINS):
         raise SourceError(f"{folder.uri!r} holds an archive already: choose another folder")
@@ -189,10 +189,10 @@ def archive(source: Source, topics: Sequence[str], folder: Folder) -> Pins:
         records(topics).write.mode("overwrite").partitionBy("topic").parquet(folder.path(part))
     now = source.reopened()
     now.pin(topics)
-    # A topic that was deleted meanwhile is left out: it proves nothing.
+    # A topic that was deleted in the meantime is left out: it proves nothing.
     kept = {name: _trimmed(source.pins.topics[name], pin) for name, pin in now.pins.topics.items() if name in topics}
     pins = replace(source.pins, topics=kept)
-    # Of what compaction removes, a later record of the key is the only trace.
+    # A later record of the key is the only trace of a record that compaction removes.
     compacted = [name for name, pin in kept.items() if pin.compacted]
     without_values = source.later(compacted, now.pins).withColumn("value", F.lit(None).cast("binary"))
     without_values.write.mode("overwrite").partitionBy("topic").parquet(folder.path(LATER))

@@ -22,7 +22,7 @@ ABSURD = (1 << 63) - 1
 
 @pytest.fixture(scope="module")
 def topic(kafka: Kafka) -> str:
-    """Give a topic with an absurd record among others, as brokers before 4.0 take them by default."""
+    """Return a topic with an absurd record among others, as brokers before 4.0 take them by default."""
     name = f"absurd-{uuid4().hex[:10]}"
     new = NewTopic(name, num_partitions=2, config={"message.timestamp.after.max.ms": f"{ABSURD}"})
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

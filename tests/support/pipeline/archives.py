@@ -55,7 +55,7 @@ def write_archive(
     doubled: Sequence[str] = (),
     open_still: Sequence[str] = (),
 ) -> None:
-    """Archive committed transactions of one message each: those of `lost` stand nowhere, those of `doubled` twice.
+    """Archive committed transactions of one message each, which `lost` ones lack and `doubled` ones have twice.
 
     Those of `open_still` have no outcome. `verdicts_of` gives what an audit must write of the others.
     """
@@ -84,7 +84,7 @@ def write_archive(
 
 
 def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Give the rows of an audit of the archive that `write_archive` writes of the same ids, in the order of ids."""
+    """Return the rows of an audit of the archive that `write_archive` writes of the same ids, in the order of ids."""
     rows = []
     for offset, name in enumerate((*fine, *doubled, *lost)):
         verdict, problem, found = "committed_ok", "", 1
@@ -114,6 +114,6 @@ def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Seque
 
 
 def verdicts_in(folder: Path) -> list[dict[str, Any]]:
-    """Give the rows that an audit has written, in the order of ids."""
+    """Return the rows that an audit has written, in the order of ids."""
     rows: list[dict[str, Any]] = pq.read_table(folder / VERDICTS).to_pylist()
     return sorted(rows, key=itemgetter("id"))

@@ -35,26 +35,26 @@ def continued(log: Log, at: int, folder: LocalFolder) -> None:
 
 
 def counts_in(folder: Path) -> dict[str, int]:
-    """Give the verdicts that there are, of all runs."""
+    """Return the verdicts that there are, of all runs."""
     summary = json.loads((folder / audit.SUMMARY).read_text())
     return {name: count for name, count in summary.items() if name in VERDICTS and count}
 
 
 def last_in(folder: Path) -> Expected:
-    """Give the verdicts of the last run that has one for each use of an id."""
+    """Return the verdicts of the last run that has one for each use of an id."""
     rows = ds.dataset(folder / audit.VERDICTS, partitioning="hive").to_table().to_pylist()
     last = {(row["id"], row["life"]): row["verdict"] for row in sorted(rows, key=lambda row: row["run"])}
     return {key: verdict for key, verdict in last.items() if verdict is not None}
 
 
 def made_at(shard: int, at: int) -> str:
-    """Give an id as halfway makes it."""
+    """Return an id as halfway makes it."""
     digits = f"{at:012x}"
     return f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{shard:012x}"
 
 
 def committed(count: int, *, since: int = START) -> Log:
-    """Give a log of commits, a minute apart."""
+    """Return a log of commits, a minute apart."""
     log = Log()
     writer = Writer(log)
     for number in range(count):
@@ -65,13 +65,13 @@ def committed(count: int, *, since: int = START) -> Log:
 
 
 def cuts_of(made: RandomLog, seed: int) -> list[int]:
-    """Give the times up to which the runs read; the last one reads everything."""
+    """Return the times up to which the runs read; the last one reads everything."""
     chance = random.Random(seed)
     cuts = sorted(chance.choice(made.log.records).at for _ in range(chance.randrange(1, 4)))
     return [*(min(cut, made.end) for cut in cuts), made.end + 60_000]
 
 
-def demand_whole(folder: Path, made: RandomLog, what: str) -> None:
+def assert_whole(folder: Path, made: RandomLog, what: str) -> None:
     assert last_in(folder) == made.expected, what
     told = ds.dataset(folder / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
     reported = [(row["id"], row["life"], row["verdict"]) for row in told]

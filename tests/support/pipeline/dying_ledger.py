@@ -30,7 +30,7 @@ def kill() -> None:
 
 @contextmanager
 def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> Iterator[None]:
-    """Let a ledger of this process die."""
+    """Kill a ledger of this process."""
     batches: list[int] = []
     write, add, write_deltalake = Tables.write, Tables._add, deltalake.write_deltalake
 

@@ -54,13 +54,13 @@ LOCAL = SparkOptions(
 
 
 def without_spark() -> dict[str, str]:
-    """Give this process' variables for a job that is a process of its own: in this one Spark's gateway runs already."""
+    """Return the variables for a job in a process of its own: in this process Spark's gateway runs already."""
     names = ("HALFWAY_", "PYSPARK_", "SPARK_", "PYTHONPATH")
     return {name: value for name, value in os.environ.items() if not name.startswith(names)}
 
 
 def as_options(conf: Mapping[str, str]) -> list[str]:
-    """Give Spark's configuration as the command line takes it."""
+    """Return Spark's configuration as the command line takes it."""
     return [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
 
 
@@ -82,7 +82,7 @@ Command = Callable[..., Result]
 
 @pytest.fixture
 def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Give a function that runs `halfway-pipeline` with arguments and variables, in the session of the tests."""
+    """Return a function that runs `halfway-pipeline` with arguments and variables, in the session of the tests."""
     monkeypatch.setattr(running, "prepared", lambda *_, **__: lambda: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
 
@@ -97,7 +97,7 @@ def command(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> Command:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
-    """Give the session, with the Kafka connector."""
+    """Return the session, with the Kafka connector."""
     folder = tmp_path_factory.mktemp("spark")
     conf = {**LOCAL.conf, "spark.local.dir": str(folder), "spark.sql.warehouse.dir": str(folder / "warehouse")}
     with_folder = SparkOptions(master=LOCAL.master, memory=LOCAL.memory, conf=conf)

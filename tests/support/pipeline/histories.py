@@ -140,7 +140,7 @@ class Rogue:
         self._partitions: dict[str, int] = {}
 
     def plant(self, history: History, seed: int) -> dict[str, str]:
-        """Plant two of each anomaly and return their verdicts; they stand in `history` too."""
+        """Plant two of each anomaly and return their verdicts, which are in `history` too."""
         rng = random.Random(seed)
         topic = history.topics[0]
         committed = rng.sample(
@@ -172,7 +172,7 @@ class Rogue:
         return planted
 
     def plant_garbage(self, history: History) -> None:
-        """Write records that nobody can read into all topics but the real ones.
+        """Write records that cannot be read into all topics except the real ones.
 
         One of them is an outcome, whose message is there, and one a transaction that was parked.
         """
@@ -248,7 +248,7 @@ class Rogue:
         assert self._producer.flush(ANSWERED_WITHIN_S) == 0
 
     def _partition(self, what: Message) -> int:
-        """Give where halfway puts a message: what has the same key stands in one order, whichever producer wrote it."""
+        """Return the partition that halfway chooses: messages with one key have one order, from any producer."""
         if what.topic not in self._partitions:
             metadata = self._producer.list_topics(what.topic, timeout=ANSWERED_WITHIN_S)
             self._partitions[what.topic] = len(metadata.topics[what.topic].partitions)
@@ -273,7 +273,7 @@ def as_messages(bodies: Sequence[Json]) -> list[Message]:
 
 
 def events(history: History, verdicts: Mapping[str, str]) -> list[AnyEvent]:
-    """Give what was asked and answered as the checker reads it: every prepare, and each end by these verdicts."""
+    """Return the calls and answers for the checker: every prepare, and an end for each of these verdicts."""
     outcomes: dict[str, tuple[Outcome, str]] = {
         "committed_ok": ("commit", "committed"),
         "rolled_back_ok": ("rollback", "rolled_back"),

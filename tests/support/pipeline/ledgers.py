@@ -1,4 +1,4 @@
-"""What the tests of the ledger share: its topics on a real broker, a run, and what stands in its tables."""
+"""What the tests of the ledger share: its topics on a real broker, a run, and the rows of its tables."""
 
 import time
 from pathlib import Path
@@ -92,13 +92,13 @@ class Topics:
         self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def write_half(self, number: int) -> None:
-        """Write a half alone, of which the tombstone is gone or not there yet."""
+        """Write a half without its tombstone, which is gone or not there yet."""
         self._producer.begin_transaction()
         self._half(f"tx-{number}", number)
         self._producer.commit_transaction(ANSWERED_WITHIN_S)
 
     def write_garbage(self) -> None:
-        """Write a record into each topic that nobody can read; the one in op says that it is an outcome."""
+        """Write a record that cannot be read into each topic. That in op has the headers of an outcome."""
         self._producer.begin_transaction()
         for kind in ("half", "parked"):
             self._producer.produce(self.access.topic(kind), b"garbage", b"who-knows", 0)
@@ -171,7 +171,7 @@ def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOpti
 
 
 def tables(spark: "SparkSession", folder: Path) -> "tuple[DataFrame, DataFrame]":
-    """Give what has ended and what is pending."""
+    """Return what has ended and what is pending."""
     found = ledger.tables(spark, Folder(spark, str(folder)))
     assert found is not None
     return found
@@ -194,7 +194,7 @@ def parked_ids(spark: "SparkSession", folder: Path) -> list[str]:
 
 
 def unreadable(spark: "SparkSession", folder: Path) -> list[tuple[str, str]]:
-    """Give kind of topic and error of what stands in quarantine."""
+    """Return the kind of topic and the error of each record in quarantine."""
     found = ledger.quarantine(spark, Folder(spark, str(folder)))
     rows = found.collect() if found is not None else []
     return sorted((row["topic"].rpartition(".")[2], row["error"]) for row in rows)

@@ -34,7 +34,7 @@ class Written:
     offset: int = -1
     gone: bool = False
     aborted: bool = False
-    """It stands in a Kafka transaction that was aborted."""
+    """It is in a Kafka transaction that was aborted."""
     named: bool = False
     """It is a message that was committed with an op marker."""
 
@@ -49,13 +49,13 @@ class Log:
     kept_ms: int | None = None
     """For how long every topic keeps a record, None for ever."""
     ahead: int = 0
-    """By how much the clock of whoever writes is wrong."""
+    """How far the clock of the writer is ahead, in ms."""
     missing: frozenset[str] = frozenset()
     """Topics that do not exist."""
     made: dict[str, int] = field(default_factory=dict)
     """How often topics were made again."""
     aborting: bool = False
-    """What is written stands in a Kafka transaction that will be aborted."""
+    """Records are written in a Kafka transaction that will be aborted."""
 
     def write(
         self, topic: str, key: bytes | None, value: bytes | None, at: int, headers: Headers, *, prepared_at: int = 0
@@ -65,7 +65,7 @@ class Log:
         self.records.append(Written(topic, key, value, at, told_at, headers, aborted=self.aborting))
 
     def settle(self) -> None:
-        """Give every record its offset."""
+        """Return every record its offset."""
         self.records.sort(key=lambda record: record.at)
         ends: dict[str, int] = {}
         for record in self.records:
@@ -73,7 +73,7 @@ class Log:
             ends[record.topic] = record.offset + 1
 
     def trim(self, topic: str, before: int) -> None:
-        """Remove what stands before an offset."""
+        """Remove the records before an offset."""
         self.starts[topic] = max(before, self.starts.get(topic, 0))
 
     def make_again(self, topic: str) -> None:
@@ -101,7 +101,7 @@ class LogSource:
         open_since: int | None = None,
         prefix: str = PREFIX,
     ) -> None:
-        """`open_since`: what was written since stands in Kafka transactions that are not finished."""
+        """Records since `open_since` are in Kafka transactions that are not finished."""
         self._engine = engine
         self._log = log
         self._at = at

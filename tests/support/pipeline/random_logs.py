@@ -98,7 +98,7 @@ class RandomLog:
         self.expected[name, 0] = "leaked"
 
     def way_forged(self, name: str) -> None:
-        """Anything may stand in a header that others can write."""
+        """Others can write anything into a header."""
         absurd = self.random.choice((9_223_372_036_854_775_807, -1, "soon", 10**30, ""))
         for _ in range(2):
             self._writer.message(name, self._messages()[0], "1/1", self._at, absurd, prefix=None)
@@ -163,7 +163,7 @@ class RandomLog:
         self.expected[name, 0] = "committed_ok"
 
     def way_older(self, name: str) -> None:
-        """A deployment that was there before wrote to the same topics; it goes on, and may have used the same ids."""
+        """An earlier deployment has written to the same topics. It continues, and can have used the same ids."""
         name = f"older-{name}"
         prefix = self.random.choice((None, PREFIX))
         late = self.random.choice((0, 10_000, 4 * HORIZON))
@@ -174,7 +174,7 @@ class RandomLog:
             self.expected[name, 1] = "committed_ok"
 
     def way_leaked_beside_an_older_one(self, _: str) -> None:
-        """What is of this deployment is judged, whatever else says that it is of the same transaction."""
+        """Messages of this deployment are judged, even if older ones have the same id."""
         name = self._server_id()
         for prepared_at in (self._at, START - 3 * HORIZON):
             self._writer.message(name, self._messages()[0], "1/1", self._at, prepared_at)
@@ -190,7 +190,7 @@ class RandomLog:
         self.expected[name, 0] = "doubled"
 
     def way_aborted(self, name: str) -> None:
-        """Nobody knows the id of what stands in a Kafka transaction that is aborted."""
+        """Ids in a Kafka transaction that is aborted are unknown."""
         self.log.aborting = True
         self._writer.commit(name, self._messages(), self._at, self._at)
         self.log.aborting = False
@@ -227,7 +227,7 @@ class RandomLog:
         self.log.ahead = 0
 
     def age(self, until: int) -> int:
-        """Let retention remove about half of what the real topics had by a time; return up to when at the most.
+        """Let retention remove about half of the real topics' records until a time; return the latest time removed.
 
         What stands first then was written by a clock that is right: no other would tell since when the rest is whole.
         One log in four loses all of a topic, whatever its retention is.
@@ -248,7 +248,7 @@ class RandomLog:
         return oldest
 
     def compact(self) -> None:
-        """Let the cleaner come by: the first use of an id loses its outcome, and contradictions one of theirs."""
+        """Compact halfway's topics: the first use of an id loses its outcome, and contradictions one of theirs."""
         self.log.compacted = frozenset(PREFIX + kind for kind in KINDS)
         until = self.end + 1
         for kind in ("half", "op", "parked"):
@@ -259,7 +259,7 @@ class RandomLog:
             if name.startswith("again-") and life == 0:
                 self.expected[name, life] = "expired_unknown"
             elif verdict == "contradicted":
-                # The rollback is the last word in op now, and the messages stand all the same.
+                # The rollback is the last record in op now, and the messages are still there.
                 self.expected[name, life] = "leaked"
             elif verdict == "lost" and not any(
                 record.key == name.encode() and not record.gone

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "audit"
 
 
 def test_the_example_for_kubernetes_names_what_the_command_line_has() -> None:
-    """An audit that goes on, and a whole one that is compared with its very folder."""
+    """An audit with --continue, and a cross-check with its folder."""
     folders = []
     for job in YAML(typ="safe").load_all((EXAMPLES / "cronjob.yaml").read_text()):
         [container] = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]

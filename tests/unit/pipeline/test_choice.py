@@ -26,7 +26,7 @@ def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def archive(folder: Path, records: int) -> Places:
-    """Give an archive that says of half and op that they have so many records, beside a real topic."""
+    """Return an archive whose pins give half and op this number of records, beside a real topic."""
     partition = PartitionPin(partition=0, start=0, end=records // 2, high=records // 2, first_at=None)
     names = ("_halfway.half", "_halfway.op", "shop")
     pins = Pins(at=0, topics={name: TopicPin(topic=name, at=0, partitions=(partition,)) for name in names})
@@ -58,7 +58,7 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
     engine: Literal["duckdb", "spark"],
     because: str,
 ) -> None:
-    """Where DuckDB is told how much it may take, it goes to disk; where nobody tells what is free, the size decides."""
+    """With a limit DuckDB uses the disk. If the free memory is unknown, the size decides."""
     monkeypatch.setattr(choice, "free_memory", lambda: free)
     found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
     assert found.engine == engine

@@ -1,4 +1,4 @@
-"""Values decoded a batch at a time: every version, and what cannot be read is told, never raised."""
+"""Decoding in batches: every version; values that cannot be read have an error, and raise none."""
 
 import copy
 import json
@@ -90,7 +90,7 @@ def _names(schema: dict[str, object]) -> set[str]:
 
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_decoded_or_refused_and_nothing_else(data: bytes, headed: bool) -> None:
-    """Whatever stands in a topic, the reader gives fields or raises an Exception, and does not hang."""
+    """For any value the reader returns fields or raises an Exception, and does not hang."""
     try:
         fields = READ(codec.encode_op(OP)[:10] + data if headed else data)
     except Exception:  # noqa: BLE001  this is what is asked

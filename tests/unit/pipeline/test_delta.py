@@ -66,7 +66,7 @@ def test_a_batch_opens_the_log_of_a_table_once(
 
 
 def test_a_batch_counts_although_it_changes_no_row(tmp_path: Path) -> None:
-    """A ledger all of whose transactions have ended has nothing to put into `pending`, and must be gone on with."""
+    """A ledger whose transactions have all ended has nothing to write into `pending`, and continues."""
     uri = str(tmp_path)
     for number in range(2):
         assert merged(uri, number, is_open=False) == 0

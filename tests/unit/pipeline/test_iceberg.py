@@ -100,7 +100,7 @@ class Ledger:
 
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:
-    """Give a catalog in SQLite, configured as PyIceberg has it."""
+    """Return a catalog in SQLite, configured as PyIceberg has it."""
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
     for name, value in properties.items():
         monkeypatch.setenv(f"PYICEBERG_CATALOG__LOCAL__{name.upper()}", value)
@@ -114,7 +114,7 @@ def exported(written: Ledger, namespace: str = "halfway") -> export.Exported:
 
 
 def ids(catalog: Catalog, table: str) -> list[str]:
-    """Give the ids in a table, as PyIceberg reads it."""
+    """Return the ids in a table, as PyIceberg reads it."""
     found: list[str] = catalog.load_table(table).scan().to_arrow().column("id").to_pylist()
     return sorted(found)
 
@@ -240,7 +240,7 @@ def test_tables_of_something_else_are_left_alone(catalog: Catalog, tmp_path: Pat
 def test_two_exports_at_once_append_no_row_twice(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The catalog takes the commit of one of them; the other is told to run again."""
+    """The catalog accepts the commit of one of them. The other one fails, and can be run again."""
     written = Ledger(tmp_path / "ledger")
     written.write(4, pending=[])
     lacking = export._lacking

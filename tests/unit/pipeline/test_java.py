@@ -1,15 +1,15 @@
-"""Without a Java that Spark can run on, whoever starts a job is told what to install."""
+"""Without a Java for Spark, a job says what to install."""
 
 from pathlib import Path
 
 import pytest
 
 from halfway.pipeline.errors import JavaError
-from halfway.pipeline.java import demand
+from halfway.pipeline.java import require
 
 
 def fake_java(folder: Path, version: str, *, modules: bool = True) -> Path:
-    """Make a `java` that tells a version and may lack the module that Spark asks for."""
+    """Create a `java` that prints a version and can lack the module that Spark needs."""
     (folder / "bin").mkdir(parents=True)
     java = folder / "bin" / "java"
     refuse = "" if modules else 'case "$*" in *add-modules*) exit 1;; esac\n'
@@ -22,13 +22,13 @@ def fake_java(folder: Path, version: str, *, modules: bool = True) -> Path:
 def test_a_full_java_of_the_right_version_is_taken(tmp_path: Path, version: str) -> None:
     """JAVA_HOME is what Spark's launcher looks at first."""
     java = fake_java(tmp_path, version)
-    assert demand({"JAVA_HOME": str(tmp_path), "PATH": ""}) == java
+    assert require({"JAVA_HOME": str(tmp_path), "PATH": ""}) == java
 
 
 def test_without_java_home_the_path_counts(tmp_path: Path) -> None:
     """As for Spark's launcher."""
     java = fake_java(tmp_path, "17")
-    assert demand({"PATH": str(tmp_path / "bin")}) == java
+    assert require({"PATH": str(tmp_path / "bin")}) == java
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_a_java_that_spark_refuses_is_named_with_the_remedy(tmp_path: Path, vers
     """Too old, too new, or cut down: what was found, and what to install."""
     fake_java(tmp_path, version, modules=modules)
     with pytest.raises(JavaError, match=r"Java (11|8|25|17)\b.*openjdk-17") as refused:
-        demand({"JAVA_HOME": str(tmp_path)})
+        require({"JAVA_HOME": str(tmp_path)})
     assert str(tmp_path) in str(refused.value)
 
 
 def test_no_java_at_all_is_told_with_the_remedy(tmp_path: Path) -> None:
     """Neither in JAVA_HOME nor on the PATH."""
     with pytest.raises(JavaError, match=r"no java.*openjdk-17"):
-        demand({"PATH": str(tmp_path)})
+        require({"PATH": str(tmp_path)})
     with pytest.raises(JavaError, match=r"holds no bin/java.*openjdk-17"):
-        demand({"JAVA_HOME": str(tmp_path)})
+        require({"JAVA_HOME": str(tmp_path)})

@@ -24,14 +24,14 @@ def test_a_topic_that_nothing_was_removed_from_proves_everything() -> None:
 
 
 def test_what_stands_behind_halfways_first_message_must_be_there() -> None:
-    """The time of somebody else's record before it, which may be of any year, says nothing."""
+    """The time of another producer's record before it proves nothing."""
     trimmed = topic(partition(0, start=7, first_at=NOW - 1_000 * HOUR), partition(1))
     assert trimmed.provable_since({0: NOW - 3 * HOUR, 1: NOW - 9 * HOUR}) == NOW - 3 * HOUR
 
 
 @pytest.mark.parametrize("kept_ms", [5 * HOUR, None], ids=["by age", "by size"])
 def test_a_trimmed_partition_without_messages_proves_nothing(kept_ms: int | None) -> None:
-    """A retention that was short for a while, or a person, leaves it as age does: no time tells what was there."""
+    """A retention that was short for a while, or a person, has the same effect as age: no time shows what was there."""
     trimmed = topic(partition(0, start=7), partition(1, start=3), kept_ms=kept_ms)
     assert trimmed.provable_since({0: NOW - 2 * HOUR}) == NOW
     assert trimmed.provable_since({0: NOW - 2 * HOUR, 1: NOW - HOUR}) == NOW - HOUR

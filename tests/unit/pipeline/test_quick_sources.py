@@ -1,4 +1,4 @@
-"""What is read of a partition whose leader has just been elected, or to which anybody writes."""
+"""Reading a partition whose leader was just elected, or to which anyone can write."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ TOPIC = "orders"
 
 
 class Told:
-    """A record, or the end of the partition, as a consumer tells of it."""
+    """A record, or the end of the partition, as a consumer returns it."""
 
     def __init__(self, offset: int, *, end: bool = False, partition: int = 0) -> None:
         self._offset = offset
@@ -55,7 +55,7 @@ class Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Told]:
-    """Give what a consumer tells, one at a time; elections cannot be timed."""
+    """Return the script of a consumer. Elections cannot be timed."""
     script: list[Told] = []
     rest: Iterator[Told] = iter(script)
 
@@ -142,7 +142,7 @@ def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, cap
     ask = kafka.AdminClient.list_topics
 
     def ask_once_refused(admin: Any, *, timeout: float) -> Any:
-        """Give up as soon as an error was told, in place of after half a minute."""
+        """Return up as soon as an error was told, in place of after half a minute."""
         deadline = time.monotonic() + GENEROUS_S
         while not admin.poll(0.05):
             assert time.monotonic() < deadline

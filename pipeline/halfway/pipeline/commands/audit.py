@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from halfway.pipeline import access, choice, telling
+from halfway.pipeline import access, alerts, choice
 from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
 from halfway.pipeline.parameters import (
     BETWEEN,
@@ -23,22 +23,22 @@ from halfway.pipeline.parameters import (
     OUTPUT,
     SECONDS_OR_NONE,
     SNAPSHOT,
-    demand_fitting,
-    demand_order,
+    require_fitting,
+    require_order,
     several,
 )
 from halfway.pipeline.printing import print_table
-from halfway.pipeline.running import PARTS, reached, running, source_of, told
+from halfway.pipeline.running import PARTS, kafka_access, reporting_failures, running, source_of
 
 
 @click.command()
 @several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, BETWEEN)
 @click.option(
-    "--topic", "topics", multiple=True, help="Read this real topic too; those of ops and groups are read anyway."
+    "--topic", "topics", multiple=True, help="Read this real topic too, beside those that ops and groups name."
 )
-@click.option("--grace-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="Judge nothing that is younger.")
+@click.option("--grace-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="Judge no younger transactions.")
 @click.option(
-    "--clock-skew-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="By how much clocks may differ."
+    "--clock-skew-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="The largest difference between clocks."
 )
 @click.option(
     "--engine",
@@ -47,29 +47,31 @@ from halfway.pipeline.running import PARTS, reached, running, source_of, told
     show_default=True,
     envvar="HALFWAY_PIPELINE_ENGINE",
     help="auto: DuckDB for up to ten million records of half and op that the free memory can hold, Spark for more, "
-    "and where it is told how to run.",
+    "and if options for Spark are given.",
 )
 @click.option(
     "--continue",
     "on",
     is_flag=True,
-    help="Judge what is new since the last audit into the same folder with --continue.",
+    help="Judge what is new since the last audit with --continue into the same folder.",
 )
 @click.option(
     "--cross-check",
     "against",
     metavar="FOLDER",
-    help="Read what the runs of --continue into this folder have read, and compare with their verdicts.",
+    help="Audit what the runs of --continue into this folder have read, and compare the verdicts.",
 )
 @click.option(
     "--fail-on",
     "fail_on",
     multiple=True,
     metavar="VERDICT[@GROUP][=COUNT]",
-    help="Exit 1 only from so many of a verdict on; can be repeated.",
+    help="Exit with 1 only if a verdict has this count; can be repeated.",
 )
-@click.option("--metrics", metavar="FILE", help="Write figures for Prometheus' textfile collector.")
-@click.option("--webhook", metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies there, as JSON.")
+@click.option("--metrics", metavar="FILE", help="Write metrics for Prometheus' textfile collector.")
+@click.option(
+    "--webhook", metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line: counts by verdict.")
 @KAFKA
 def audit(  # noqa: PLR0913, PLR0917 - one for each option
@@ -95,10 +97,10 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Judge every transaction.
 
-    Exits 1 if an anomaly or a difference is found, 2 if it could not be done, 3 if there is none, but outcomes cannot
-    be read.
+    Exits with 1 if it finds an anomaly or a difference, with 2 if it fails, and with 3 if it finds none but there are
+    outcomes that it cannot read.
     """
-    demand_fitting(
+    require_fitting(
         on=on, archive=snapshot is not None, again=offsets is not None, between=(since, until) != (None, None)
     )
     if against is not None and (on or snapshot or offsets or since is not None or until is not None):
@@ -106,18 +108,18 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             "--cross-check reads what the runs of --continue have read: give it without --continue, --snapshot, "
             "--offsets, --since and --until"
         )
-    demand_order(since, until)
+    require_order(since, until)
     began = time.monotonic()
-    with told("audit"):
-        failures = telling.FailOn(fail_on)
+    with reporting_failures("audit"):
+        failures = alerts.FailOn(fail_on)
         if webhook is not None:
-            telling.demand_webhook(webhook)
-        kafka = reached(config, spark_options) if snapshot is None else None
+            alerts.require_webhook(webhook)
+        kafka = kafka_access(config, spark_options) if snapshot is None else None
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
         places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka, against=against)
-        asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
-        chosen = choice.chosen(engine, places, spark_asked=asked, memory=spark_options["memory"])
-        if engine == "auto" and not asked and chosen.engine == "spark":
+        spark_asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
+        chosen = choice.chosen(engine, places, spark_asked=spark_asked, memory=spark_options["memory"])
+        if engine == "auto" and not spark_asked and chosen.engine == "spark":
             click.echo(f"halfway-pipeline audit: runs on Spark: {chosen.because}", err=True)
     options = AuditOptions(
         topics=topics,
@@ -143,13 +145,13 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             summary = run(parts.engine, parts.source, parts.output, options)
         if metrics is not None:
             at = parts.source.pins.at
-            telling.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
+            alerts.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
         if webhook is not None and (summary.anomalies or summary.not_judged or summary.differences):
             found = parts.engine.query(
-                f'select id, "group", verdict from $found limit {telling.SHOWN}',  # noqa: S608
+                f'select id, "group", verdict from $found limit {alerts.SHOWN}',  # noqa: S608
                 found=parts.engine.read(summary.found),
             )
-            telling.call_webhook(webhook, summary, parts.engine.rows(found))
+            alerts.call_webhook(webhook, summary, parts.engine.rows(found))
     if as_json:
         counts = {**summary.verdicts, "quarantined": summary.quarantined}
         click.echo(json.dumps(counts if against is None else {**counts, "differences": summary.differences}))
@@ -175,7 +177,7 @@ def say(summary: Summary, output: str) -> None:
 
 @contextmanager
 def _quick(places: choice.Places, memory: str | None) -> Iterator[choice.Parts]:
-    with told("audit"), choice.quick(places, memory=memory) as parts:
+    with reporting_failures("audit"), choice.quick(places, memory=memory) as parts:
         yield parts
 
 

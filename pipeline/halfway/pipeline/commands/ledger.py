@@ -19,7 +19,7 @@ from halfway.pipeline.parameters import (
     SPARK,
     several,
 )
-from halfway.pipeline.running import reached, running, told
+from halfway.pipeline.running import kafka_access, reporting_failures, running
 
 if TYPE_CHECKING:
     from halfway.pipeline.folders import Folder, LocalFolder
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @several(CONFIG, OUTPUT, HORIZON)
-@click.option("--once", is_flag=True, help="Read what is there now, then end.")
+@click.option("--once", is_flag=True, help="Read the present records, then end.")
 @click.option("--every-s", type=SECONDS_OR_NONE, default=10, show_default=True, help="Time between batches.")
 @click.option(
-    "--max-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Of one batch at most."
+    "--max-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Most records of a batch."
 )
 @KAFKA
 def ledger(
@@ -43,7 +43,7 @@ def ledger(
     max_records: int,
     **spark_options: Any,
 ) -> None:
-    """Follow the topics and write a row for each transaction when it ends; can be killed and started again."""
+    """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
     with running("ledger", kafka=True, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
@@ -70,7 +70,7 @@ def ledger(
                 f"{batch.ended:,} ended, {batch.pending:,} pending"
             )
 
-        kafka = reached(config, spark_options)
+        kafka = kafka_access(config, spark_options)
         say(f"{', '.join(map(kafka.topic, job.KINDS))} into {output}")
         job.start(spark, kafka, Folder(spark, output), options, done=done, warn=say).awaitTermination()
         if once:
@@ -128,7 +128,7 @@ def _opened(folder: str, **spark_options: Any) -> Iterator[Folder | LocalFolder]
     from halfway.pipeline.folders import Folder, LocalFolder, is_local
 
     if is_local(folder):
-        with told("export"):
+        with reporting_failures("export"):
             yield LocalFolder(folder)
     else:
         with running("export", kafka=False, **spark_options) as spark:

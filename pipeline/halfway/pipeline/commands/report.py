@@ -15,7 +15,7 @@ from halfway.pipeline.parameters import (
     OUTPUT,
     SNAPSHOT,
     SPARK,
-    demand_order,
+    require_order,
     several,
 )
 from halfway.pipeline.running import running, source_of
@@ -25,7 +25,11 @@ from halfway.pipeline.running import running, source_of
 @several(CONFIG, OUTPUT, SNAPSHOT, BETWEEN)
 @click.option("--ledger", "ledger_folder", metavar="FOLDER", help="What halfway-pipeline ledger has written.")
 @click.option("--audit", "audit_folder", metavar="FOLDER", help="What halfway-pipeline audit has written.")
-@click.option("--trail", is_flag=True, help="Show who did what by hand: from Kafka, or from the archive of --snapshot.")
+@click.option(
+    "--trail",
+    is_flag=True,
+    help="Show manual changes and who made them: from Kafka, or from the archive of --snapshot.",
+)
 @click.option(
     "--objective",
     "objectives",
@@ -48,12 +52,12 @@ def report(  # noqa: PLR0913 - one for each option
     trail: bool,
     **spark_options: Any,
 ) -> None:
-    """Make one HTML page, to be opened anywhere, and CSV files from the tables of ledger and audit."""
+    """Make one HTML page, which needs nothing else, and CSV files from the tables of ledger and audit."""
     if ledger_folder is None and audit_folder is None and not trail:
         raise click.UsageError("give --ledger, --audit, --trail or several of them")
     if snapshot is not None and not trail:
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
-    demand_order(since, until)
+    require_order(since, until)
     with running("report", kafka=trail and snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import report as job

@@ -17,11 +17,11 @@ from halfway.pipeline.parameters import (
     OUTPUT,
     SECONDS,
     SNAPSHOT,
-    demand_fitting,
+    require_fitting,
     several,
 )
 from halfway.pipeline.printing import print_table
-from halfway.pipeline.running import reached, running, source_of
+from halfway.pipeline.running import kafka_access, running, source_of
 
 
 @click.command()
@@ -44,8 +44,8 @@ def sweep(
     as_json: bool,
     **spark_options: Any,
 ) -> None:
-    """Count what is pending and due, by group and age, without decoding payloads."""
-    demand_fitting(archive=snapshot is not None, again=offsets is not None)
+    """Count pending and due transactions, by group and age, without decoding payloads."""
+    require_fitting(archive=snapshot is not None, again=offsets is not None)
     with running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import sweep as job
@@ -55,7 +55,7 @@ def sweep(
             due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
             horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
         )
-        kafka = reached(config, spark_options) if snapshot is None else None
+        kafka = kafka_access(config, spark_options) if snapshot is None else None
         rows = job.run(spark, source_of(spark, kafka, snapshot, offsets), Folder(spark, output), options)
     if as_json:
         click.echo(json.dumps([{name: value for name, value in row.items() if name != "rank"} for row in rows]))
@@ -70,7 +70,7 @@ def sweep(
 @click.command()
 @several(CONFIG, OUTPUT)
 @click.option(
-    "--topic", "topics", multiple=True, help="Archive this real topic too; those of ops and groups are anyway."
+    "--topic", "topics", multiple=True, help="Archive this real topic too, beside those that ops and groups name."
 )
 @KAFKA
 def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
@@ -81,7 +81,10 @@ def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_o
         from halfway.pipeline.jobs import archive as job
 
         pins = job.run(
-            SparkEngine(spark), source_of(spark, reached(config, spark_options), None), Folder(spark, output), topics
+            SparkEngine(spark),
+            source_of(spark, kafka_access(config, spark_options), None),
+            Folder(spark, output),
+            topics,
         )
     for name, pin in sorted(pins.topics.items()):
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")

@@ -1,1 +1,1 @@
-"""What the command line runs: read, apply a transform, write."""
+"""The jobs of the command line: each reads, applies rules, and writes."""

@@ -1,4 +1,4 @@
-"""The job `archive`: the topics as they are now, in Parquet."""
+"""The job `archive`: writes the topics as they are now to Parquet."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def run(engine: Engine, source: Source, output: Folder, topics: Sequence[str]) -> Pins:
     """Archive halfway's own topics, the real ones that outcomes and groups name, and those given; return the offsets.
 
-    op's ends are taken before those of the others, as `audit` does, so that an archive can be audited like the topics.
+    The ends of op are pinned before those of the others, as in an audit, so that the archive can be audited.
     """
     op, *others = (source.prefix + kind for kind in ("op", "half", "parked", "groups", "owners", "audit"))
     source.pin([op])
-    reading.demand(source, ["op"])
+    reading.require(source, ["op"])
     source.pin(others)
     outcomes = reading.decoded_outcomes(engine, records.internal(engine, source.committed([op]), "'op'"))
     real = reading.real_topics(engine, outcomes, reading.groups(engine, source), source.prefix, topics)
     source.pin(real)
-    reading.demand_given(source, topics)
+    reading.require_given(source, topics)
     source.extend_unsettled(op)
     return sources.archive(source, [op, *others, *real], output)

@@ -29,101 +29,102 @@ DIFFERENCES: Final = "differences"
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
 STATE: Final = "continued.json"
-"""What an audit with --continue has left for the next one."""
+"""The state that an audit with --continue leaves for the next one."""
 _NEVER: Final = 1 << 62
-_LOOKED_THROUGH: Final = 10_000
-"""Offsets behind the first message of a partition among which one that op names is looked for."""
+_SEARCHED: Final = 10_000
+"""The number of offsets after the first message of a partition in which a message that op names is searched."""
 _PLACE: Final = 'topic, "partition", "offset"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """What the command line says: times in ms; `topics` are read beside those that op and the groups name."""
+    """The options of the command line; times in ms. `topics` are read beside those that op and the groups name."""
 
     topics: Sequence[str] = ()
     grace_ms: int = 5_000
     horizon_ms: int = 900_000
     skew_ms: int = 5_000
     since_ms: int | None = None
-    """What was prepared earlier is judged, but not told; likewise from `until_ms` on."""
+    """Transactions that were prepared earlier, or from `until_ms` on, are judged but not written."""
     until_ms: int | None = None
     engine_because: str = ""
-    """Why it runs on its engine."""
+    """Why the audit runs on its engine."""
 
     @property
     def rules(self) -> dict[str, int]:
-        """What decides about verdicts, by the option of the command line; times in ms."""
+        """The options that affect verdicts, by their names on the command line; times in ms."""
         return {"--grace-s": self.grace_ms, "--horizon-s": self.horizon_ms, "--clock-skew-s": self.skew_ms}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How an audit went."""
+    """The result of an audit."""
 
     verdicts: Mapping[str, int]
     quarantined: int
     by_group: Sequence[tuple[str, str, int]] = ()
-    """Verdict, group (empty where it is not known) and transactions."""
+    """Verdict, group (empty if it is not known) and number of transactions."""
     found: str = ""
-    """Where the anomalies are, as Parquet."""
+    """The path of the anomalies, in Parquet."""
     differences: int | None = None
-    """Of how many transactions an audit with --continue says something else; None where it was not asked."""
+    """The number of transactions for which an audit with --continue has another verdict; None without --cross-check."""
     differing: Sequence[Mapping[str, Any]] = ()
-    """The first of them."""
+    """The first of these transactions."""
     provable_since: Mapping[str, int] = field(default_factory=dict)
-    """By real topic, since when a missing message proves a loss."""
+    """By real topic, the time since which a missing message proves a loss."""
 
     @property
     def anomalies(self) -> int:
-        """Transactions that did not end as their producers meant."""
+        """The number of transactions that did not end as their producers intended."""
         return sum(self.verdicts.get(name, 0) for name in verdict.ANOMALIES)
 
     @property
     def not_judged(self) -> int:
-        """Transactions whose outcome cannot be read."""
+        """The number of transactions whose outcome cannot be read."""
         return self.verdicts.get(verdict.NOT_JUDGED, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """All that was read, and what is wrong in it."""
+    """Everything that was read, and the records in it that cannot be used."""
 
     evidence: Evidence
     limits: Limits
     quarantine: Frame
     provable_since: Mapping[str, int]
-    """By real topic, since when a missing message proves a loss."""
+    """By real topic, the time since which a missing message proves a loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What the run before has left that this one goes on from."""
+    """What the previous run has left for this one."""
 
     pins: Pins
     provable_since: Mapping[str, int]
 
 
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
-    """Judge every transaction up to now; write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
+    """Judge every transaction. Write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
 
     Raises:
-        SourceError: the folder is that of an audit with --continue, whose verdicts would be replaced.
+        SourceError: the folder is that of an audit with --continue, whose verdicts this one would replace.
 
     """
     if output.exists(STATE):
         raise SourceError(f"{output.path()} is of an audit with --continue: give another folder")
-    # Until it is written again, the folder holds no audit that was finished.
+    # Without this file the folder holds no finished audit.
     output.delete(SUMMARY)
     output.delete(DIFFERENCES)
     read = evidence(engine, source, options)
-    judged = between(engine, verdict.verdicts(engine, read.evidence, read.limits), options.since_ms, options.until_ms)
+    judged = verdict.verdicts(engine, read.evidence, read.limits)
+    judged = prepared_between(engine, judged, options.since_ms, options.until_ms)
     engine.write(judged, output.path(VERDICTS))
     engine.write(read.quarantine, output.path(QUARANTINE))
-    return replace(_summed_up(engine, source, output, options), provable_since=read.provable_since)
+    return replace(_summarise(engine, source, output, options), provable_since=read.provable_since)
 
 
-def between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
-    """Return what was prepared from a time on and before another; of what is not known when, all."""
+def prepared_between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
+    """Return the transactions that were prepared from a time on and before another, and those without a time."""
     at = engine.dialect.millis("prepared_at")
     bounds = [f"coalesce({at} >= {since_ms}, true)"] if since_ms is not None else []
     bounds += [f"coalesce({at} < {until_ms}, true)"] if until_ms is not None else []
@@ -131,48 +132,48 @@ def between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int |
 
 
 def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: Before | None = None) -> Reading:
-    """Read everything, once; what is new, if there was a run before.
+    """Read everything once; after an earlier run, only what is new.
 
-    op's ends are taken first, so that whatever an op tells of must stand in the other topics when theirs are taken.
-    What stands behind them, in Kafka transactions that are not finished, is looked at only to leave its ids unjudged.
-    What Kafka has removed is asked last, when everything has been read, so that nothing can go unnoticed meanwhile.
+    The ends of op are pinned first. So everything that an op names is in the other topics when their ends are pinned.
+    Records after the ends, in Kafka transactions that are not finished, are read only so that their ids are not judged.
+    Kafka is asked last which records it has removed, when everything has been read, so that no removal goes unnoticed.
     """
     op_topic, half_topic, parked_topic, groups_topic = (
         source.prefix + kind for kind in ("op", "half", "parked", "groups")
     )
     source.pin([op_topic])
-    reading.demand(source, ["op"])
+    reading.require(source, ["op"])
     final = ", ".join(f"'{state}'" for state in records.FINAL)
     op = engine.keep(
         engine.query(
-            f"select * from $told where fault is not null or state in ({final})",  # noqa: S608
-            told=records.internal(engine, source.committed([op_topic]), "'op'"),
+            f"select * from $read where fault is not null or state in ({final})",  # noqa: S608
+            read=records.internal(engine, source.committed([op_topic]), "'op'"),
         )
     )
     outcomes = engine.keep(reading.decoded_outcomes(engine, op))
     source.pin([half_topic, parked_topic, groups_topic, source.prefix + "owners"])
-    reading.demand(source, ["half", "parked"])
+    reading.require(source, ["half", "parked"])
     half = engine.keep(
         engine.query(
-            f'select id, "group", "at", prepared_at, alive, fault, {_PLACE} from $told',  # noqa: S608
-            told=records.internal(engine, source.committed([half_topic]), "'half'"),
+            f'select id, "group", "at", prepared_at, alive, fault, {_PLACE} from $read',  # noqa: S608
+            read=records.internal(engine, source.committed([half_topic]), "'half'"),
         )
     )
-    told = engine.keep(records.internal(engine, source.committed([parked_topic]), "'parked'"))
+    of_parked = engine.keep(records.internal(engine, source.committed([parked_topic]), "'parked'"))
     parked = engine.keep(
-        reading.decoded_parked(engine, engine.query("select * from $told where fault is null", told=told))
+        reading.decoded_parked(engine, engine.query("select * from $read where fault is null", read=of_parked))
     )
     registered = engine.keep(reading.groups(engine, source))
     named = reading.real_topics(engine, outcomes, registered, source.prefix, options.topics)
-    # What was read before is read on, whether or not anything names it in this part.
+    # A topic of an earlier run is read further, even if no new record names it.
     names = sorted({*named, *(before.provable_since if before else ())})
     source.pin(names)
-    reading.demand_given(source, options.topics)
+    reading.require_given(source, options.topics)
     source.extend_unsettled(op_topic)
-    told_messages = engine.keep(records.messages(engine, source.committed(names), source.prefix))
-    messages = engine.query("select * from $told where fault is null", told=told_messages)
+    real_records = engine.keep(records.messages(engine, source.committed(names), source.prefix))
+    messages = engine.query("select * from $read where fault is null", read=real_records)
     unsettled = engine.keep(_unsettled(engine, source, names))
-    # All has been read when this is known: what has gone by now may have gone before it was read.
+    # This count reads everything. Records that Kafka has removed by then may have been removed before they were read.
     engine.rows(
         engine.query(
             "select count(*) as read from (select id from $messages union all select id from $unsettled) ids",
@@ -189,7 +190,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
         ops=ends,
         named=of_commits,
         halves=engine.query("select * from $half where fault is null", half=half),
-        # That it is parked is told without decoding it.
+        # A record of parked counts even if it cannot be decoded.
         parked=parked,
         messages=messages,
         unsettled=unsettled,
@@ -201,16 +202,16 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
         latest_of_keys=_latest_of_keys(engine, now, names),
     )
     faulty = [
-        engine.query(f"select {_PLACE}, fault as error from $told where fault is not null", told=frame)  # noqa: S608
-        for frame in (op, half, told, told_messages)
+        engine.query(f"select {_PLACE}, fault as error from $read where fault is not null", read=frame)  # noqa: S608
+        for frame in (op, half, of_parked, real_records)
     ]
-    # Groups are read whole each time: what the runs before have read of them was told by those.
+    # Groups are read from the beginning each time. Earlier runs have reported the damaged ones that they have read.
     pin = source.pins.topics.get(groups_topic)
-    told_before = {} if before is None or pin is None else before.pins.ends_of(pin)
-    anew = "".join(f' and ("partition" <> {number} or "offset" >= {end})' for number, end in told_before.items())
+    groups_before = {} if before is None or pin is None else before.pins.ends_of(pin)
+    unread = "".join(f' and ("partition" <> {number} or "offset" >= {end})' for number, end in groups_before.items())
     damaged = [
         engine.query(f"select {_PLACE}, error from $read where error is not null{condition}", read=frame)  # noqa: S608
-        for frame, condition in ((outcomes, ""), (parked, ""), (registered, anew))
+        for frame, condition in ((outcomes, ""), (parked, ""), (registered, unread))
     ]
     return Reading(
         evidence=found,
@@ -220,7 +221,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     )
 
 
-def _summed_up(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
+def _summarise(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
     written = engine.read(output.path(VERDICTS))
     names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
     anomalies = engine.query(f"select * from $written where verdict in ({names})", written=written)  # noqa: S608
@@ -240,32 +241,32 @@ def _summed_up(engine: Engine, source: Source, output: Files, options: AuditOpti
         found=output.path(ANOMALIES),
         quarantined=int(engine.rows(wrong)[0]["count"]),
     )
-    tell(engine, source, output, summary, options)
+    write_summary(engine, source, output, summary, options)
     return summary
 
 
-def tell(engine: Engine, source: Source, output: Files, summary: Summary, options: AuditOptions) -> None:
-    """Write what was read and what was found; the summary comes last."""
+def write_summary(engine: Engine, source: Source, output: Files, summary: Summary, options: AuditOptions) -> None:
+    """Write the offsets that were read and the summary, which comes last."""
     output.write(source.pins.to_json(), OFFSETS)
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         **summary.verdicts,
         "quarantined": summary.quarantined,
         "judged_at": source.pins.at,
         "engine": engine.name,
         "engine_because": options.engine_because,
     }
-    output.write(json.dumps(told) + "\n", SUMMARY)
+    output.write(json.dumps(content) + "\n", SUMMARY)
 
 
 def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
-    """Return the ids of what stands in Kafka transactions that were not finished, with its time.
+    """Return the ids of the records in Kafka transactions that were not finished, with their times.
 
-    One that ends or resumes a transaction shows in its topics one after the other: half can lack yet what parked or op
-    has already.
+    A Kafka transaction that ends or resumes a transaction becomes visible in one topic after the other: half can still
+    lack what parked or op already has.
     """
     kinds = {kind: records.internal(engine, source.unsettled([source.prefix + kind]), f"'{kind}'") for kind in _KINDS}
     frames = [records.outcomes(engine, kinds["op"])]
-    frames += [engine.query("select * from $told where fault is null", told=kinds[kind]) for kind in ("half", "parked")]
+    frames += [engine.query("select * from $read where fault is null", read=kinds[kind]) for kind in ("half", "parked")]
     frames.append(records.messages(engine, source.unsettled(names), source.prefix))
     known = 'select id, "at" from $frame where id is not null'
     return union(engine, [engine.query(known, frame=frame) for frame in frames])
@@ -275,7 +276,7 @@ _KINDS: Final = ("op", "half", "parked")
 
 
 def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
-    """Return what was written to op since: compaction may remove the outcome of an id that is used again."""
+    """Return what was written to op since then: compaction may have removed the earlier outcome of such an id."""
     written = records.internal(engine, source.later([op_topic], now), "'op'")
     return engine.query('select id, "at" from $written where fault is null', written=written)
 
@@ -283,11 +284,11 @@ def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
 def _first_messages(
     engine: Engine, messages: Frame, named: Frame, now: Pins, skew_ms: int
 ) -> dict[str, dict[int, int]]:
-    """Return, by topic and partition from which something was removed, the time of the first message that is there.
+    """Return the time of the first message that is still there, for each partition from which records were removed.
 
-    Messages that were read before it, but have gone, prove nothing: their neighbours may have gone before they were
-    read. Neither does a message that no op names, since anybody can write one with any time: only a message that was
-    committed counts, with the time of its op if its own is earlier. One that is dated in the future would hide losses
+    A message that was read and has been removed since proves nothing: its neighbours may have been removed before they
+    were read. A message that no op names proves nothing either, because anyone can write one with any time. Only a
+    committed message counts, with the time of its op if its own is earlier. One with a future date would hide losses
     until then.
     """
     starts = [
@@ -309,7 +310,7 @@ def _first_messages(
                 and read."partition" = starts."partition" and read."offset" >= starts."start"
             group by read.topic, read."partition"
         ) heads on read.topic = heads.topic and read."partition" = heads."partition"
-            and read."offset" between heads.head and heads.head + {_LOOKED_THROUGH}
+            and read."offset" between heads.head and heads.head + {_SEARCHED}
         join $named named on named.id = read.id and named.topic = read.topic and named.slot = read.slot
             and named.content = read.content
         group by read.topic, read."partition", read."offset"
@@ -325,9 +326,9 @@ def _first_messages(
 def _provable_since(
     now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]], before: Before | None
 ) -> dict[str, int]:
-    """Return by topic since when a missing message proves a loss, as far as is known of one that is not there.
+    """Return by topic the time since which a missing message proves a loss; for a missing topic the last known time.
 
-    What the runs before have read needs no proof: only what has gone unread since can be missed.
+    Records that earlier runs have read need no proof. Only records that were removed unread since then matter.
     """
     found = {}
     for name in names:
@@ -344,7 +345,7 @@ def _provable_since(
 
 
 def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, int]) -> Frame:
-    """A topic that does not exist (any more), or of which something was not read, proves nothing about any time."""
+    """Return the facts about real topics. One that does not exist, or was not read as a whole, proves nothing."""
     there = now.topics
     rows = [
         (
@@ -358,9 +359,9 @@ def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, int]) -
 
 
 def _is_read(read: TopicPin | None, now: TopicPin | None) -> bool:
-    """Whether what was read is the topic that is there now, with all its partitions.
+    """Return whether the topic that was read is the present one, with all its partitions.
 
-    It can have been made, or made again, meanwhile, or a broker that had not heard of it yet was asked before.
+    It can have been created, or created again, in the meantime. Or the broker that was asked first did not know it yet.
     """
     if read is None or now is None or read.is_another(now):
         return False

@@ -1,4 +1,4 @@
-"""The job `audit --cross-check`: a whole audit of what the runs of `--continue` have read, which must say the same."""
+"""The job `audit --cross-check`: a whole audit of what the runs of `--continue` have read. Both must agree."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from halfway.pipeline.pins import Pins
 
 _STALE_MS: Final = 3_600_000
-"""After the last run: what Kafka has compacted since would be judged as of then."""
+"""The greatest age of the last run: Kafka compacts further, and the whole audit must see what the runs saw."""
 _NEVER: Final = 1 << 62
 _SHOWN: Final = 20
 
 
 def run(engine: Engine, source: Source, output: Files, against: Files, options: audit.AuditOptions) -> audit.Summary:
-    """Judge what the runs into a folder have read; write `differences` between their verdicts and these.
+    """Judge everything that the runs into a folder have read, and write the `differences` from their verdicts.
 
     Raises:
-        SourceError: the folder has no run, or none of late or with these options, or is that of the output.
+        SourceError: the folder has no run, or no recent one, or one with other options, or is that of the output.
 
     """
     folder = against.path()
@@ -48,7 +48,7 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
         if options.rules.get(name) != value:
             raise SourceError(f"--cross-check {folder!r}: the last run had {name} {value / 1000:g}: give the same")
     source.cover(state.pins)
-    # What a run has read is read, whether or not anything names it by now.
+    # A topic that a run has read is read, even if nothing names it any more.
     topics = [*options.topics, *(name for name in state.provable_since if name in source.pins.topics)]
     summary = audit.run(engine, source, output, replace(options, topics=topics))
     found = engine.write(
@@ -57,8 +57,8 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
         files=1,
     )
     differences = incremental.rows_in(engine, found)
-    told = json.loads(output.read(audit.SUMMARY))
-    output.write(json.dumps({**told, "cross_check": folder, "differences": differences}) + "\n", audit.SUMMARY)
+    content = json.loads(output.read(audit.SUMMARY))
+    output.write(json.dumps({**content, "cross_check": folder, "differences": differences}) + "\n", audit.SUMMARY)
     first = engine.query(f"select * from $found order by id, life limit {_SHOWN}", found=found)  # noqa: S608
     return replace(summary, differences=differences, differing=engine.rows(first))
 
@@ -72,18 +72,18 @@ def _differences(
     options: audit.AuditOptions,
     provable_since: Mapping[str, int],
 ) -> Frame:
-    """Return the transactions of which the two say different things that what Kafka has removed cannot explain.
+    """Return the transactions whose verdicts differ, except those that records which Kafka has removed explain.
 
-    Uses of an id are compared if both count as many of them: compaction can remove a use. What cannot be judged, or
-    is `expired_unknown`, to either is left out. An anomaly is one whatever has been removed, but its kind can change
-    when a copy or an outcome goes, and it can disappear: so two that differ otherwise differ only where nothing can
-    have been removed. Halfway's own topics are compacted one by one: a half that has gone can be one that was resumed
-    since, and of an id that is used again the outcome before can be missing.
+    Uses of an id are compared if both audits count the same number of them, because compaction can remove a use. A
+    transaction that is `expired_unknown` or `not_judged` in either audit is left out. A removal creates no anomaly, but
+    it can change the kind of one (when a copy or an outcome is removed), or hide it. So all other pairs count as
+    different only if nothing can have been removed. Halfway's own topics are compacted one by one: a half that has gone
+    can have been resumed since, and the earlier outcome of an id that was used again can be missing.
     """
     d = engine.dialect
     since = 0 if state.kept[0].number == 0 else state.kept[0].at
     numbers = [run.number for run in state.kept]
-    told = engine.read_runs(against.path(audit.VERDICTS), numbers)
+    verdicts = engine.read_runs(against.path(audit.VERDICTS), numbers)
     reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
     names = ", ".join(f"'{name}'" for name in ANOMALIES)
     left_out = f"('expired_unknown', '{NOT_JUDGED}')"
@@ -115,16 +115,19 @@ def _differences(
         else not {removed} end
     union all
     select id, life, "group", cast(null as string), verdict from $reported known where not exists (
-        select 1 from $told told where told.run = known.run and told.id = known.id and told.life = known.life
-            and told.verdict = known.verdict
+        select 1 from $verdicts judged where judged.run = known.run and judged.id = known.id and judged.life =
+        known.life
+            and judged.verdict = known.verdict
     )
     """  # noqa: S608
-    other = engine.keep(incremental.last_verdicts(engine, told))
-    return engine.query(sql, whole=engine.read(output.path(audit.VERDICTS)), other=other, reported=reported, told=told)
+    other = engine.keep(incremental.last_verdicts(engine, verdicts))
+    return engine.query(
+        sql, whole=engine.read(output.path(audit.VERDICTS)), other=other, reported=reported, verdicts=verdicts
+    )
 
 
 def _removed(provable_since: Mapping[str, int], now: Pins, slack_ms: int) -> str:
-    """Return whether Kafka can have removed a message of a transaction from the topic `one`."""
+    """Return SQL for whether Kafka can have removed a message of a transaction from the topic `one`."""
     since = {
         name: _NEVER if pin is None or pin.compacted else at + slack_ms
         for name, at in provable_since.items()

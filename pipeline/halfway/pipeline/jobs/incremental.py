@@ -1,13 +1,12 @@
-"""The job `audit --continue`: what is new is judged together with what is not settled yet, at the cost of what is new.
+"""The job `audit --continue`: judges new records and open transactions together, at the cost of what is new.
 
-A run reads each topic from where the one before it stopped, and keeps what it read as tables of its own (`events`). It
-judges the ids that something new is told of and those that had no final verdict, with everything that was ever read of
-them. Of what the runs before have left it reads what the last one carried over (`open`, `carried`: all about the ids
-that had no final verdict) and, for other ids, the runs that can have read something of them, which an id tells that
-halfway made.
+A run reads each topic from the end of the previous run, and keeps what it reads in tables of its own (`events`). It
+judges the ids of new records and those without a final verdict, with everything that was ever read about them. From
+the previous run it reads what that carried over (`open` and `carried`: everything about the ids without a final
+verdict). For other ids it reads the runs that can know something about them; an id that halfway made shows which ones.
 
-What is written is read again for what follows, so that Spark plans each step from tables, not from all steps before it.
-A run counts when the file that names it is written: one that was killed leaves folders that the next one deletes.
+Each step reads the tables of the step before it, so that Spark plans every step by itself. A run counts when its state
+is written. A run that was killed leaves folders, which the next one deletes.
 """
 
 from __future__ import annotations
@@ -35,55 +34,57 @@ EVENTS: Final = "events"
 OPEN: Final = "open"
 CARRIED: Final = "carried"
 REPORTED: Final = "reported"
-ASKED: Final = "asked"
+NEW: Final = "new"
 _KEPT: Final = ("ops", "named", "halves", "parked", "messages", "unreadable")
-_CARRIED: Final = (*_KEPT, REPORTED, ASKED)
+_CARRIED: Final = (*_KEPT, REPORTED, NEW)
 _FORMAT: Final = 2
-"""Of what a run leaves for the next one."""
+"""The format of what a run leaves for the next one."""
 KEPT_MS: Final = 14 * 24 * 3_600_000
-"""Twice as long as op keeps outcomes: then nothing new can be told of what was read."""
+"""How long events are kept: twice as long as op keeps outcomes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One that counts; times in ms."""
+    """A run that counts; times in ms."""
 
     number: int
     at: int
-    """When it began."""
+    """When the run began."""
     latest: int
-    """When halfway made the youngest of the ids that it has judged or left out, -1 without any."""
+    """When halfway made the youngest id that the run has judged or left out; -1 if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State(audit.Before):
-    """What the runs before have left: themselves, offsets and counts."""
+    """What the earlier runs have left: the runs, offsets and counts."""
 
     runs: Sequence[Run]
-    """Those whose events are kept."""
+    """The runs whose events are kept."""
     by_group: Sequence[tuple[str, str, int]]
     quarantined: int
     options: Mapping[str, int]
-    """Those of the last run; none if it was of an earlier release."""
+    """The options of the last run that affect verdicts."""
 
     @classmethod
     def read(cls, output: Files) -> State | None:
-        """Return it, None before the first run."""
+        """Return the state in a folder, None before the first run."""
         if not output.exists(audit.STATE):
             return None
         try:
-            told: dict[str, Any] = json.loads(output.read(audit.STATE))
-            if told.get("format") != _FORMAT:
+            content: dict[str, Any] = json.loads(output.read(audit.STATE))
+            if content.get("format") != _FORMAT:
                 raise SourceError(
                     f"{output.path()!r} was written by another release of audit --continue: begin in another folder"
                 )
             return cls(
-                runs=[Run(number=int(number), at=int(at), latest=int(latest)) for number, at, latest in told["runs"]],
-                pins=Pins.from_json(json.dumps(told["pins"])),
-                by_group=[(str(name), str(group), int(count)) for name, group, count in told["by_group"]],
-                quarantined=int(told["quarantined"]),
-                provable_since={str(name): int(since) for name, since in told["provable_since"].items()},
-                options={str(name): int(value) for name, value in told.get("options", {}).items()},
+                runs=[
+                    Run(number=int(number), at=int(at), latest=int(latest)) for number, at, latest in content["runs"]
+                ],
+                pins=Pins.from_json(json.dumps(content["pins"])),
+                by_group=[(str(name), str(group), int(count)) for name, group, count in content["by_group"]],
+                quarantined=int(content["quarantined"]),
+                provable_since={str(name): int(since) for name, since in content["provable_since"].items()},
+                options={str(name): int(value) for name, value in content.get("options", {}).items()},
             )
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(
@@ -92,25 +93,25 @@ class State(audit.Before):
 
     @property
     def kept(self) -> Sequence[Run]:
-        """Those that something new can still be told of: what a run costs does not grow with their number."""
+        """The runs that are read further. The cost of a run does not grow with the number of all runs."""
         return [run for run in self.runs if run.at >= self.runs[-1].at - KEPT_MS]
 
     def kept_since(self, grace_ms: int) -> int:
-        """Return when the first of the kept runs took its verdicts, in ms; 0 if no run was dropped yet."""
+        """Return the cut of the first run that is kept, in ms; 0 if no run was dropped yet."""
         first = self.kept[0]
         return first.at - grace_ms if first.number else 0
 
     def write(self, output: Files, *, after: int | None) -> None:
-        """Make the last run count; `after` is the number of the run that it continues.
+        """Write the state, so that the last run counts. `after` is the number of the run that it continues.
 
         Raises:
-            SourceError: another run has been written since.
+            SourceError: another run has counted since then.
 
         """
         there = State.read(output)
         if (None if there is None else there.runs[-1].number) != after:
             raise SourceError(f"another audit has written into {output.path()!r} meanwhile: run one at a time")
-        told = {
+        content = {
             "format": _FORMAT,
             "runs": [(run.number, run.at, run.latest) for run in self.runs],
             "pins": json.loads(self.pins.to_json()),
@@ -119,26 +120,26 @@ class State(audit.Before):
             "provable_since": self.provable_since,
             "options": self.options,
         }
-        output.write(json.dumps(told) + "\n", audit.STATE)
+        output.write(json.dumps(content) + "\n", audit.STATE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What there is of the ids that are judged: what was read, their last verdicts, the anomalies reported."""
+    """What is known of the ids that are judged."""
 
     events: dict[str, Frame]
     verdicts: Frame
-    """Of the uses of which something that was read is still there."""
+    """The last verdicts of uses whose events are kept."""
     forgotten: Frame
-    """Last verdicts of uses before those."""
+    """The last verdicts of other uses, which do not change any more."""
     reported: Frame
 
 
 def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptions) -> audit.Summary:
-    """Judge what is new; return the counts of all runs together.
+    """Judge what is new, and return the counts of all runs.
 
-    `verdicts` and `anomalies` have a folder for each run: of a transaction the row of the last run counts, and an
-    anomaly is reported by the run that finds it, and once.
+    `verdicts` and `anomalies` have a folder for each run. For a transaction the row of the latest run counts. An
+    anomaly is reported once, by the run that finds it first.
     """
     before = State.read(output)
     number = 0 if before is None else before.runs[-1].number + 1
@@ -152,12 +153,13 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         return engine.write(frame, output.path(*names, part), files=files)
 
     fresh = {name: table(getattr(read.evidence, name), EVENTS, name) for name in _KEPT}
-    told = [engine.query("select id from $frame", frame=frame) for frame in (*fresh.values(), read.evidence.unsettled)]
+    read_now = (*fresh.values(), read.evidence.unsettled)
     if before is None:
         known = _nothing(engine, fresh)
     else:
-        asked = engine.query("select distinct id from $ids", ids=union(engine, told))
-        known = _known(engine, output, table(asked, CARRIED, ASKED), fresh, before, grace_ms=options.grace_ms)
+        ids = [engine.query("select id from $frame", frame=frame) for frame in read_now]
+        new = engine.query("select distinct id from $ids", ids=union(engine, ids))
+        known = _known(engine, output, table(new, CARRIED, NEW), fresh, before, grace_ms=options.grace_ms)
     found = verdict.verdicts(engine, replace(read.evidence, **known.events), read.limits)
     if before is not None:
         found, known = _with_earlier(engine, found, known, before.kept_since(options.grace_ms))
@@ -172,7 +174,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     for name, frame in carried.items():
         kept = engine.query("select * from $frame where id in (select id from $still)", frame=frame, still=still)
         table(kept, CARRIED, name)
-    # Of these a later run may read more, though they are another deployment's for now.
+    # A later run may read more about these ids, although they seem to be of another deployment now.
     older = engine.query(f"select id from $read where prepared_at < {read.limits.created_at}", read=fresh["messages"])  # noqa: S608
     seen = union(engine, [engine.query("select id from $judged", judged=judged), older])
     state = State(
@@ -193,7 +195,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         by_group=state.by_group,
         found=output.path(audit.ANOMALIES, part),
     )
-    audit.tell(engine, source, output, summary, options)
+    audit.write_summary(engine, source, output, summary, options)
     return summary
 
 
@@ -201,7 +203,7 @@ _OPEN: Final = ", ".join(f"'{name}'" for name in ("pending", "parked"))
 
 
 def _forget(output: Files, number: int, before: State | None) -> None:
-    """Delete what a run left that was killed, and what is too old to be told anything new of."""
+    """Delete what a killed run has left, and events that are too old to be kept."""
     of_last: list[tuple[str, ...]] = [(OPEN,), *((CARRIED, name) for name in _CARRIED)]
     results = ((audit.VERDICTS,), (audit.ANOMALIES,), (audit.QUARANTINE,))
     for table in (*of_last, *((EVENTS, name) for name in _KEPT), *results):
@@ -226,7 +228,7 @@ def _forget(output: Files, number: int, before: State | None) -> None:
 
 
 def _nothing(engine: Engine, fresh: dict[str, Frame]) -> Known:
-    """Return what the first run knows."""
+    """Return what the first run knows: the events that it has read."""
     none = engine.table([], "id string, verdict string, life int, `group` string, prepared_at bigint")
     return Known(
         events=fresh,
@@ -239,21 +241,21 @@ def _nothing(engine: Engine, fresh: dict[str, Frame]) -> Known:
 def _known(
     engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame], before: State, *, grace_ms: int
 ) -> Known:
-    """Return what is known of the ids that something new is told of, and of those that are open, with what is new."""
+    """Return what is known of the ids of new records and of open ids, the new records included."""
     last = [before.runs[-1].number]
     opened = _table(engine, output, OPEN, last)
     others = engine.keep(
         engine.query(
-            # No `not in`: with it Spark would hold all that is open in each worker.
-            "select id from $ids asked where not exists (select 1 from $opened known where known.id = asked.id)",
+            # Spark would hold all open ids in each worker for `not in`.
+            "select id from $ids new where not exists (select 1 from $opened known where known.id = new.id)",
             ids=ids,
             opened=opened,
         )
     )
     runs = _runs_of(engine, others, before)
 
-    def of_others(told: Frame) -> Frame:
-        return engine.query("select * from $told where id in (select id from $others)", told=told, others=others)
+    def of_others(frame: Frame) -> Frame:
+        return engine.query("select * from $frame where id in (select id from $others)", frame=frame, others=others)
 
     events = {}
     for name, frame in fresh.items():
@@ -263,11 +265,11 @@ def _known(
         events[name] = union(engine, parts)
     verdicts, reported = [opened], [_table(engine, output, f"{CARRIED}/{REPORTED}", last)]
     if runs:
-        told = last_verdicts(engine, of_others(engine.read_runs(output.path(audit.VERDICTS), runs)))
+        last_ones = last_verdicts(engine, of_others(engine.read_runs(output.path(audit.VERDICTS), runs)))
         columns = _verdict_columns(engine)
-        verdicts.append(engine.query(f"select {columns} from $told", told=told))  # noqa: S608
-        told = of_others(_table(engine, output, audit.ANOMALIES, runs))
-        reported.append(engine.query("select id, life, verdict from $told", told=told))
+        verdicts.append(engine.query(f"select {columns} from $verdicts", verdicts=last_ones))  # noqa: S608
+        anomalies = of_others(_table(engine, output, audit.ANOMALIES, runs))
+        reported.append(engine.query("select id, life, verdict from $anomalies", anomalies=anomalies))
     every = engine.keep(union(engine, verdicts))
     forgotten = engine.keep(uses.forgotten(engine, every, events, before=before.kept_since(grace_ms)))
     remembered = uses.without(engine, every, forgotten)
@@ -275,34 +277,34 @@ def _known(
 
 
 def _with_earlier(engine: Engine, judged: Frame, known: Known, since: int) -> tuple[Frame, Known]:
-    """Return the verdicts, numbered after forgotten uses, without those that do not replace an earlier one."""
+    """Return the verdicts, numbered from the forgotten uses on, without those that do not replace an earlier one."""
     judged = engine.keep(uses.renumbered(engine, judged, known.forgotten))
     settled = engine.keep(uses.settled(engine, judged, known.verdicts, before=since))
-    # Kept, as Spark's optimizer fails at a union of what was made of it.
+    # Spark's optimizer fails at a union of frames that are derived from it, if it is not kept.
     changing = engine.keep(uses.without(engine, known.verdicts, settled))
     forgotten = union(engine, [known.forgotten, settled])
     return uses.without(engine, judged, settled), replace(known, verdicts=changing, forgotten=forgotten)
 
 
 def _verdict_columns(engine: Engine) -> str:
-    """Return SQL for what is carried over of a row of the table of verdicts."""
+    """Return SQL for the columns of the table of verdicts that are carried over."""
     return f'id, verdict, life, "group", {engine.dialect.millis("prepared_at")} as prepared_at'
 
 
-def last_verdicts(engine: Engine, told: Frame) -> Frame:
-    """Return of rows of several runs the last of each use of an id, those without a verdict left out."""
+def last_verdicts(engine: Engine, rows: Frame) -> Frame:
+    """Return the latest row of each use of an id, without those that have no verdict."""
     return engine.query(
         """select id, verdict, life, "group", topics, prepared_at from (
-            select *, row_number() over (partition by id, life order by run desc) as newest from $told
+            select *, row_number() over (partition by id, life order by run desc) as newest from $rows
         ) last where newest = 1 and verdict is not null""",
-        told=told,
+        rows=rows,
     )
 
 
 def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
-    """Return the runs that can have read something of these ids: those that know one as young as the oldest of them.
+    """Return the runs that can have read something about these ids: those with an id as young as the oldest of them.
 
-    All of them, if a client brought one of the ids: it may have been used at any time.
+    Return all runs if a client chose one of the ids, because it may have been used at any time.
     """
     found = engine.rows(
         engine.query(
@@ -319,9 +321,9 @@ def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
 
 
 def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
-    """Return the verdicts with a row without one for each use of an id that had one, and of which nothing is left.
+    """Return the verdicts, and a row without a verdict for each use that had one and of which no event is left.
 
-    What was known of it stood in a Kafka transaction that was aborted, or is of another use by now.
+    Its records were in a Kafka transaction that was aborted, or belong to another use now.
     """
     return engine.query(
         """select coalesce(now.id, before.id) as id, coalesce(now.life, before.life) as life, now.verdict,
@@ -343,10 +345,10 @@ def _table(engine: Engine, output: Files, name: str, runs: Iterable[int]) -> Fra
 
 
 def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
-    """Return those that no run has reported."""
+    """Return the anomalies that no run has reported."""
     names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
     return engine.query(
-        # No name of a column: Spark would look into that one.
+        # Not the name of a column: Spark would look into that column.
         f"""select * from $judged now where verdict in ({names}) and not exists (
             select 1 from $reported before
             where before.id = now.id and before.life = now.life and before.verdict = now.verdict
@@ -357,7 +359,7 @@ def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
 
 
 def _still(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
-    """Return the last verdicts of ids that are open, of all their uses: which of them is open can change."""
+    """Return the last verdicts of all uses of ids that are open: another of the uses can become open."""
     return engine.query(
         f"""
         select id, verdict, life, "group", prepared_at from (
@@ -373,7 +375,7 @@ def _still(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
 
 
 def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None) -> list[tuple[str, str, int]]:
-    """Return the counts of all runs: of what is judged again, the verdict of before does not count any more."""
+    """Return the counts of all runs. A verdict that this run has replaced no longer counts."""
     changes = """
     select verdict, coalesce("group", '') as "group", sum(change) as change from (
         select verdict, "group", 1 as change from $judged where verdict is not null

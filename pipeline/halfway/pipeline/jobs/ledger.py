@@ -1,4 +1,4 @@
-"""The job `ledger`: a stream that writes one row for each transaction when it ends, and what has not ended."""
+"""The job `ledger`: a stream that writes a row for each transaction when it ends, and keeps the pending ones."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ ENDED: Final = "ended"
 PENDING: Final = "pending"
 QUARANTINE: Final = "quarantine"
 CHECKPOINT: Final = "_checkpoint"
-"""Beside the tables, so that nobody keeps the one and loses the other."""
+"""Beside the tables, so that they are moved and deleted together."""
 KINDS: Final = ("half", "op", "parked")
 DAY: Final = "ended_date"
 """The column by which `ended` is partitioned."""
 COMPACTED_AFTER: Final = 100
-"""Batches: at 10 s a batch, each quarter of an hour."""
+"""Batches: a quarter of an hour at 10 s a batch."""
 _STREAM: Final = "metadata"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerOptions:
-    """What the command line says; `once` stops when what is there now has been read."""
+    """The options of the command line. `once` stops when the present records have been read."""
 
     once: bool = False
     every_s: float = 10
     max_records: int = 1_000_000
-    """Records of one batch at most."""
+    """The largest number of records in a batch."""
     horizon_ms: int = 900_000
-    """What is prepared so long after an outcome of its id is another transaction."""
+    """An id that is prepared so long after its outcome is another transaction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A batch that was done: the records read, the outcomes written, and what has not ended since."""
+    """A batch that is done: records read, outcomes written, and transactions pending after it."""
 
     batch: int
     records: int
@@ -71,21 +71,21 @@ def start(
     done: Callable[[Progress], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> StreamingQuery:
-    """Start the stream; `done` is called after each batch.
+    """Start the stream. It calls `done` after each batch.
 
-    Each batch stands in the tables once, whenever the job was killed: Spark's checkpoint repeats a batch that was not
-    finished with the same records, or with fewer where Kafka has removed some meanwhile. So what a table has of it
-    stays: a Delta table knows the last batch that was written, and is not given it again.
+    Each batch is in the tables once, whenever the job is killed. Spark's checkpoint repeats a batch that was not
+    finished with the same records, or with fewer if Kafka has removed some in the meantime. A Delta table knows the
+    last batch that was written to it, and a batch that it has is not written again.
 
     Raises:
-        SourceError: the folder's tables cannot be gone on with, or a topic is not there.
+        SourceError: the tables in the folder cannot be continued, or a topic does not exist.
 
     """
     tables = Tables(output, access.prefix, options, done)
     topics = [access.topic(kind) for kind in KINDS]
     source = KafkaSource(spark, access)
     source.pin(topics)
-    reading.demand(source, KINDS)
+    reading.require(source, KINDS)
     gone = _removed_unread(output, source.pins.topics[access.topic("op")])
     if gone:
         warn(
@@ -94,7 +94,7 @@ def start(
         )
     reader = spark.readStream.format("kafka").options(**kafka_options(access, "read_committed"))
     reader = reader.option("subscribe", ",".join(topics)).option("startingOffsets", "earliest")
-    # What retention and compaction have removed before it was read is gone; a ledger goes on with what there is.
+    # A ledger continues with the records that retention and compaction have left.
     reader = reader.option("failOnDataLoss", "false")
     reader = reader.option("maxOffsetsPerTrigger", options.max_records)
     writer = reader.load().select(*COLUMNS).writeStream.foreachBatch(tables.write)
@@ -105,7 +105,7 @@ def start(
 
 
 class Tables:
-    """The ledger's tables in one folder: `ended` and `quarantine` grow by batches, `pending` is changed by each."""
+    """The ledger's tables in one folder: each batch is appended to `ended` and `quarantine`, and changes `pending`."""
 
     def __init__(
         self,
@@ -114,11 +114,12 @@ class Tables:
         options: LedgerOptions,
         done: Callable[[Progress], None],
     ) -> None:
-        """Take the folder; nothing is written before the first batch.
+        """Take a folder. Nothing is written before the first batch.
 
         Raises:
-            SourceError: the folder holds a ledger that was written in Parquet, tables and checkpoint that do not belong
-                together, or is one where Delta tables cannot be.
+            SourceError: the folder holds a ledger in Parquet, or tables and a checkpoint that do not belong together,
+            or
+                Delta tables cannot be written there.
 
         """
         self._output = output
@@ -126,16 +127,16 @@ class Tables:
         self._horizon_ms = options.horizon_ms
         self._report = done
         self._started = False
-        delta.demand(output.qualified(ENDED))
+        delta.require_writable(output.qualified(ENDED))
         for name in (ENDED, PENDING):
             if output.names(name) and delta.LOG not in output.names(name):
                 raise SourceError(
                     f"{output.uri!r} holds a ledger in Parquet, as an earlier release wrote it: take another folder"
                 )
-        _demand_whole(output)
+        _require_whole(output)
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """Write one batch; doing it again, whole or after a part of it, leaves the same."""
+        """Write one batch. To repeat it, even after a part of it was written, gives the same tables."""
         began = time.monotonic()
         kept = self._without_payloads(batch).persist()
         try:
@@ -164,27 +165,27 @@ class Tables:
         self._report(Progress(batch=number, records=count, seconds=seconds, ended=ended, pending=pending))
 
     def _without_payloads(self, batch: DataFrame) -> DataFrame:
-        """Keep the values of op only: of the others it matters whether there is one."""
+        """Keep the values of op only. Of all other records it matters only whether they have one."""
         nothing = F.when(F.col("value").isNotNull(), F.lit(bytearray()))
         return batch.withColumn("value", F.when(self._is_op(), F.col("value")).otherwise(nothing))
 
     def _is_op(self) -> Column:
         return F.col("topic") == self._prefix + "op"
 
-    def _change_pending(self, told: DataFrame, outcomes: DataFrame, number: int) -> int:
+    def _change_pending(self, records_now: DataFrame, outcomes: DataFrame, number: int) -> int:
         if number and not self._started:
-            outcomes = outcomes.unionAll(self._outcomes_since(told))
-        changes = transform.changes(told, outcomes, horizon_ms=self._horizon_ms)
+            outcomes = outcomes.unionAll(self._outcomes_since(records_now))
+        changes = transform.changes(records_now, outcomes, horizon_ms=self._horizon_ms)
         uri = self._output.qualified(PENDING)
         return delta.merge(changes, uri, self._batch(number), transform.PENDING_COLUMNS, transform.MERGE)
 
-    def _outcomes_since(self, told: DataFrame) -> DataFrame:
-        """Return the outcomes in the table that can be those of what is pending or told now.
+    def _outcomes_since(self, records_now: DataFrame) -> DataFrame:
+        """Return the outcomes in the table that can belong to pending transactions or to the records of this batch.
 
-        A ledger that did not run for longer than Kafka keeps a tombstone never sees it, wherever it stood in op.
+        A ledger that was stopped for longer than Kafka keeps a tombstone never sees that tombstone.
         """
-        # The stream's own session: what is noted in it is told only to what runs in it.
-        spark = told.sparkSession
+        # The session of the stream, which alone gets the observations of its frames.
+        spark = records_now.sparkSession
         pending = delta.read(spark, self._output.qualified(PENDING))
         oldest = pending.agg(F.min("since")).collect()[0][0]
         if oldest is None:
@@ -192,7 +193,7 @@ class Tables:
         since = F.timestamp_millis(F.lit(oldest - self._horizon_ms))
         recent = (F.col(DAY) >= F.to_date(since)) & (F.col("ended_at") > since)
         ended = delta.read(spark, self._output.qualified(ENDED)).where(recent)
-        wanted = pending.select("id").unionAll(told.select("id"))
+        wanted = pending.select("id").unionAll(records_now.select("id"))
         return ended.join(wanted, "id", "left_semi").select("id", F.unix_millis("ended_at").alias("at"))
 
     def _add(self, table: DataFrame, name: str, number: int) -> int:
@@ -201,7 +202,7 @@ class Tables:
 
     @cached_property
     def _writer(self) -> str:
-        """Spark's own name for the stream, kept with its progress: another checkpoint counts batches anew."""
+        """Spark's own name for the stream, stored with its progress. Another checkpoint counts batches from 0."""
         return _stream(self._output)
 
     def _batch(self, number: int) -> delta.Batch:
@@ -209,7 +210,7 @@ class Tables:
 
 
 def last_batch(output: Folder | LocalFolder) -> delta.Batch | None:
-    """Return the last batch that both tables have, None before the first."""
+    """Return the last batch that both tables have, None before the first one."""
     if not output.exists(CHECKPOINT, _STREAM):
         return None
     writer = _stream(output)
@@ -219,7 +220,7 @@ def last_batch(output: Folder | LocalFolder) -> delta.Batch | None:
 
 
 def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
-    """Return `ended` and `pending` as of one batch, the last one that both have; None before the first."""
+    """Return `ended` and `pending` as of the last batch that both have, None before the first one."""
     batch = last_batch(output)
     if batch is None:
         return None
@@ -228,7 +229,7 @@ def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] |
 
 
 def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
-    """Return the records that could not be read, None where there are none."""
+    """Return the records that could not be read, None if there are none."""
     there = delta.LOG in output.names(QUARANTINE)
     return delta.read(spark, output.qualified(QUARANTINE)) if there else None
 
@@ -238,31 +239,31 @@ def _stream(output: Folder | LocalFolder) -> str:
 
 
 def _numbers(output: Folder, log: str) -> list[int]:
-    """Return the batches in one of the checkpoint's logs."""
+    """Return the numbers of the batches in one of the checkpoint's logs."""
     return [int(name) for name in output.names(CHECKPOINT, log) if name.isdigit()]
 
 
-def _demand_whole(output: Folder) -> None:
-    """Raise SourceError where tables and checkpoint are not those that were written together."""
+def _require_whole(output: Folder) -> None:
+    """Raise SourceError if tables and checkpoint were not written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
-    begun = max(_numbers(output, "offsets"), default=-1)
+    last_begun = max(_numbers(output, "offsets"), default=-1)
     known = output.exists(CHECKPOINT, _STREAM)
-    remedy = f"take another folder, or delete {', '.join([*there, CHECKPOINT])} there and begin anew"
-    if there and (begun < 0 or not known):
+    remedy = f"take another folder, or delete {', '.join([*there, CHECKPOINT])} there and begin again"
+    if there and (last_begun < 0 or not known):
         raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
-    if begun < 0:
+    if last_begun < 0:
         return
     writer = _stream(output)
     ended, pending = (delta.last(output.qualified(name), writer=writer) for name in (ENDED, PENDING))
-    if not begun - 1 <= pending <= ended <= begun:
+    if not last_begun - 1 <= pending <= ended <= last_begun:
         raise SourceError(
-            f"{output.uri!r} holds a {CHECKPOINT} of {begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "
+            f"{output.uri!r} holds a {CHECKPOINT} of {last_begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "
             f"{pending + 1}: {remedy}"
         )
 
 
 def _removed_unread(output: Folder, op: TopicPin) -> int:
-    """Return how many offsets of op were removed, not by compaction, after where the ledger had got to."""
+    """Return how many offsets of op retention has removed that the ledger has not read."""
     done = max(_numbers(output, "commits"), default=None)
     if done is None:
         return 0

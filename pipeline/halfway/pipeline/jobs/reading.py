@@ -1,4 +1,4 @@
-"""What the jobs share in reading: halfway's own topics, decoded where needed, and what is wrong in them."""
+"""Reading halfway's own topics: which are there, their records, decoded if needed, and the faults in them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LARGEST: Final = 1 << 40
 """More bytes than any message has."""
 
 
-def demand(source: Source, kinds: Sequence[str]) -> None:
-    """Raise SourceError where one of halfway's own topics is not there: with nothing to read, nothing looks wrong."""
+def require(source: Source, kinds: Sequence[str]) -> None:
+    """Raise SourceError if one of halfway's own topics does not exist: an audit of nothing would find nothing wrong."""
     missing = [source.prefix + kind for kind in kinds if source.prefix + kind not in source.pins.topics]
     if missing:
         raise SourceError(
@@ -30,33 +30,33 @@ def demand(source: Source, kinds: Sequence[str]) -> None:
         )
 
 
-def demand_given(source: Source, topics: Sequence[str]) -> None:
-    """Raise SourceError where a topic that was asked for by name is not there."""
+def require_given(source: Source, topics: Sequence[str]) -> None:
+    """Raise SourceError if a topic that the command line names does not exist."""
     if missing := [name for name in topics if name not in source.pins.topics]:
         raise SourceError(f"there is no topic {', '.join(missing)}, which --topic names")
 
 
 class InternalRecords:
-    """Records of half, op or parked, and whether there are some that halfway cannot have written."""
+    """Records of half, op or parked, separated from those that halfway cannot have written."""
 
     def __init__(self, engine: Engine, read: DataFrame, kind: str) -> None:
-        """Describe what is told of records that have the kind of their topic (SQL); nothing is read yet."""
-        self._told: DataFrame = records.internal(engine, read, kind)
-        told, self._has_faults = noting(self._told, "fault")
-        self.records = told.where("fault is null")
-        """Those that can be used."""
+        """Take records of a topic whose kind is SQL. Nothing is read yet."""
+        self._all: DataFrame = records.internal(engine, read, kind)
+        noted, self._has_faults = noting(self._all, "fault")
+        self.records = noted.where("fault is null")
+        """The records that can be used."""
 
     def faulty(self) -> DataFrame | None:
-        """Return the others, None where there are none; call it after the records have been used."""
+        """Return the other records, None if there are none. Call it after the records have been used."""
         if not self._has_faults():
             return None
-        return self._told.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
+        return self._all.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
 
 
 def noting(frame: DataFrame, column: str) -> tuple[DataFrame, Callable[[], bool]]:
-    """Return a frame, and what tells whether any row of it had a value in a column.
+    """Return a frame, and a function that returns whether any row of it had a value in a column.
 
-    That is found out while the frame is used, without another reading; it can be asked only afterwards.
+    Spark counts these rows while the frame is used, without another reading. So call the function only afterwards.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -67,10 +67,10 @@ def noting(frame: DataFrame, column: str) -> tuple[DataFrame, Callable[[], bool]
 
 
 def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
-    """Return the outcomes among op records decoded.
+    """Return the decoded outcomes among op records.
 
-    One whose value tells of another id, of no outcome, or of a time or size that cannot be, has an `error` like one
-    that could not be decoded.
+    An outcome whose value has another id, no outcome, or an impossible time or size has an `error`, like one that
+    cannot be decoded.
     """
     ended = engine.query(
         f'select id as "key", "at" as written_at, "value", {_PLACE} from $ops',  # noqa: S608
@@ -81,11 +81,11 @@ def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
     select "key", written_at, {_PLACE}, kind, id, "group", half_offset, cause, prepared_at, "at", checks,
         commit_verdict, remark, messages, case
             when error is not null then error
-            when id <> "key" then 'the value tells of another id than the key'
-            when lower(kind) not in ({final}) then concat('the header tells of an outcome, the value says ', kind)
+            when id <> "key" then 'the value has another id than the key'
+            when lower(kind) not in ({final}) then concat('the header has an outcome, the value is ', kind)
             when prepared_at not between 0 and {records.LATEST_MS} or "at" not between 0 and {records.LATEST_MS}
-                then 'a time that cannot be'
-            when {engine.dialect.any("messages", f"one.size not between 0 and {_LARGEST}")} then 'a size that cannot be'
+                then 'an impossible time'
+            when {engine.dialect.any("messages", f"one.size not between 0 and {_LARGEST}")} then 'an impossible size'
             end as error
     from $decoded
     """  # noqa: S608
@@ -93,7 +93,7 @@ def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
 
 
 def decoded_parked(engine: Engine, parked: Frame) -> Frame:
-    """Return the records of parked with `prepared_at` and `reason`, tombstones too; damaged ones have an `error`."""
+    """Return the records of parked with `prepared_at` and `reason`, and tombstones. Damaged ones have an `error`."""
     alive = engine.query(
         f"""select id as parked_id, "at", "group" as parked_group, "value", {_PLACE} from $parked where alive""",  # noqa: S608
         parked=parked,
@@ -111,7 +111,7 @@ def decoded_parked(engine: Engine, parked: Frame) -> Frame:
 
 
 def groups(engine: Engine, source: Source) -> Frame:
-    """Return the registered groups with their topics and policy, damaged ones with an `error`; there are few."""
+    """Return the registered groups with their topics and policy. Damaged ones have an `error`."""
     present = engine.query(
         f"""select "value", {_PLACE} from (
             select *, row_number() over (partition by "key" order by "offset" desc) as newest from $read
@@ -122,23 +122,23 @@ def groups(engine: Engine, source: Source) -> Frame:
 
 
 def created_at(engine: Engine, source: Source) -> int:
-    """Return when the topics were created, in ms; 0 where that is not known."""
+    """Return when the topics were created, in ms; 0 if it is not known."""
     owners = source.committed([source.prefix + "owners"])
-    told = engine.query(
+    layouts = engine.query(
         f"""select "value", {_PLACE} from $owners where {engine.dialect.text('"key"')} = '{LAYOUT_KEY}'""",  # noqa: S608
         owners=owners,
     )
-    found = engine.rows(engine.decode(told, "layout", decoding.LAYOUT))
+    found = engine.rows(engine.decode(layouts, "layout", decoding.LAYOUT))
     times = [row["created_at"] for row in found if row["error"] is None]
     return min((time for time in times if 0 <= time <= records.LATEST_MS), default=0)
 
 
 def audit_trail(records: DataFrame) -> DataFrame:
-    """Return the events among records of the topic `audit`, each once; what is no event has an `error`."""
+    """Return the events among records of the topic `audit`, each once. A record that is no event has an `error`."""
     from pyspark.sql import functions as F
 
-    told = records.select("value", *decoding.PLACE)
-    decoded = decoding.decode(told, "audit", decoding.AUDIT)
+    values = records.select("value", *decoding.PLACE)
+    decoded = decoding.decode(values, "audit", decoding.AUDIT)
     return (
         decoded.withColumn("_event", F.coalesce("id", F.concat_ws("-", *decoding.PLACE)))
         .dropDuplicates(["_event"])
@@ -147,7 +147,7 @@ def audit_trail(records: DataFrame) -> DataFrame:
 
 
 def real_topics(engine: Engine, outcomes: Frame, registered: Frame, prefix: str, given: Sequence[str]) -> list[str]:
-    """Return the real topics that outcomes or groups name, and those given."""
+    """Return the real topics that outcomes or groups name, and those of the command line."""
     d = engine.dialect
     sql = f"""
     select distinct topic from (
@@ -161,7 +161,7 @@ def real_topics(engine: Engine, outcomes: Frame, registered: Frame, prefix: str,
 
 
 def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
-    """Return the union of those that there are."""
+    """Return the union of the frames that are not None."""
     present = [frame for frame in frames if frame is not None]
     if not present:
         return None

@@ -1,4 +1,4 @@
-"""The job `report`: one HTML page with everything in it, and CSV files, from the tables of `ledger` and `audit`."""
+"""The job `report`: one HTML page, which needs nothing else, and CSV files, from the tables of `ledger` and `audit`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 PAGE: Final = "report.html"
 _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}
-"""Rows on the page; a table's CSV file has all of them."""
+"""The number of rows on the page. The CSV file of a table has all of them."""
 _SHOWN_PARTS: Final = 5
-"""Of one anomaly's evidence, and of the places of one message, on the page."""
+"""The number of parts of an anomaly's evidence, and of places of a message, on the page."""
 _LABELS: Final = {"check": "check-back"}
 _PLOTTED_GROUPS: Final = 10
 _BINS: Final = 40
 _POINTS: Final = 1_440
-"""Steps of time at most, by minute or hour; a longer time is told by the hour or by the day."""
+"""The largest number of minutes or hours that are shown. Longer times are shown by the hour or by the day."""
 _MOMENT: Final = "yyyy-MM-dd HH:mm:ss"
 _ACTIVE: Final = re.compile(r"[=+\-@\t\r]")
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
@@ -44,7 +44,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What the page shows of a CSV file: its first rows, and how many it has."""
+    """The part of a CSV file on the page: its first rows, and their number in the file."""
 
     name: str
     header: tuple[str, ...]
@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where a report's tables come from: folders of `ledger` and `audit`, and the topic of the audit trail."""
+    """The sources of a report: folders of `ledger` and `audit`, and the topic of the audit trail."""
 
     ledger: Folder | None = None
     audit: Folder | None = None
@@ -63,14 +63,14 @@ class Sources:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What of it is told: from a time on and before another (ms, of the outcome), and groups' objectives in ms."""
+    """The part of the time that is reported (ms, of the outcome), and objectives of groups in ms."""
 
     since_ms: int | None = None
     until_ms: int | None = None
     objectives: Mapping[str | None, int] = field(default_factory=dict)
 
     def holds(self, *times: str) -> Column:
-        """Return whether the first of some timestamps that is known is wanted; if none is, it is."""
+        """Return whether the first known one of some timestamps is in the reported time; True if none is known."""
         at = F.coalesce(*(F.unix_millis(time) for time in times))
         since = F.lit(self.since_ms).cast("bigint")
         until = F.lit(self.until_ms).cast("bigint")
@@ -78,7 +78,7 @@ class Wanted:
 
 
 def run(spark: SparkSession, sources: Sources, output: Folder, wanted: Wanted = Wanted()) -> str:
-    """Write `report.html` and the CSV files beside it, of what there is a source of, and return the page's path."""
+    """Write `report.html`, and CSV files beside it, from the sources that are given; return the path of the page."""
     figures: dict[str, str] = {}
     tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"made_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")}
@@ -104,18 +104,18 @@ def run(spark: SparkSession, sources: Sources, output: Folder, wanted: Wanted = 
 
 
 def _trail(source: Source, output: Folder, wanted: Wanted) -> Table:
-    """Tell who did what by hand, the newest first."""
+    """Return the manual changes and who made them, the newest first."""
     topic = source.prefix + "audit"
     source.pin([topic])
-    reading.demand(source, ["audit"])
+    reading.require(source, ["audit"])
     events = reading.audit_trail(source.committed([topic])).where("error is null")
     at = F.when(F.col("at").between(0, LATEST_MS), F.timestamp_millis("at"))
-    told = events.select(
+    events_shown = events.select(
         at.alias("at"),
         F.trim(F.concat_ws(" ", "actor_kind", "actor")).alias("actor"),
         *("key_id", "action", "subject", "group", "result", "detail", "remark"),
     ).where(wanted.holds("at"))
-    rows = told.orderBy(F.desc("at"), "subject").withColumn("at", F.date_format("at", _MOMENT))
+    rows = events_shown.orderBy(F.desc("at"), "subject").withColumn("at", F.date_format("at", _MOMENT))
     blank = rows.select(*(F.coalesce(name, F.lit("")).alias(name) for name in rows.columns))
     return _table(output, "trail", tuple(blank.columns), blank.toLocalIterator())
 
@@ -133,7 +133,7 @@ def _table(
     cells: Callable[[Any], tuple[Any, ...]] = _same,
     shown: Callable[[Any], tuple[Any, ...]] = _same,
 ) -> Table:
-    """Write the CSV file row by row, however many there are, and keep those that the page shows."""
+    """Write the CSV file row by row, and keep the rows that the page shows."""
     kept: list[tuple[Any, ...]] = []
     most = _SHOWN.get(name)
     count = 0
@@ -149,7 +149,7 @@ def _table(
 
 
 def _inert(cell: Any) -> Any:
-    """Whatever a group is called, no spreadsheet takes it for a formula."""
+    """Return a value that no spreadsheet takes for a formula."""
     if isinstance(cell, str) and _ACTIVE.match(cell) and not _NUMBER.fullmatch(cell):
         return f"'{cell}"
     return cell
@@ -162,7 +162,7 @@ def _of_ledger(
     figures: dict[str, str],
     objectives: Mapping[str | None, int],
 ) -> dict[str, Any]:
-    # Times leave Spark as text or seconds: as timestamps they would come in the local time of this machine.
+    # Times leave Spark as text or seconds. Timestamps would be in the local time of this machine.
     whole = ended.agg(
         F.count(F.lit(1)).alias("count"),
         F.date_format(F.min("ended_at"), _MOMENT).alias("since"),
@@ -172,7 +172,7 @@ def _of_ledger(
         *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
         *_quantiles(),
     ).first()
-    assert whole is not None  # noqa: S101 - an aggregate over everything has one row
+    assert whole is not None  # noqa: S101 - an aggregate without groups has one row
     facts: dict[str, Any] = whole.asDict()
     if not whole["count"]:
         return facts
@@ -196,7 +196,7 @@ def _quantiles() -> list[Any]:
 
 
 def _by_group(ended: DataFrame, output: Folder, objectives: Mapping[str | None, int]) -> Table:
-    """Slowest first: those with the longest p99."""
+    """Return groups by their p99, the longest first."""
     grouped = ended.groupBy("group").agg(
         F.count(F.lit(1)).alias("transactions"),
         *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
@@ -233,7 +233,7 @@ def _outcomes(ended: DataFrame, step: str) -> tuple[list[datetime], dict[str, li
 
 
 def _latencies(ended: DataFrame, longest: int | None) -> tuple[list[float], dict[str, list[int]]]:
-    """Return edges (ms, each a fixed factor above the one before) and counts by cause."""
+    """Return edges (ms, each by a fixed factor above the previous one) and counts by cause."""
     highest = max(10.0, float(longest or 1))
     edges = [highest ** (number / _BINS) for number in range(_BINS + 1)]
     position = F.floor(F.log(F.greatest(F.col("latency_ms"), F.lit(1))) / F.log(F.lit(highest)) * _BINS)
@@ -302,15 +302,15 @@ def _of_audit(
 
 
 def _anomaly(row: Any, *, parts: int | None = None) -> tuple[Any, ...]:
-    told = [_told(each, parts) for each in row["evidence"] or ()]
+    problems = [_problem(each, parts) for each in row["evidence"] or ()]
     if row["verdict"] == "contradicted":
-        told.insert(0, "op tells more than one outcome")
-    evidence = "; ".join(_first(told, parts))
+        problems.insert(0, "op has more than one outcome")
+    evidence = "; ".join(_first(problems, parts))
     topics = ", ".join(_first(row["topics"], parts))
     return row["verdict"], row["id"], row["group"] or "", topics, row["expected"], row["found"], evidence
 
 
-def _told(evidence: Any, parts: int | None) -> str:
+def _problem(evidence: Any, parts: int | None) -> str:
     places = ", ".join(_first([f"{place['partition']}@{place['offset']}" for place in evidence["places"]], parts))
     message = f"message {evidence['slot']} of " if evidence["slot"] else ""
     where = f" at {places}" if places else ""

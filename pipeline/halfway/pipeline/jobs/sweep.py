@@ -1,4 +1,4 @@
-"""The job `sweep`: what is pending and due, without decoding payloads."""
+"""The job `sweep`: counts pending and due transactions without decoding payloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUARANTINE: Final = "sweep_quarantine"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What the command line says; times in ms. `due_after_ms` is for groups that chose no first check of their own."""
+    """The options of the command line; times in ms. `due_after_ms` is for groups without a first check of their own."""
 
     due_after_ms: int = 6_000
     horizon_ms: int = 900_000
@@ -37,7 +37,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     topics = [source.prefix + kind for kind in ("op", "half", "groups")]
     for topic in topics:
         source.pin([topic])
-    reading.demand(source, ["op", "half"])
+    reading.require(source, ["op", "half"])
     engine = SparkEngine(spark)
     op, half = (
         reading.InternalRecords(engine, source.committed([source.prefix + kind]), f"'{kind}'")
@@ -49,7 +49,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     first = F.col("policy.first_check_after_s")
     due_after = registered.where(F.col("error").isNull()).select(
         F.col("name").alias("group"),
-        # Whoever writes to the topic can write any number: one that is no time leaves the default.
+        # The topic can hold any number. An impossible time leaves the default.
         (F.when(first.between(0, LONGEST_S), first) * 1000).cast("bigint").alias("due_after_ms"),
     )
     counts = transform.sweep(

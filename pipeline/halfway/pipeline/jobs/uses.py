@@ -1,4 +1,4 @@
-"""How uses of an id keep their numbers and verdicts, although what was read of them is not kept for ever."""
+"""How uses of an id keep their numbers and verdicts after their events were dropped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PREPARED_AT: Final = {
     **dict.fromkeys(("ops", "messages"), "prepared_at"),
     **dict.fromkeys(("halves", "parked"), 'coalesce(prepared_at, "at")'),
 }
-"""By table of events, when the transaction of a row was prepared."""
+"""By table of events, the time of the prepare."""
 
 
 def forgotten(engine: Engine, verdicts: Frame, events: Mapping[str, Frame], *, before: int) -> Frame:
-    """Return the last verdicts of uses of which no event is kept any more.
+    """Return the last verdicts of uses of which no event is kept.
 
-    They ended before everything that is kept of their id was prepared, and before the first of the runs (`before`, in
-    ms) whose events are kept.
+    They were prepared before every event of their id that is kept, and before the first run whose events are kept
+    (`before`, in ms).
     """
     times = " union all ".join(
         f"select id, {time} as prepared_at from ${name}"  # noqa: S608
@@ -39,10 +39,10 @@ def forgotten(engine: Engine, verdicts: Frame, events: Mapping[str, Frame], *, b
 
 
 def settled(engine: Engine, judged: Frame, verdicts: Frame, *, before: int) -> Frame:
-    """Return the last verdicts that new ones do not replace: what they rest on is no longer there.
+    """Return the last verdicts that new ones do not replace, because the events behind them are gone.
 
-    Events of what was prepared before the first kept run (`before`, in ms) can be missing in part. And that nothing can
-    be proved any more is no reason to forget what was proved.
+    Some events of a use that was prepared before the first kept run (`before`, in ms) can be missing. And a verdict
+    that can no longer be proved does not replace one that was proved.
     """
     open_still = "('pending', 'parked', 'expired_unknown')"
     return engine.query(
@@ -56,7 +56,7 @@ def settled(engine: Engine, judged: Frame, verdicts: Frame, *, before: int) -> F
 
 
 def without(engine: Engine, verdicts: Frame, others: Frame) -> Frame:
-    """Return verdicts without those of uses that others are about."""
+    """Return verdicts without those of the uses in another frame."""
     return engine.query(
         """select * from $verdicts known where not exists (
             select 1 from $others other where other.id = known.id and other.life = known.life
@@ -67,7 +67,7 @@ def without(engine: Engine, verdicts: Frame, others: Frame) -> Frame:
 
 
 def renumbered(engine: Engine, judged: Frame, forgotten: Frame) -> Frame:
-    """Return verdicts with the uses of an id numbered from behind those that are forgotten."""
+    """Return verdicts with the uses of an id numbered from the last forgotten one on."""
     columns = 'verdict, anomalies, "group", cause, topics, expected, found, prepared_at, ended_at, evidence'
     return engine.query(
         f"""select id, cast(life + coalesce(uses, 0) as int) as life, {columns}

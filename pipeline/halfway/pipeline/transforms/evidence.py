@@ -1,4 +1,4 @@
-"""*evidence*: what was read, told as events of transactions: what is known of which use of an id, and when."""
+"""*evidence*: what was read, as events of transactions, and to which use of an id each of them belongs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.engines import Dialect, Engine, Frame
 
 _CONTENT: Final = ("wanted", "wanted_headers", "wanted_key", "lowest", "highest", "lowest_headers", "highest_headers")
-"""Hashes, as numbers: those of millions of messages are compared, and texts would take most of the memory."""
+"""Hashes, as numbers: as texts, those of millions of messages would need most of the memory."""
 _COLUMNS: Final = {
     **dict.fromkeys(("group", "outcome", "cause", "topic"), "string"),
     **dict.fromkeys((*_CONTENT, "at", "prepared_at", "ended_at", "found", "first_place", "last_place"), "bigint"),
@@ -23,19 +23,19 @@ _COLUMNS: Final = {
         "int",
     ),
 }
-"""What an event tells beside its id, its source and its span; null where it does not."""
+"""The columns of an event beside its id, its source and its span. A column that an event does not have is null."""
 _PARTITIONS: Final = 1 << 46
-"""A place is one number: the partition, times more than a partition has offsets, and the offset."""
+"""A place is one number: the partition times this number, which is larger than any offset, plus the offset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What time and settings allow to be told; times in ms.
+    """The limits that times and settings set to verdicts; times in ms.
 
-    `cut`: what happened later is not judged yet. `op_whole_since`: by shard, an older op may have been deleted by age.
-    `created_at`: when the deployment's topics were created, 0 if that is not known.
-    `horizon_ms`: after it an id that a client brought can be used again. `slack_ms`: by how much clocks and the order
-    of a log may differ. `now`: nothing can have been written later; None: as `cut`.
+    `cut`: later events are not judged yet. `op_whole_since`: by shard, the time before which an op may have been
+    deleted by age. `created_at`: when the deployment's topics were created, 0 if unknown. `horizon_ms`: the time after
+    which an id that a client chose can be used again. `slack_ms`: how much clocks, and times and offsets of a log, can
+    differ. `now`: nothing can have been written later; None means the same as `cut`.
     """
 
     cut: int
@@ -47,24 +47,24 @@ class Limits:
 
     @property
     def latest(self) -> int:
-        """What is dated later is dated wrongly."""
+        """The latest time that can be right."""
         return (self.cut if self.now is None else self.now) + self.slack_ms
 
     @property
     def apart_ms(self) -> int:
-        """By how much two uses of an id are apart at least, by clocks that differ: half a horizon in any case."""
+        """The least time between two uses of an id, given the difference of clocks, and at least half a horizon."""
         return max(self.horizon_ms - self.slack_ms, self.horizon_ms // 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What was read. `ops` and `named` are as `of_ops` gives them, `messages` as `records.messages` does.
+    """Everything that was read. `of_ops` returns `ops` and `named`, `records.messages` returns `messages`.
 
-    `halves` and `parked` are all records of these topics, with `prepared_at` where it is known. `unsettled`,
-    `unreadable` and `later` are ids with the time of the record: of what stands in an unsettled part of a log, of an
-    outcome that cannot be read, and of what was written to op after everything that is judged. `topics` says of each
-    real topic since when a missing message proves a loss (`provable_since`) and whether it is `compacted`;
-    `latest_of_keys` is needed where one is.
+    `halves` and `parked` are all records of these topics, with `prepared_at` if it is known. `unsettled`, `unreadable`
+    and `later` are ids with the time of a record: one in an unsettled part of a log, an outcome that cannot be read,
+    and one that was written to op after everything that is judged. `topics` has for each real topic the time since
+    which a missing message proves a loss (`provable_since`), and whether it is `compacted`. If one is, `latest_of_keys`
+    is needed.
     """
 
     ops: Frame
@@ -80,7 +80,7 @@ class Evidence:
 
 
 def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
-    """Return decoded outcomes as `verdicts` takes them: the ends, and each message that a commit names, in order."""
+    """Return the outcomes, and every message that a commit names with its number, from decoded op records."""
     d = engine.dialect
     ends = """
     select id, "group", lower(kind) as outcome, cause, prepared_at, "at" as ended_at, written_at as "at", "partition",
@@ -103,63 +103,64 @@ def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
 
 
 def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
-    """Return what is known of each use of an id, with its number as `life` and whether the id was `used_again` later.
+    """Return the events of each use of an id, with its number (`life`), and whether the id was `used_again` later.
 
-    A new use begins a horizon after everything before it, never for an id that halfway made. A coordinator whose clock
-    was set back says that it was less: what the lane wrote is of a new use all the same. A half is not: it may be a
-    late repeat, which the coordinator buries. What was written to op `later` ends uses, and is of none that is judged.
-    A message that belongs to a use by halfway's own records does not prolong it: anybody can write a message, and one
-    that is dated between two uses would join them.
+    A use begins if its first event is a horizon after everything before it. An id that halfway made has one use. After
+    a coordinator's clock was set back, the time between two uses looks shorter: for records of the lane less than a
+    horizon is enough. For a half the whole horizon is needed, because it can be a late repeat, for which the
+    coordinator writes a tombstone. Records that were written to op `later` begin a use, and belong to none that is
+    judged. A message that belongs to a use by halfway's own records does not prolong it, because anyone can write a
+    message: one with a date between two uses would join them.
     """
     made = server_made(engine.dialect)
-    # They are used more than once.
+    # Both are used more than once.
     evidence = replace(
         evidence,
-        # An id has one group as long as anything stands of it.
+        # An id has one group as long as halfway keeps any record of it.
         halves=engine.keep(_last(engine, evidence.halves, limits, '"group"', by='id, "group"')),
         parked=engine.keep(_last(engine, evidence.parked, limits, 'max_by("group", "offset")', by="id")),
     )
     columns = ", ".join(f'"{name}"' for name in ("id", "source", "begin", "until", *_COLUMNS))
     alone = replace(evidence, messages=_alone(engine, evidence.messages, limits))
     once = engine.query(
-        f"select {columns}, 0 as life, false as used_again from $told where source <> 'later'",  # noqa: S608
-        told=_told(engine, alone, made, limits),
+        f"select {columns}, 0 as life, false as used_again from $events where source <> 'later'",  # noqa: S608
+        events=_events_of(engine, alone, made, limits),
     )
     preceding = "partition by id order by begin range between unbounded preceding and 1 preceding"
     sql = f"""
     select {columns}, dense_rank() over (partition by id, source = 'later' order by since) - 1 as life,
         since < last_since as used_again
     from (
-        select *, max(begun) over (partition by id, source = 'later' order by begin) as since,
-            max(begun) over (partition by id) as last_since
+        select *, max(begins_at) over (partition by id, source = 'later' order by begin) as since,
+            max(begins_at) over (partition by id) as last_since
         from (
             select *, case when until is not null and begin >= before
                 + case when source in ('half', 'parked') then {limits.horizon_ms} else {limits.apart_ms} end
-                then begin else 0 end as begun
+                then begin else 0 end as begins_at
             from (
                 select *, max(case when source <> 'message' or begin >= before_of_own + {limits.apart_ms}
                         or before_of_own is null then until end) over ({preceding}) as before
                 from (
                     select *, max(case when source <> 'message' then until end) over ({preceding}) as before_of_own
-                    from $told
+                    from $events
                 ) own
             ) preceded
         ) started
     ) numbered
     """  # noqa: S608
-    # However many copies of a message there are, a window sees a few.
+    # A window then has a few rows, however many copies of a message there are.
     copies = replace(evidence, messages=_copies(engine, evidence, f"not {made}", limits))
-    again = engine.query(sql, told=_told(engine, copies, f"not {made}", limits))
+    again = engine.query(sql, events=_events_of(engine, copies, f"not {made}", limits))
     again = engine.keep(engine.query("select * from $lives where source <> 'later'", lives=again))
     return union(engine, [once, again])
 
 
 def _event(source: str, frame: str, begin: str, until: str, **columns: str) -> str:
-    """Return a select of what a frame tells, with nulls for everything else."""
-    told = ", ".join(f'cast({columns.get(name, "null")} as {kind}) as "{name}"' for name, kind in _COLUMNS.items())
+    """Return a select of the events in a frame, with null for every column that they do not have."""
+    values = ", ".join(f'cast({columns.get(name, "null")} as {kind}) as "{name}"' for name, kind in _COLUMNS.items())
     return (
         f"select id, '{source}' as source, cast({begin} as bigint) as begin, cast({until} as bigint) as until, "  # noqa: S608
-        f"{told} from {frame}"
+        f"{values} from {frame}"
     )
 
 
@@ -167,18 +168,18 @@ _PLACE: Final = f'cast("partition" as bigint) * {_PARTITIONS} + "offset"'
 
 
 def place(d: Dialect, number: str) -> str:
-    """Return the partition and the offset that a place tells."""
+    """Return the partition and the offset of a place."""
     offset = f"{number} % {_PARTITIONS}"
     return d.struct(partition=f"cast(({number} - {offset}) / {_PARTITIONS} as bigint)", offset=offset)
 
 
 def _time(limits: Limits, name: str = '"at"') -> str:
-    """Return a time; one that has not come yet is false, and taken for the cut: nothing hides behind."""
+    """Return a time, or the cut if it is in the future: a wrong date must not put off a verdict."""
     return f"case when {name} > {limits.latest} then {limits.cut} else {name} end"
 
 
 def _last(engine: Engine, records: Frame, limits: Limits, group: str, *, by: str) -> Frame:
-    """Return what the last records say."""
+    """Return the state that the last records give."""
     at = _time(limits)
     return engine.query(
         f"""select id, {group} as "group", max_by(alive, "offset") as alive, max_by({at}, "offset") as "at",
@@ -189,7 +190,7 @@ def _last(engine: Engine, records: Frame, limits: Limits, group: str, *, by: str
 
 
 def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
-    """Return messages as `_copies` does, each by itself."""
+    """Return messages in the form of `_copies`, one row for each."""
     d = engine.dialect
     content, headers = d.number_of("content"), d.number_of("own_headers")
     prepared_at = _time(limits, "prepared_at")
@@ -205,9 +206,10 @@ def _alone(engine: Engine, messages: Frame, limits: Limits) -> Frame:
 
 
 def _copies(engine: Engine, evidence: Evidence, condition: str, limits: Limits) -> Frame:
-    """Return the copies of messages together, those of one time in which no two uses of an id can begin.
+    """Return one row for the copies of a message whose dates are so close that they belong to one use of the id.
 
-    The time of a prepare that op names is a time of its own: what others date close to it does not move its messages.
+    Copies with the exact time of a prepare in op have a row of their own. So a forged copy that is dated close to it
+    does not move them to another use.
     """
     together = ", ".join(
         f'{"min" if name.startswith(("lowest", "least", "first", "prepared")) else "max"}("{name}") as "{name}"'
@@ -235,11 +237,11 @@ _FOUND: Final = (
 )  # fmt: skip
 
 
-def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) -> Frame:
-    """Everything that is known of some ids, with the time span that tells which use of the id it is about.
+def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limits) -> Frame:
+    """Return all events of the ids that meet a condition, each with the time span that decides to which use it belongs.
 
-    A tombstone, an unsettled record and one that cannot be read have no span: they say something about whatever stands
-    there. What is unsettled can be a message, whose clock may say that it was prepared only afterwards.
+    A tombstone, an unsettled record and one that cannot be read have no span: they belong to the use that is there at
+    their time. An unsettled record can be a message, and by another clock its prepare can be later.
     """
     d = engine.dialect
     at = _time(limits)
@@ -263,7 +265,7 @@ def _told(engine: Engine, evidence: Evidence, condition: str, limits: Limits) ->
         ) + f" where {condition}",
         _event("half", "$halves", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
         _event("gone", "$halves", '"at"', "null", at='"at"', group='"group"') + f" where not alive and {condition}",
-        # Of one that cannot be decoded it is not known when it was prepared.
+        # A parked record that cannot be decoded has no time of its prepare.
         _event("parked", "$parked", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
         _event("unsettled", "$unsettled", f"{at} + {limits.slack_ms}", "null", at=at) + f" where {condition}",
     ]  # fmt: skip

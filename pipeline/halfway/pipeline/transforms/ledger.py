@@ -20,22 +20,22 @@ MERGE: Final = Merge(
     replaces=f"{_IS_LATER} and new.open",
     begins="new.open",
     settings={
-        # Each batch replaces files: a week of them would be many times what is pending.
+        # Each batch replaces files: those of a week would be many times the size of the table.
         "delta.deletedFileRetentionDuration": "interval 1 hours",
         "delta.logRetentionDuration": "interval 1 days",
-        # A file is written anew if one of its rows has ended.
+        # A file is written again if one of its rows has ended.
         "delta.targetFileSize": str(8 << 20),
     },
 )
-"""How the table of what has not ended is changed by `changes`."""
+"""How `changes` change the table of pending transactions."""
 
 
 def ledger(decoded: DataFrame) -> DataFrame:
     """Return one row for each transaction that has ended, from decoded outcomes.
 
-    `latency_ms` is the time from prepare to outcome, `size` the bytes of its messages (null where an op of a rollback
-    does not tell), `checks` the checks that were sent, `ended_date` the day (UTC) of the outcome. An outcome that was
-    read twice gives one row.
+    `latency_ms` is the time from prepare to outcome, `size` the bytes of its messages (null if the op of a rollback
+    does not have it), `checks` the number of checks that were sent, `ended_date` the day (UTC) of the outcome. An
+    outcome that was read twice has one row.
     """
     return (
         decoded.where(F.col("error").isNull())
@@ -63,16 +63,16 @@ def ledger(decoded: DataFrame) -> DataFrame:
 
 
 def changes(records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
-    """Return what new records of half and parked, and outcomes, change in what has not ended: apply it with `MERGE`.
+    """Return how new records of half and parked, and outcomes, change the pending transactions. Apply it with `MERGE`.
 
-    In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, since
-    Kafka does not keep tombstones for ever; except one that is a horizon older than the record: then a client has used
-    its id again. Between the topics there is no order.
+    In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, because
+    Kafka deletes tombstones after a time; but not an outcome that is a horizon older than the record: then a client has
+    used the id again. The topics have no order between them.
 
     Returns:
-        The columns of the table (state: `prepared` or `parked`; since: ms, when it was prepared if that is known), null
-        if no record of it is new; `open`, whether a record is new and has not ended; and `horizon`: what is older has
-        ended.
+        The columns of the table (state: `prepared` or `parked`; since: ms, the time of the prepare if it is known),
+        null without a new record; `open`, whether there is a new record that has not ended; and `horizon`: an older
+        record has ended.
 
     """
     record = F.struct(

@@ -16,13 +16,13 @@ CAUSES = ("producer", "check", "operator", "policy")
 
 
 OBJECTIVE_SHARE = 0.99
-"""An objective is met if so many end within its time."""
+"""The share of transactions that must end within the time of an objective."""
 
 
 def within(objectives: Mapping[str | None, int]) -> list[Column]:
-    """Return aggregates by group: its objective in ms and the share that ended within it; none without objectives.
+    """Return aggregates by group: its objective in ms, and the share that ended within it. None without objectives.
 
-    `objectives` has a time in ms for groups, and under None one for all others; a group without one has nulls.
+    `objectives` has a time in ms by group, and under None the time for all other groups. A group without one has nulls.
     """
     if not objectives:
         return []
@@ -33,10 +33,10 @@ def within(objectives: Mapping[str | None, int]) -> list[Column]:
 
 
 def rollup(ledger: DataFrame, step: str = "minute", objectives: Mapping[str | None, int] | None = None) -> DataFrame:
-    """Return one row for each group and step (UTC, of the outcome) in which something ended; its column has its name.
+    """Return one row for each group and step (UTC, by the outcome) with an outcome. The column is named like the step.
 
     Counts by outcome and by cause; exact p50, p95 and p99 of the time from prepare to outcome, in ms; checks for each
-    transaction; the share that a check-back resolved; and with objectives what `within` gives.
+    transaction; the share that a check-back resolved; and with objectives the columns of `within`.
     """
     p50, p95, p99 = (F.percentile("latency_ms", F.lit(share)) for share in (0.5, 0.95, 0.99))
     return ledger.groupBy("group", F.date_trunc(step, "ended_at").alias(step)).agg(

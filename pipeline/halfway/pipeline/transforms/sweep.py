@@ -1,4 +1,4 @@
-"""*sweep*: what is pending and due, from keys, headers and timestamps alone."""
+"""*sweep*: pending and due transactions, from keys, headers and timestamps alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 AGES: Final = (("under 1 min", 60), ("1 to 10 min", 600), ("10 min to 1 h", 3_600), ("1 to 12 h", 43_200))
-"""Age classes with their upper bounds in seconds; what is older is OLDEST."""
+"""Age classes with their upper bounds in seconds. Older transactions are OLDEST."""
 OLDEST: Final = "over 12 h"
 
 
 def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
-    """Return half minus op: id, group, shard and `since` (ms, when it was prepared) of what has no outcome.
+    """Return half minus op: id, group, shard and `since` (ms, the prepare) of transactions without an outcome.
 
-    The last half record of an id must not be a tombstone, and no outcome may stand for it, except one that is a horizon
-    older than the half: then a client has used its id again.
+    The last half record of an id is not a tombstone, and op has no outcome of it, except one that is a horizon older
+    than the half: then a client has used the id again.
     """
     nothing = F.lit(None)
     of_half = halves.select(
@@ -26,7 +26,7 @@ def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> Da
         "group",
         "offset",
         "alive",
-        # A half that was re-anchored has the time of that, however old its transaction is.
+        # The timestamp of a half that was re-anchored is later than the prepare.
         F.coalesce("prepared_at", "at").alias("at"),
         "partition",
         nothing.cast("bigint").alias("ended"),
@@ -37,8 +37,8 @@ def unresolved(halves: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> Da
         *(nothing.cast(of_half.schema[name].dataType).alias(name) for name in ("offset", "alive", "at", "partition")),
         F.col("at").alias("ended"),
     )
-    # An id has one group as long as anything stands of it. Aggregates of numbers alone need no sorting, and of two
-    # records an id there is little to aggregate before they are brought together.
+    # An id has one group as long as halfway keeps any record of it. Aggregates of numbers need no sorting, and with two
+    # records for each id an aggregation before the shuffle saves little.
     together = of_half.unionAll(of_op).repartition("id", "group").groupBy("id", "group")
     last = together.agg(
         *(F.max_by(name, "offset").alias(name) for name in ("alive", "at", "partition")), F.max("ended").alias("ended")

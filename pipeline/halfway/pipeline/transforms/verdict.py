@@ -1,4 +1,4 @@
-"""*verdict*: what became of every transaction, told by the topics alone. Written once, for every engine."""
+"""*verdict*: how every transaction ended, by the topics alone. The rules are the same for every engine."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
 NOT_JUDGED: Final = "not_judged"
 ANOMALIES: Final = ("contradicted", "leaked", "lost", "torn", "doubled", "payload_changed")
-"""Strongest first: a transaction with several gets the first as its verdict and lists all."""
+"""Strongest first: a transaction with several anomalies gets the first one as its verdict, and lists all."""
 VERDICTS: Final = (*FINE, NOT_JUDGED, *ANOMALIES)
 _SHOWN_SLOTS: Final = 10_000
-"""Evidence names the messages of a transaction up to this number: others can write as many as they like."""
+"""Evidence names the messages of a transaction up to this number, because anyone can forge any number of them."""
 
 
 def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
-    """Return one row for each transaction with exactly one verdict.
+    """Return one row with exactly one verdict for each transaction.
 
     | verdict | rule |
     | --- | --- |
-    | `committed_ok` | op says committed, and each message it names stands once in its topic, as it was prepared |
-    | `rolled_back_ok` | op says rolled back, and no message stands anywhere |
+    | `committed_ok` | op says committed, and each message that it names is in its topic once, as it was prepared |
+    | `rolled_back_ok` | op says rolled back, and no message is in any topic |
     | `parked` | no outcome; the last record in parked is not a tombstone |
     | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
     | `expired_unknown` | there are traces, but the op, or a message that it names, may have been deleted by age |
     | `not_judged` | its outcome cannot be read, or is a commit that names no message |
-    | `contradicted` | op says committed and rolled back, or says its outcome twice |
+    | `contradicted` | op says committed and rolled back, or has an outcome twice |
     | `leaked` | a message without a commit that names it |
-    | `lost` | committed, and none of its messages is there; or its half has gone, and no op tells of an outcome |
-    | `torn` | committed, and some of its messages are not there, or they count themselves to another number |
-    | `doubled` | committed, and a message (by `halfway-message`) stands more than once |
+    | `lost` | committed, and none of its messages is there; or its half has gone, and no op has an outcome |
+    | `torn` | committed, and some of its messages are missing, or `halfway-message` gives another number of them |
+    | `doubled` | committed, and a message (by `halfway-message`) is there more than once |
     | `payload_changed` | committed, and a message has another key, value, headers or partition than was prepared |
 
-    Grace: an anomaly is one only when everything about the transaction is older than the cut and nothing of it stands
-    in an unsettled part of a log. A message counts as missing only where its topic cannot have deleted it by age,
-    and, in a compacted topic, where no later record has its key. A message without op is leaked, and a half that has
-    gone without op is lost, only where the op cannot have been deleted by age, nor compacted away by a later use of
-    the same id. A transaction is an id and, where a client brought the id, one use of it: what was prepared a horizon
-    after an outcome is a new transaction, as for the coordinator. Messages that were prepared before the topics were
-    created, and of which nothing else tells, are of another deployment: they make no row.
+    An anomaly counts only if everything about the transaction is older than the cut, and no record of it is in an
+    unsettled part of a log. A message is missing only if its topic cannot have deleted it by age and, in a compacted
+    topic, if no later record has its key. A message without op is leaked, and a half that has gone without op is lost,
+    only if the op cannot have been deleted by age, nor compacted away by a later use of the same id. A transaction is
+    an id and, if a client chose the id, one use of it: an id that is prepared a horizon after its outcome is a new
+    transaction, as for the coordinator. Messages that were prepared before the topics were created, and that nothing
+    else mentions, are of another deployment and have no row.
     """
     d = engine.dialect
     lives = events(engine, evidence, limits)
@@ -53,7 +53,7 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
 
 
 def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> Frame:
-    """One row for each message that an op names or that stands in a topic, and for each thing else that is known."""
+    """Return one row for each message that an op names or that is in a topic, and for each other event."""
     of_op = "source = 'op'"
     of_both = {
         "prepared_at": "min",
@@ -86,7 +86,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         "older": f"bool_and(source = 'message' and until < {limits.created_at - limits.slack_ms})",
     }
     together = ", ".join(f'{value} as "{name}"' for name, value in of_messages.items())
-    # An op is never dated before its prepare, whose clock can have been ahead; its messages are.
+    # The clock of the prepare can have been ahead. Then messages are dated before it, and an op never is.
     provable = f"""case when provable_since = 0 then true
         else coalesce(least(op_at, ended_at) >= provable_since + {limits.slack_ms}, false) end"""
     keys, superseded, frames = "", "false", {"lives": lives, "topics": evidence.topics}
@@ -95,11 +95,11 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
                 select topic as key_topic, {engine.dialect.number_of("key_hash")} as key_number, last_at
                 from $latest_of_keys
             ) keys on key_topic = grouped.topic and key_number = wanted_key and compacted"""  # noqa: S608
-        # Of somebody else's record the time proves nothing.
+        # The time of another producer's record proves nothing.
         superseded = f"key_topic is not null and coalesce(last_at >= ended_at - {limits.slack_ms}, true)"
         frames["latest_of_keys"] = evidence.latest_of_keys
     kept = ", ".join(of_both)
-    told = ", ".join(f'{value} as "{name}"' for name, value in alone.items())
+    single = ", ".join(f'{value} as "{name}"' for name, value in alone.items())
     nothing = ", ".join(f'{_NOTHING.get(name, "false")} as "{name}"' for name in alone)
     sql = f"""
     select id, life, topic, slot, {kept}, {nothing}, expected, found, op_at, message_at, older, case
@@ -122,7 +122,7 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         {keys}
     ) slots
     union all
-    select id, life, topic, slot, {kept}, {told}, false, 0, case when {of_op} then "at" end, null, false, null
+    select id, life, topic, slot, {kept}, {single}, false, 0, case when {of_op} then "at" end, null, false, null
     from $lives where topic is null
     """  # noqa: S608
     return engine.query(sql, **frames)
@@ -135,7 +135,7 @@ _NOTHING: Final = {
 
 
 def _transactions(d: Dialect) -> str:
-    """Return one row for each transaction, with what is wrong counted and shown."""
+    """Return one row for each transaction, with its problems counted and listed."""
     flags = ("committed", "rolled_back", "half", "parked", "unsettled", "unreadable", "used_again")
     greatest = ("group", "cause", "ended_at", "op_at", "message_at", "gone_at")
     counted = {
@@ -169,7 +169,7 @@ def _transactions(d: Dialect) -> str:
 def _judged(d: Dialect, limits: Limits) -> str:
     whole_since = _op_whole_since(d, limits)
     lost = "expected > 0 and missing = expected"
-    # A stray half of an ended id gets its tombstone within the horizon of its outcome.
+    # A stray half of an ended id gets its tombstone within a horizon of its outcome.
     vanished = f"""(coalesce(gone_at >= whole_since + {limits.horizon_ms}, false)
         and not (committed or rolled_back or found > 0 or half or parked or used_again))"""
     findings = (
@@ -220,9 +220,9 @@ def _judged(d: Dialect, limits: Limits) -> str:
 
 
 def _op_whole_since(d: Dialect, limits: Limits) -> str:
-    """Return the time from which on the op of an id cannot have been deleted by age.
+    """Return the time since which the op of an id cannot have been deleted by age.
 
-    It is that of its shard, which an id that halfway made tells; that of the shard with the latest for other ids.
+    An id that halfway made names its shard, whose time is returned; for other ids it is the latest time of all shards.
     """
     known = {shard: since + limits.slack_ms for shard, since in limits.op_whole_since.items() if since}
     latest = max(known.values(), default=0)

@@ -91,7 +91,7 @@ def test_what_a_run_knows_of_those_before_does_not_grow_for_ever(tmp_path: Path)
 
 
 def test_a_group_that_cannot_be_read_is_told_by_one_run(tmp_path: Path) -> None:
-    """Groups are read whole each time, what is wrong in them is told once."""
+    """Groups are read from the beginning each time. A damaged one is reported once."""
     log, folder = committed(1), LocalFolder(str(tmp_path))
     for number in range(1, 4):
         log.write(PREFIX + "groups", f"g-{number}".encode(), b"damaged", START + number * HORIZON, ())
@@ -141,7 +141,7 @@ def test_a_topic_that_is_made_late_can_lose_messages(tmp_path: Path) -> None:
 
 
 def test_runs_that_go_on_know_when_the_topics_were_created(engine: DuckEngine, tmp_path: Path) -> None:
-    """An older message is of somebody else in each run, also if its id is used in a later one."""
+    """An older message is of another deployment in each run, even if a later run uses its id."""
     log = Log()
     writer = Writer(log)
     writer.message("both", MESSAGES[0], "1/1", START, START, prefix=None)

@@ -1,4 +1,4 @@
-"""A whole audit beside one that goes on: they agree, and where they do not it is told."""
+"""A whole audit beside one with --continue: they agree, and differences are reported."""
 
 import json
 import random
@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from halfway.domain.records import Message
 from halfway.pipeline import cli
+from halfway.pipeline.alerts import FailOn
 from halfway.pipeline.commands.audit import say
 from halfway.pipeline.engines import SparkEngine
 from halfway.pipeline.errors import SourceError
@@ -20,7 +21,6 @@ from halfway.pipeline.folders import Folder, LocalFolder
 from halfway.pipeline.jobs import audit, cross_check, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.quick import DuckEngine
-from halfway.pipeline.telling import FailOn
 from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource
@@ -42,7 +42,7 @@ def compared(made: RandomLog, folder: Path, at: int) -> Summary:
 
 
 def windows(seed: int, folder: Path) -> tuple[RandomLog, int]:
-    """Let runs go on over a random log up to its end."""
+    """Audit a random log in windows."""
     made = RandomLog(seed, count=45)
     cuts = cuts_of(made, seed)
     for at in cuts:
@@ -53,7 +53,7 @@ def windows(seed: int, folder: Path) -> tuple[RandomLog, int]:
 @pytest.mark.parametrize("removed", ["nothing", "by age", "by compaction"])
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
 def test_windows_and_whole_agree(tmp_path: Path, seed: int, removed: str) -> None:
-    """On every log, whatever was written since the last run, and whatever Kafka removed."""
+    """On every log, with records since the last run, and with any records removed."""
     made, at = windows(seed, tmp_path)
     if removed == "by age":
         made.age(made.end)
@@ -116,7 +116,7 @@ def change(table: Path, old: str, new: str | None) -> str:
 def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An anomaly that is missing, and one that nobody else finds; by a row in the table, the summary and the status."""
+    """A missing anomaly, and one that only the runs find: in the table, the summary and the exit status."""
     made, at = windows(1, tmp_path)
     there = tmp_path / "continued"
     forgotten = change(there / audit.ANOMALIES, "torn", None)
@@ -150,7 +150,7 @@ def test_spark_finds_the_same_differences(spark: "SparkSession", tmp_path: Path)
 
 
 def test_a_folder_without_a_run_is_named_with_what_to_do(tmp_path: Path) -> None:
-    """Whether it is missing, of an audit of long ago, or where this one writes."""
+    """It is missing, too old, or the folder of the output."""
     made = RandomLog(1, count=1)
     with pytest.raises(SourceError, match=r"--cross-check '.*continued' has no run of --continue: let one run"):
         compared(made, tmp_path, made.end)

@@ -1,4 +1,4 @@
-"""What somebody else can write stops no audit and makes no verdict wrong."""
+"""Records of other producers stop no audit, and change no verdict of another transaction."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ def test_a_first_message_that_is_dated_in_the_future_hides_no_loss(engine: DuckE
 
 
 def test_no_number_that_somebody_writes_stops_an_audit(engine: DuckEngine, tmp_path: Path) -> None:
-    """Avro bounds no number: what cannot be is told as an error, and the others are judged."""
+    """Avro does not bound numbers. An impossible one is an error, and all other transactions are judged."""
     log = committed(1)
     numbers = (-1, 1 << 40, (1 << 63) - 1, -(1 << 63), 1 << 64, 1 << 80, 0)
     for field in ("prepared_at", "at", "size", "checks"):
@@ -63,7 +63,7 @@ def test_no_number_that_somebody_writes_stops_an_audit(engine: DuckEngine, tmp_p
 
 
 def hostile() -> tuple[Log, Expected]:
-    """Give a log of what one engine could take for something, and another for nothing, or stop at."""
+    """Return a log of values that one engine could accept and another one reject, or fail at."""
     log = committed(1)
     writer = Writer(log)
     expected: Expected = {("id-0", 0): "committed_ok"}
@@ -99,14 +99,14 @@ def hostile() -> tuple[Log, Expected]:
 
 
 def test_duckdb_takes_nothing_for_what_it_is_not(engine: DuckEngine, tmp_path: Path) -> None:
-    """As Spark does, of what anybody can write."""
+    """As Spark, for records that anyone can write."""
     log, expected = hostile()
     audit.run(engine, LogSource(engine, log, START + 3_600_000), LocalFolder(str(tmp_path)), OPTIONS)
     assert found_in(tmp_path) == expected
 
 
 def test_spark_takes_nothing_for_what_it_is_not(spark: "SparkSession", tmp_path: Path) -> None:
-    """As DuckDB does, of what anybody can write."""
+    """As DuckDB, for records that anyone can write."""
     log, expected = hostile()
     engine = SparkEngine(spark)
     audit.run(engine, LogSource(engine, log, START + 3_600_000), Folder(spark, str(tmp_path)), OPTIONS)
@@ -115,7 +115,7 @@ def test_spark_takes_nothing_for_what_it_is_not(spark: "SparkSession", tmp_path:
 
 
 def test_a_first_message_that_nobody_committed_proves_nothing(engine: DuckEngine, tmp_path: Path) -> None:
-    """Anybody can write one with halfway's headers and any time: it does not tell since when a topic is whole.
+    """Anyone can write one with halfway's headers and any time. It does not show since when a topic is complete.
 
     A service that passes headers on to what it writes makes such messages by the thousand.
     """
@@ -124,7 +124,7 @@ def test_a_first_message_that_nobody_committed_proves_nothing(engine: DuckEngine
     forged = Writer(log)
     forged.message("rogue", MESSAGES[0], "1/1", first.at - 1, START)
     log.records[-1].told_at = START - 1_000 * HORIZON
-    # A copy of one that was committed has at least the time of its commit, whatever it says.
+    # A copy of a committed message has at least the time of its commit.
     forged.message("id-19", MESSAGES[0], "1/1", first.at - 2, START + 19 * 60_000)
     log.records[-1].told_at = START - 1_000 * HORIZON
     log.settle()
@@ -148,7 +148,7 @@ def test_evidence_is_bounded_however_many_messages_somebody_forges(engine: DuckE
 
 
 def test_a_message_whose_headers_nobody_can_read_is_put_into_quarantine(engine: DuckEngine, tmp_path: Path) -> None:
-    """It can hide a transaction's id: that is told. Who writes the mark of such a record hides nothing by it."""
+    """Its headers can have a transaction's id. A forged mark of such a record hides nothing."""
     log = committed(1)
     unreadable: tuple[str, str | bytes | None] = (UNREADABLE, None)
     log.write("orders", b"k", b"v", START, [unreadable])

@@ -14,9 +14,9 @@ from halfway.pipeline.quick import DuckEngine
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.pipeline.audits import (
     OPTIONS,
+    assert_whole,
     continued,
     cuts_of,
-    demand_whole,
     found_in,
     last_in,
 )
@@ -42,7 +42,7 @@ def test_a_log_gets_the_verdicts_that_it_was_made_for(engine: DuckEngine, tmp_pa
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
 def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> None:
-    """However a log is cut into windows, each transaction gets the same verdict, and each anomaly is told once.
+    """In any windows each transaction gets the same verdict, and each anomaly is reported once.
 
     A run that is killed before it counts leaves nothing behind.
     """
@@ -59,13 +59,13 @@ def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> No
         open_since = at - (seed - 1) % 3 * 600_000 if at < made.end else None
         incremental.run(engine, LogSource(engine, made.log, at, open_since=open_since), folder, OPTIONS)
         engine.close()
-    demand_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
+    assert_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
 
 
 @pytest.mark.parametrize("windows", [True, False], ids=["windows", "whole"])
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
 def test_retention_makes_no_anomaly(tmp_path: Path, seed: int, *, windows: bool) -> None:
-    """Whatever goes between two runs; and what stands behind that has the verdict that it was made for."""
+    """Retention can remove anything between two runs. Later records have the verdicts that they were made for."""
     made = RandomLog(seed, count=45)
     oldest = START
     cuts = cuts_of(made, seed)
@@ -109,7 +109,7 @@ def test_compaction_between_windows_makes_no_anomaly(tmp_path: Path, seed: int) 
 
 
 def ids_of(record: Written) -> set[Any]:
-    """Give the ids that a record tells of."""
+    """Return the ids in a record."""
     return {
         (record.key or b"").decode(),
         *(value for name, value in record.headers if name == "halfway-transaction-id"),
@@ -125,4 +125,4 @@ def test_spark_goes_on_where_duckdb_stopped(spark: "SparkSession", tmp_path: Pat
     engine = SparkEngine(spark)
     incremental.run(engine, LogSource(engine, made.log, made.end + 60_000), Folder(spark, str(tmp_path)), OPTIONS)
     engine.close()
-    demand_whole(tmp_path, made, f"seed {seed}")
+    assert_whole(tmp_path, made, f"seed {seed}")

@@ -64,7 +64,7 @@ def test_what_retention_takes_between_two_runs_is_not_lost(tmp_path: Path) -> No
 
 
 def test_a_topic_that_was_emptied_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
-    """By hand, or by a retention that was short for a while: that it is long now tells nothing of then."""
+    """Manually, or by a retention that was short for a while. The present retention proves nothing about that time."""
     log = committed(4)
     log.kept_ms = 1000 * HORIZON
     log.trim("orders", 4)
@@ -108,7 +108,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_not_lost(engine: DuckEng
 
 
 def test_an_outcome_that_a_later_use_has_compacted_away_makes_no_leak(engine: DuckEngine, tmp_path: Path) -> None:
-    """Of an audit that reads what an earlier one read, op may have gone on."""
+    """An audit that repeats an earlier one finds a later op."""
     log = committed(2)
     writer = Writer(log)
     again = START + 3 * HORIZON

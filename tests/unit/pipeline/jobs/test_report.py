@@ -50,7 +50,7 @@ def rows_of(file: Path) -> list[dict[str, str]]:
 
 
 def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...] = SPLIT, step: int = 2) -> None:
-    """Three minutes of two groups, one of which has a name that does not belong into a page."""
+    """Three minutes of two groups. The name of one is HTML."""
     rows = []
     for number in range(90):
         group = groups[number % len(groups)]
@@ -68,7 +68,7 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
 
 @pytest.fixture(scope="module")
 def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a report, made where the machine's clock shows another zone's time, of a ledger that runs."""
+    """Return the folder of a report of a running ledger, made on a machine in another time zone."""
     folder = tmp_path_factory.mktemp("made")
     of_ledger = report._of_ledger
 
@@ -89,7 +89,7 @@ def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_the_page_shows_what_the_ledger_holds_and_needs_nothing_else(made: Path) -> None:
-    """Plots and tables stand in it; nothing is loaded from elsewhere; names of groups are text, whatever they are."""
+    """It contains plots and tables, and loads nothing else. Names of groups are always text."""
     page = (made / report.PAGE).read_text()
     assert page.count("<svg") == 4
     assert "<b>45</b>committed" in page
@@ -131,7 +131,7 @@ def test_a_long_time_is_told_in_longer_steps(lasts: int, step: str) -> None:
 
 @pytest.fixture(scope="module")
 def of_odd_names(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of a report over months, and groups whose names something could take for more than names."""
+    """Return the folder of a report over months, and groups whose names something could take for more than names."""
     folder = tmp_path_factory.mktemp("odd")
     write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"), step=86_400)
     report.run(spark, report.Sources(ledger=Folder(spark, str(folder / "ledger"))), Folder(spark, str(folder)))
@@ -151,7 +151,7 @@ def test_no_name_is_a_formula_in_a_spreadsheet(of_odd_names: Path) -> None:
 
 
 def test_a_groups_name_is_never_read_as_mathematics(of_odd_names: Path) -> None:
-    """Dollar signs and backslashes stand in the plot as they are, and so does what the plot's own font lacks."""
+    """The plot shows dollar signs, backslashes and letters that its own font lacks as they are."""
     page = (of_odd_names / report.PAGE).read_text()
     plots = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
     for name in MATHEMATICAL:
@@ -177,7 +177,7 @@ def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantine
 
 
 def test_the_page_says_of_how_many_anomalies_it_shows_the_first(spark: "SparkSession", tmp_path: Path) -> None:
-    """The CSV file has them all, each with all its places; what could not be read is told too."""
+    """The CSV file has all of them with all their places, and the number of records that could not be read."""
     write_audit(spark, tmp_path / "audit", 600, quarantined=3)
     path = report.run(
         spark, report.Sources(audit=Folder(spark, str(tmp_path / "audit"))), Folder(spark, str(tmp_path / "report"))
@@ -241,7 +241,7 @@ def test_what_a_later_run_has_withdrawn_is_not_counted(spark: "SparkSession", tm
 
 
 def test_the_page_shows_who_did_what_and_obeys_no_name(spark: "SparkSession", tmp_path: Path) -> None:
-    """Registered, changed, ended by hand, resumed, keys: the newest first, each once, text whatever it holds."""
+    """Registered, changed, ended manually, resumed, keys: the newest first, each once, always as text."""
     events = [
         msgspec.structs.replace(
             AUDIT_EVENT, id=f"event-{number}", at=AUDIT_EVENT.at + number, action=action, remark=UGLY, detail="=1+2"

@@ -84,7 +84,7 @@ def test_an_id_that_is_open_keeps_the_numbers_of_its_uses(tmp_path: Path) -> Non
 
 
 def test_a_forged_message_between_two_uses_does_not_join_them(tmp_path: Path) -> None:
-    """Anybody can date a message: uses are told apart by halfway's own records where these are there."""
+    """Anyone can date a message, so halfway's own records distinguish uses."""
     log, engine = Log(), DuckEngine()
     writer = Writer(log)
     again = START + HORIZON + 60_000

@@ -32,7 +32,7 @@ SHOWN = {
     "message_without_commit_marker": "leaked",
     "payload_differs": "payload_changed",
     "resolved_twice": "contradicted",
-    # For the audit the marker tells what was prepared: then it is the message that differs.
+    # For the audit the marker is what was prepared, so the message differs.
     "marker_of_another_content": "payload_changed",
 }
 NOT_SHOWN = {
@@ -60,20 +60,20 @@ Decoded = tuple[str, str, str, str, int, int, int, int, int, list[dict[str, obje
 
 
 def shown(findings: Iterable[Finding], topics: list[AnyRecord]) -> dict[str, set[str]]:
-    """Give the anomalies of each id that the topics alone can show."""
+    """Return the anomalies of each id that the topics alone can show."""
     committed = {record.id for record in topics if isinstance(record, Op) and record.outcome == "committed"}
     anomalies: defaultdict[str, set[str]] = defaultdict(set)
     for finding in findings:
         verdict = SHOWN.get(finding.rule)
         assert verdict or finding.rule in NOT_SHOWN, f"is {finding.rule} something that the topics show?"
-        # What is lost or torn of a commit that only an answer tells of is nothing to somebody who reads the topics.
+        # The topics do not show what is lost or torn of a commit that only an answer mentions.
         if verdict and (finding.id in committed or finding.rule == GONE or verdict not in ("lost", "torn")):
             anomalies[finding.id].add(verdict)
     return dict(anomalies)
 
 
 class Frames:
-    """Records of several forged histories as the audit gets them; ids are told apart by the history's number."""
+    """Records of several forged histories as the audit gets them; ids begin with the number of the history."""
 
     def __init__(self) -> None:
         self.ops: list[Decoded] = []
@@ -139,7 +139,7 @@ class Frames:
 
 
 def _hash(hexadecimal: str | None) -> bytes:
-    """Give a hash of 16 bytes, whatever the forger wrote."""
+    """Return a hash of 16 bytes, whatever the forger wrote."""
     text = hexadecimal or ""
     return bytes.fromhex(text) if len(text) == 32 else sha256(text.encode()).digest()[:16]
 

@@ -30,12 +30,12 @@ def moment(ms: int) -> datetime:
 
 
 def of_kinds(spark: "SparkSession", **rows: list[tuple[Any, ...]]) -> "DataFrame":
-    """Give the records of several topics in one frame."""
+    """Return the records of several topics in one frame."""
     return spark.createDataFrame([(*row, None, kind) for kind in rows for row in rows[kind]], RECORDS + ", kind string")
 
 
 def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
-    """Times, latency, topics and size are told; one that cannot be decoded is left out, one read twice stands once."""
+    """A row has times, latency, topics and size. An outcome that was read twice has one row, a damaged one none."""
     committed = ("a", "g", "COMMITTED", "producer", 1_000, 3_500, 1, [("y", 3), ("x", 4), ("y", 5)], 2, 7, None)
     rolled_back: tuple[Any, ...] = ("b", "g", "ROLLED_BACK", "policy", 1_000, 2_000, 15, [], 1, 8, None)
     damaged = (None, None, None, None, None, None, None, None, 1, 9, "EOFError")
@@ -57,7 +57,7 @@ def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
 def merged(
     folder: Path, before: list[tuple[Any, ...]], records: "DataFrame", outcomes: "DataFrame"
 ) -> list[tuple[Any, ...]]:
-    """Give what a table of what is pending holds when records and outcomes have changed it."""
+    """Return what a table of what is pending holds when records and outcomes have changed it."""
     spark = records.sparkSession
     first = of_kinds(
         spark,
@@ -80,7 +80,7 @@ def merged(
 def test_pending_is_what_was_pending_with_the_last_record_of_each_id_applied(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """A tombstone removes, a later record stays, parked and prepared are told apart, faulty ones change nothing."""
+    """A tombstone removes, a later record stays, parked and prepared differ, faulty records change nothing."""
     before = [
         ("ends", "g", "prepared", 1, 0, 1),
         ("stays", "g", "prepared", 2, 0, 2),

@@ -50,7 +50,7 @@ def scenario(expected: list[tuple[str, str]], *, facts: Facts = EVERYTHING_STAND
     ]
 )
 def each_way_to_end_well_or_not_at_all_has_its_verdict(history: History) -> None:
-    """One verdict for every transaction, whatever is known of it."""
+    """One verdict for every transaction."""
     history.half("a-committed", alive=False)
     history.op("a-committed", "committed", [1, 2])
     history.message("a-committed", 1, 1)
@@ -79,7 +79,7 @@ def each_way_to_end_well_or_not_at_all_has_its_verdict(history: History) -> None
     ]
 )
 def each_anomaly_has_its_verdict(history: History) -> None:
-    """The six ways in which a transaction can go wrong are told apart."""
+    """The six ways in which a transaction can go wrong have different verdicts."""
     history.op("a-lost", "committed", [1, 2])
     history.op("b-torn", "committed", [1, 2])
     history.message("b-torn", 2, 2)
@@ -121,7 +121,7 @@ def an_outcome_that_is_written_twice_is_a_contradiction(history: History) -> Non
 
 @scenario([("x", "committed_ok")])
 def two_equal_messages_of_one_transaction_are_not_doubled(history: History) -> None:
-    """Messages are told apart by their number, not by their content."""
+    """Messages are distinguished by their number, not by their content."""
     history.op("x", "committed", [1, 1])
     history.message("x", 1, 1)
     history.message("x", 1, 2)
@@ -168,7 +168,7 @@ def messages_that_their_topic_has_deleted_by_age_are_not_lost(history: History) 
     facts=OLD,
 )
 def messages_whose_op_was_deleted_by_age_are_not_leaked(history: History) -> None:
-    """Op markers are kept for a time, and what is older is unknown; a half that stands has not ended, however old."""
+    """Op markers are kept for a time, and older outcomes are unknown. A half that is there has not ended at any age."""
     history.message("a-old", 1, 1, at=NOW - 10 * HOUR)
     history.half("b-old", at=NOW - 10 * HOUR)
     history.message("c-new", 1, 1)
@@ -193,7 +193,7 @@ def a_late_tombstone_outlives_its_op(history: History) -> None:
     facts=CLEANED,
 )
 def a_message_that_a_later_one_of_its_key_replaced_is_not_lost(history: History) -> None:
-    """In a compacted topic only the last record of a key must stand; clocks differ, and others' times tell nothing."""
+    """In a compacted topic only the last record of a key must be there. Times of others prove nothing."""
     history.op("a-replaced", "committed", [1], at=NOW - HOUR)
     history.op("b-lost", "committed", [2], at=NOW - HOUR)
     history.op("c-by-another-clock", "committed", [3], at=NOW - HOUR)
@@ -225,7 +225,7 @@ def an_id_that_a_clock_set_back_uses_again_is_another_transaction(history: Histo
 
 @scenario([("mine", "committed_ok")])
 def a_late_repeat_without_a_tombstone_yet_is_no_transaction(history: History) -> None:
-    """A prepare again just within the horizon is a stray for the coordinator, whatever clocks may differ by."""
+    """Another prepare just within the horizon is a stray for the coordinator, with any clocks."""
     history.op("mine", "committed", [1], at=NOW - HOUR)
     history.message("mine", 1, 1, at=NOW - HOUR)
     history.half("mine", at=NOW - HOUR + HORIZON - 1, prepared_at=NOW - HOUR + HORIZON - 1)
@@ -260,7 +260,7 @@ def a_use_whose_op_a_later_use_has_compacted_away_is_unknown(history: History) -
 
 @scenario([("mine", "doubled")])
 def a_long_wait_between_prepare_and_end_does_not_make_two_transactions(history: History) -> None:
-    """A transaction that was pending for hours is one, also when somebody doubles its message much later."""
+    """A transaction that was pending for hours is one transaction, even if its message is doubled much later."""
     history.op("mine", "committed", [1], at=NOW - HOUR, took=5 * HOUR)
     history.message("mine", 1, 1, at=NOW - HOUR, took=5 * HOUR)
     history.message("mine", 1, 1, at=NOW, took=6 * HOUR)
@@ -319,7 +319,7 @@ def a_date_in_the_future_hides_nothing(history: History) -> None:
 
 @scenario([("a", "committed_ok"), ("b", "payload_changed"), ("c", "payload_changed"), ("d", "committed_ok")])
 def headers_and_a_chosen_partition_are_audited_where_op_tells_of_them(history: History) -> None:
-    """An op of an earlier release tells nothing of them."""
+    """An op of an earlier release does not have them."""
     for name, headers, partition in (("a", 1, 0), ("b", 2, 0), ("c", 1, 1)):
         history.op(name, "committed", [1], headers=1, partition=0)
         history.message(name, 1, 1, headers=headers, partition=partition)
@@ -360,7 +360,7 @@ def of_spark(on_spark: Engine) -> dict[str, list[tuple[str, str]]]:
 
 
 def _with_server_made_id(facts: Facts) -> str:
-    """Give the scenario of these facts whose id halfway made, which therefore has no prefix."""
+    """Return the scenario of these facts whose id halfway made, which therefore has no prefix."""
     names = {
         "an_id_that_halfway_made_is_one_transaction_for_ever",
         "the_shard_of_an_id_that_halfway_made_tells_since_when_its_op_must_be_there",

@@ -1,4 +1,4 @@
-"""Who is told how an audit went."""
+"""How the result of an audit is reported."""
 
 import json
 import threading
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.errors import TellingError
+from halfway.pipeline.alerts import FailOn, call_webhook, require_webhook, write_metrics
+from halfway.pipeline.errors import AlertError
 from halfway.pipeline.jobs.audit import Summary
-from halfway.pipeline.telling import FailOn, call_webhook, demand_webhook, write_metrics
 from halfway.pipeline.transforms.verdict import VERDICTS
 
 COUNTS = {"committed_ok": 7, "leaked": 2, "parked": 1}
@@ -48,7 +48,7 @@ def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: 
 
 @pytest.mark.parametrize("rule", ["missing", "lost=many", "lost@", "lost=0", ""])
 def test_a_rule_that_is_none_is_named(rule: str) -> None:
-    with pytest.raises(TellingError, match="--fail-on"):
+    with pytest.raises(AlertError, match="--fail-on"):
         FailOn([rule])
 
 
@@ -64,13 +64,13 @@ def test_figures_are_as_prometheus_reads_them(tmp_path: Path) -> None:
     write_metrics(replace(FOUND, differences=4), str(tmp_path / "audit.prom"), at_ms=0, seconds=0)
     assert "halfway_audit_differences 4" in (tmp_path / "audit.prom").read_text().splitlines()
     assert [file.name for file in tmp_path.iterdir()] == ["audit.prom"]
-    with pytest.raises(TellingError, match="--metrics"):
+    with pytest.raises(AlertError, match="--metrics"):
         write_metrics(FOUND, str(tmp_path / "none" / "audit.prom"), at_ms=0, seconds=0)
 
 
 @pytest.fixture
 def server() -> Iterator[HTTPServer]:
-    """Give what takes a post at / and sends the asker elsewhere at /moved; `bodies` has what came."""
+    """Return a server that accepts posts at / and redirects at /moved. `bodies` has what it got."""
     bodies: list[bytes] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,7 +94,7 @@ def server() -> Iterator[HTTPServer]:
 
 
 def test_a_webhook_gets_counts_and_anomalies_and_nobody_else_does(server: HTTPServer) -> None:
-    """An address that sends elsewhere is not followed, and what is wrong does not tell the address."""
+    """A redirect is not followed, and no error has the address."""
     url = f"http://127.0.0.1:{server.server_port}"
     anomalies = [{"id": f"id-{n}", "group": "g", "verdict": "leaked"} for n in range(2)]
     call_webhook(f"{url}/", replace(FOUND, differences=4), anomalies)
@@ -103,7 +103,7 @@ def test_a_webhook_gets_counts_and_anomalies_and_nobody_else_does(server: HTTPSe
     assert told["verdicts"]["leaked"] == 2
     assert told["differences"] == 4
     assert told["anomalies"] == anomalies
-    with pytest.raises(TellingError, match="307") as refused:
+    with pytest.raises(AlertError, match="307") as refused:
         call_webhook(f"{url}/moved?token=secret", FOUND, anomalies)
     assert "secret" not in str(refused.value)
     assert len(vars(server)["bodies"]) == 2, "the second was not sent on"
@@ -113,7 +113,7 @@ def test_why_a_webhook_took_nothing_is_told(server: HTTPServer) -> None:
     """Without the address."""
     server.shutdown()
     server.server_close()
-    with pytest.raises(TellingError, match="Connection refused") as refused:
+    with pytest.raises(AlertError, match="Connection refused") as refused:
         call_webhook(f"http://127.0.0.1:{server.server_port}/?token=secret", FOUND, [])
     assert "secret" not in str(refused.value)
 
@@ -122,6 +122,6 @@ def test_why_a_webhook_took_nothing_is_told(server: HTTPServer) -> None:
     "url", ["file:///etc/passwd", "https://", "example.com", "http://[::", "http://a:b/", "http://user:secret@a/"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(TellingError, match=r"--webhook: .*give an address") as refused:
-        demand_webhook(url)
+    with pytest.raises(AlertError, match=r"--webhook: .*give an address") as refused:
+        require_webhook(url)
     assert "secret" not in str(refused.value)
