@@ -27,7 +27,7 @@ class MemoryHalfLog:
         self._max_record_bytes = max_record_bytes
 
     def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
-        """Append half records; their offsets come later; errors as the port tells."""
+        """Append half records; their offsets come later; errors as in the port."""
         loop = asyncio.get_running_loop()
         refused: list[tuple[T, int | Exception]] = []
         for half, token in halves:
@@ -55,7 +55,7 @@ class MemoryHalfLog:
         return offset
 
     async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
-        """Read the half record at an offset, after verifying its key; errors as the port tells."""
+        """Read the half record at an offset, after verifying its key; errors as in the port."""
         await self._answering(deadline)
         record = self._log.shards[shard].half.at(offset)
         if record is None or record.key != transaction_id or not isinstance(record.value, Half):
@@ -63,7 +63,7 @@ class MemoryHalfLog:
         return record.value
 
     async def read_parked(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Parked:
-        """Read the parked record at an offset, after verifying its key; errors as the port tells."""
+        """Read the parked record at an offset, after verifying its key; errors as in the port."""
         await self._answering(deadline)
         record = self._log.shards[shard].parked.at(offset)
         if record is None or record.key != transaction_id or not isinstance(record.value, Parked):

@@ -35,7 +35,7 @@ _HELD_S = 0.001
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incarnation:
-    """Under which id the lane writes, for which shards (changed by the membership), and whom it asks and tells."""
+    """The id of the lane, its shards (changed by the membership), and the receivers of its events."""
 
     number: int
     shards: set[int]

@@ -188,7 +188,7 @@ class ShardState:
             self._stray(half.id, max(offset, held.offset))
 
     def _repeats(self, held: Pending, offset: int, half: Half) -> bool:
-        """Whether a recovery may begin at the later one of two prepares of an id: it then sees that one only.
+        """Return whether a recovery may begin at the later of two prepares of an id, and so see only that one.
 
         Not if it would take ops of this life for those of an earlier one or the other way round, so the later one must
         have been prepared later, by less than the horizon. Not if other content stands between the two.
@@ -286,7 +286,7 @@ class ShardState:
         return True
 
     def _is_later_life(self, entry: Pending | ParkedEntry, at: int) -> bool:
-        """Whether a time was past the horizon when an entry was prepared."""
+        """Return whether a time was past the horizon when an entry was prepared."""
         return self._horizon_ms is not None and entry.prepared_at >= at + self._horizon_ms
 
     # --- positions and forgetting

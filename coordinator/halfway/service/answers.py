@@ -121,7 +121,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
     _on_each: Callable[[int, R | Exception], None] | None = None
     _awaited: _Awaited | None = None
     _raises: bool = False
-    """Whether an error is raised to the caller that waits."""
+    """True if an error is raised to the caller that waits."""
     _abandoned: bool = False
     _on_abandon: list[Callable[[], object]] = []
 

@@ -285,7 +285,7 @@ class Peers(Protocol):
 
 
 class ShardListener(Protocol):
-    """What the adapter tells the service about shards; the service implements it."""
+    """Gets the events of shards from the adapter; the service implements it."""
 
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve this shard from now on: `state` is the fold up to this owner's own barrier."""
@@ -297,13 +297,14 @@ class ShardListener(Protocol):
         """
 
     def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
-        """Whether the half record at an offset, with this key, was written and applied here: then it is not decoded.
+        """Return whether the half record at an offset, with this key, was written and applied here.
 
-        Called on the tail's thread, again for a record if the answer was no. After a yes the record is forgotten.
+        Such a record need not be decoded. The tail's thread calls this, again for a record if it returned False. After
+        True the record is forgotten.
         """
 
     def current(self, write: LaneWrite) -> bool:
-        """Whether the id of a write is still claimed and unresolved. Called on the lane's thread; must only read."""
+        """Return whether the claim of its id still waits for a write. Called on the lane's thread; must only read."""
 
     async def revoked(self, shard: int) -> None:
         """Stop taking ends of this shard and return once those in flight are finished."""
@@ -352,7 +353,7 @@ class Authority(Protocol):
         """
 
     def may(self, principal: Principal, permission: Permission, group: str | None = None) -> bool:
-        """Whether `require` would return."""
+        """Return whether `require` would return."""
 
 
 class AuditTrail(Protocol):

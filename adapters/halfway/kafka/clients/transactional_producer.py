@@ -26,7 +26,7 @@ _SLICE_S: Final = 0.25
 _INITIALISE_SLICE_S: Final = 1.0
 _LOOK_S: Final = 1.0
 _KEPT: Final = 10_000
-"""Topics of which a producer remembers how many partitions it knows."""
+"""Topics whose known number of partitions a producer remembers."""
 _SETTLE_S: Final = 1.0
 _PURGE_S: Final = 5.0
 _REMEMBERED: Final = 10_000
@@ -64,7 +64,7 @@ class ProducerFailedError(Exception):
 
     @property
     def fenced(self) -> bool:
-        """Whether somebody else has fenced the producer's transactional id."""
+        """Return whether another producer has fenced the transactional id."""
         return self.code in FENCED
 
 

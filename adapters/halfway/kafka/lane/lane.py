@@ -28,7 +28,7 @@ _IDLE_S: Final = 1.0
 _METADATA_PAUSE_S: Final = 0.2
 
 OnFailure = Callable[[ProducerFailedError, Sequence[LaneWrite]], None]
-"""Ends the incarnation: the error, and the writes of which it is not known whether they stand."""
+"""Ends the incarnation. It gets the error, and the writes whose outcome is unknown."""
 
 
 class LaneThread(OwnedThread):
@@ -106,7 +106,7 @@ class LaneThread(OwnedThread):
         5. commit, and only then answer the callers.
 
         Raises:
-            ProducerFailedError: at any step, for whatever reason: the incarnation ends, the fold tells what became of
+            ProducerFailedError: at any step, for any reason. The incarnation ends, and the fold shows the outcome of
                 the batch. Neither producer is used again.
 
         """

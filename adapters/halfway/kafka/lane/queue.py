@@ -125,7 +125,7 @@ class LaneQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more can be queued."""
+        """Return whether the queue takes nothing more."""
         return self._closed
 
     def close(self) -> list[LaneWrite | Release]:

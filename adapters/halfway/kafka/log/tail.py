@@ -83,7 +83,7 @@ class Tail(OwnedThread):
         self._changes.append((shard, None))
 
     def stop(self) -> None:
-        """Tell the thread to end; `join` waits for it."""
+        """Make the thread end; `join` waits for it."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -104,7 +104,7 @@ class Tail(OwnedThread):
                 for place in heard:
                     self._post(place[1], reader.positions.get(place))
         except NewerReleaseError as error:
-            log.error("newer_release_found", topic=self._config.half_topic, error=str(error))  # noqa: TRY400 - it is told
+            log.error("newer_release_found", topic=self._config.half_topic, error=str(error))  # noqa: TRY400 - the error says it all
             self._loop.post(self._on_failed, str(error))
         except Exception as error:
             log.exception("tail_thread_failed")

@@ -273,7 +273,7 @@ def _bytes(data: Data, number: int, field: str) -> bytes | None:
 
 
 def _suspicious(request: msgspec.Struct, body: bytes) -> bool:
-    """Whether a body that was read as `request` may repeat a name; on the path of every request."""
+    """Return whether a body that was read as `request` may repeat a name. It runs for every request."""
     if b"\\\\" not in body and _strings_in(body) == _strings_of(request):
         return False
     # A letter or an underscore of a name may be written as an escape.

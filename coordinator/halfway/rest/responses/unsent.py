@@ -41,7 +41,7 @@ class Unsent:
         self.bytes = 0
 
     def has_room(self, size: int = 0) -> bool:
-        """Whether an answer of this size may be held."""
+        """Return whether an answer of this size may be held."""
         return self.bytes + size <= self._max_bytes
 
     def begin(self, connection: object, transport: asyncio.Transport) -> None:

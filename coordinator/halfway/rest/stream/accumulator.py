@@ -17,7 +17,7 @@ from halfway.rest.stream import frames
 if TYPE_CHECKING:
     from halfway.domain.principal import Principal
     from halfway.rest.requests.admission import Admission, InFlight
-    from halfway.rest.stream.frames import Answer, Asked
+    from halfway.rest.stream.frames import Answer, FrameOperations
     from halfway.service.answers import Answers
     from halfway.service.coordinator import Coordinator
     from halfway.service.requests import End, Prepare
@@ -37,7 +37,7 @@ class StreamObserver(Protocol):
         """Count operations that were answered with a status."""
 
 
-class Asker(Protocol):
+class Connection(Protocol):
     """A connection, as the accumulator sees it."""
 
     principal: Principal
@@ -66,17 +66,19 @@ class _Frame:
 class _Operation:
     """One operation on its way."""
 
-    __slots__ = ("accepted", "asker", "confirm", "frame", "kind", "n", "request")
+    __slots__ = ("accepted", "confirm", "connection", "frame", "kind", "n", "request")
 
-    def __init__(self, asker: Asker, frame: _Frame, kind: str, n: int, request: Any, *, confirm: bool = True) -> None:
-        self.asker = asker
+    def __init__(
+        self, connection: Connection, frame: _Frame, kind: str, n: int, request: Any, *, confirm: bool = True
+    ) -> None:
+        self.connection = connection
         self.frame = frame
         self.kind = kind
         self.n = n
         self.request = request
         self.confirm = confirm
         self.accepted = False
-        """Whether it was answered 202: what comes of it is not told."""
+        """True if it was answered 202. Its result is not sent then."""
 
 
 class OperationAccumulator:
@@ -105,41 +107,41 @@ class OperationAccumulator:
         self._prepares: deque[_Operation] = deque()
         self._ends: deque[_Operation] = deque()
         self._scheduled = False
-        self._waiting: dict[Asker, set[asyncio.Task[None]]] = {}
+        self._waiting: dict[Connection, set[asyncio.Task[None]]] = {}
         """Prepares that wait for a place."""
 
-    def add(self, asker: Asker, asked: Asked, size: int) -> None:
-        """Do the prepares and ends of a frame of `size` bytes; the connection is told each answer."""
-        self._refuse(asker, asked)
-        wanted = len(asked.ends) + len(asked.prepares)
+    def add(self, connection: Connection, requested: FrameOperations, size: int) -> None:
+        """Do the prepares and ends of a frame of `size` bytes, and send each answer to the connection."""
+        self._refuse(connection, requested)
+        wanted = len(requested.ends) + len(requested.prepares)
         try:
             self._in_flight.hold(size)
         except HalfwayError as error:
-            self._refuse_all(asker, asked.ends, "end", error)
-            self._refuse_all(asker, asked.prepares, "prepare", error)
+            self._refuse_all(connection, requested.ends, "end", error)
+            self._refuse_all(connection, requested.prepares, "prepare", error)
             return
         granted = self._in_flight.take(wanted)
         frame = _Frame(size, granted)
         if not granted:
             self._in_flight.free(size)
-        ends, prepares = asked.ends[:granted], asked.prepares[: max(0, granted - len(asked.ends))]
+        ends, prepares = requested.ends[:granted], requested.prepares[: max(0, granted - len(requested.ends))]
         if granted < wanted:
             refusal = self._in_flight.refusal()
-            self._refuse_all(asker, asked.ends[len(ends) :], "end", refusal)
-            self._refuse_all(asker, asked.prepares[len(prepares) :], "prepare", refusal)
-        self._ends += [_Operation(asker, frame, "end", n, end, confirm=confirm) for n, end, confirm in ends]
+            self._refuse_all(connection, requested.ends[len(ends) :], "end", refusal)
+            self._refuse_all(connection, requested.prepares[len(prepares) :], "prepare", refusal)
+        self._ends += [_Operation(connection, frame, "end", n, end, confirm=confirm) for n, end, confirm in ends]
         admitted = self._admission.take(len(prepares))
         for index, (n, prepare) in enumerate(prepares):
-            operation = _Operation(asker, frame, "prepare", n, prepare)
+            operation = _Operation(connection, frame, "prepare", n, prepare)
             if index < admitted:
                 self._prepares.append(operation)
             else:
                 self._wait(operation)
         self._schedule()
 
-    def forget(self, asker: Asker) -> None:
+    def forget(self, connection: Connection) -> None:
         """Begin no more for a connection that is lost: nobody would end a transaction that begins now."""
-        for task in self._waiting.pop(asker, ()):
+        for task in self._waiting.pop(connection, ()):
             task.cancel()
 
     def _schedule(self) -> None:
@@ -163,8 +165,8 @@ class OperationAccumulator:
         self._schedule()
 
     def _given_up(self, prepare: _Operation) -> bool:
-        """Whether the connection of a prepare is lost: nobody would end a transaction that begins now."""
-        if not prepare.asker.lost:
+        """Return whether the connection of a prepare is lost: no client would end a transaction that begins now."""
+        if not prepare.connection.lost:
             return False
         self._finish(prepare)
         self._prepared(1)
@@ -176,7 +178,7 @@ class OperationAccumulator:
         for one in operations:
             if not one.confirm and one.request is not None:
                 one.accepted = True
-                one.asker.accept(one.n)
+                one.connection.accept(one.n)
                 accepted += 1
         if accepted:
             self._observer.streamed("end", 202, accepted)
@@ -197,7 +199,7 @@ class OperationAccumulator:
                 one = operations[index]
                 self._finish(one)
                 if one.accepted:
-                    one.asker.settled()
+                    one.connection.settled()
                     continue
                 result = results[index]
                 if isinstance(result, Exception):
@@ -207,9 +209,9 @@ class OperationAccumulator:
                 counts[answer.status] += 1
                 if isinstance(result, GroupLimitedError):
                     # As in REST: it slows down a caller that sends the next prepare at once.
-                    asyncio.get_running_loop().call_later(held_s(self._hold_s), one.asker.answer, answer)
+                    asyncio.get_running_loop().call_later(held_s(self._hold_s), one.connection.answer, answer)
                 else:
-                    one.asker.answer(answer)
+                    one.connection.answer(answer)
             done(len(indexes))
             for status, count in counts.items():
                 self._observer.streamed(operations[0].kind, status, count)
@@ -234,16 +236,16 @@ class OperationAccumulator:
     # --- prepares that wait for a place
 
     def _wait(self, operation: _Operation) -> None:
-        asker = operation.asker
+        connection = operation.connection
         task = asyncio.get_running_loop().create_task(self._admission.enter())
-        waiting = self._waiting.setdefault(asker, set())
+        waiting = self._waiting.setdefault(connection, set())
         waiting.add(task)
 
         def over(task: asyncio.Task[None]) -> None:
             """Go on, or free what the operation holds: a task that is cancelled before its first step runs nothing."""
             waiting.discard(task)
-            if not waiting and self._waiting.get(asker) is waiting:
-                del self._waiting[asker]
+            if not waiting and self._waiting.get(connection) is waiting:
+                del self._waiting[connection]
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 self._prepares.append(operation)
@@ -252,25 +254,25 @@ class OperationAccumulator:
             self._finish(operation)
             self._in_flight.leave(1)
             if isinstance(error, Exception):
-                self._refuse_all(asker, [(operation.n,)], operation.kind, _error(error))
+                self._refuse_all(connection, [(operation.n,)], operation.kind, _error(error))
 
         task.add_done_callback(over)
 
     # --- what is not begun
 
-    def _refuse(self, asker: Asker, asked: Asked) -> None:
-        for kind, n, error in asked.refused:
-            self._refuse_all(asker, [(n,)], kind, error)
+    def _refuse(self, connection: Connection, requested: FrameOperations) -> None:
+        for kind, n, error in requested.refused:
+            self._refuse_all(connection, [(n,)], kind, error)
 
     def _refuse_all(
-        self, asker: Asker, asked: Sequence[tuple[int, *tuple[Any, ...]]], kind: str, error: HalfwayError
+        self, connection: Connection, requested: Sequence[tuple[int, *tuple[Any, ...]]], kind: str, error: HalfwayError
     ) -> None:
-        if not asked:
+        if not requested:
             return
-        status, document = frames.told(error)
-        for one in asked:
-            asker.answer(frames.Answer(n=one[0], status=status, problem=document))
-        self._observer.streamed(kind, status, len(asked))
+        status, document = frames.problem_of(error)
+        for one in requested:
+            connection.answer(frames.Answer(n=one[0], status=status, problem=document))
+        self._observer.streamed(kind, status, len(requested))
 
 
 def _by_principal(waiting: deque[_Operation]) -> list[tuple[Principal, list[_Operation]]]:
@@ -278,7 +280,7 @@ def _by_principal(waiting: deque[_Operation]) -> list[tuple[Principal, list[_Ope
     found: dict[Principal, list[_Operation]] = {}
     for _ in range(min(len(waiting), _AT_ONCE)):
         one = waiting.popleft()
-        found.setdefault(one.asker.principal, []).append(one)
+        found.setdefault(one.connection.principal, []).append(one)
     return list(found.items())
 
 

@@ -38,7 +38,7 @@ class _Numbered(msgspec.Struct, frozen=True):
 _NUMBERED: Final = msgspec.json.Decoder(_Numbered)
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class FrameOperations(msgspec.Struct, frozen=True, kw_only=True):
     """The operations of one frame, each with its number; those that can't be done with their error."""
 
     prepares: list[tuple[int, Prepare]]
@@ -68,7 +68,7 @@ class FrameReader:
         self._max_operations = max_operations
         self._to_prepare = validation.to_prepare
 
-    def read(self, data: bytes, cause: Cause) -> Asked:
+    def read(self, data: bytes, cause: Cause) -> FrameOperations:
         """Return the operations of a frame; `cause` is that of its ends.
 
         Raises:
@@ -77,9 +77,9 @@ class FrameReader:
 
         """
 
-        def converted(frame: models.WholeStreamFrame) -> Asked:
+        def converted(frame: models.WholeStreamFrame) -> FrameOperations:
             self._few(frame)
-            return Asked(
+            return FrameOperations(
                 prepares=[(one.n, self._to_prepare(one)) for one in frame.prepare],
                 ends=[_to_end(one, cause) for one in frame.end],
                 checks=[(one.n, one) for one in frame.checks],
@@ -94,7 +94,7 @@ class FrameReader:
             raise invalid([("", f"{count} operations: from 1 to {self._max_operations} in one frame")])
         return frame
 
-    def _one_by_one(self, data: bytes, cause: Cause) -> Asked:
+    def _one_by_one(self, data: bytes, cause: Cause) -> FrameOperations:
         """Read the operations of a frame one by one, if one of them is wrong, or may be."""
         frame: models.StreamFrame = self._validation.read(models.StreamFrame, data, self._few)
         explaining = ExplanationBudget()
@@ -109,7 +109,7 @@ class FrameReader:
                     wrong.append((kind, _decoded(_NUMBERED, raw, f"{kind}[{index}]").n, error))
             return done
 
-        return Asked(
+        return FrameOperations(
             prepares=each("prepare", frame.prepare, models.StreamPrepare, lambda one: (one.n, self._to_prepare(one))),
             ends=each("end", frame.end, models.StreamEnd, partial(_to_end, cause=cause)),
             checks=each("checks", frame.checks, models.StreamChecks, lambda one: (one.n, one)),
@@ -214,11 +214,11 @@ def subscribed(n: int, wanted: models.StreamChecks) -> Answer:
 
 def refused(n: int, error: HalfwayError) -> Answer:
     """Return the answer to an operation that was not done."""
-    status, document = told(error)
+    status, document = problem_of(error)
     return Answer(n=n, status=status, problem=document)
 
 
-def told(error: HalfwayError) -> tuple[int, msgspec.Raw]:
+def problem_of(error: HalfwayError) -> tuple[int, msgspec.Raw]:
     """Return the status and the problem document of an error; what a header says in REST stands in it."""
     document = standing_alone(error)
     return document["status"], msgspec.Raw(encoded(document))

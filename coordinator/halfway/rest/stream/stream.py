@@ -57,7 +57,7 @@ class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hello(self) -> frames.Hello:
-        """The limits as the client is told them."""
+        """The limits as the client gets them."""
         return frames.Hello(
             max_frame_bytes=self.max_frame_bytes,
             max_frame_operations=self.max_frame_operations,
@@ -167,8 +167,8 @@ class Stream:
     async def _take(self, data: bytes) -> None:
         if len(data) > SMALL_BYTES:
             await demand_few_members(data)
-        asked = self._reader.read(data, self._cause)
-        numbers = asked.numbers
+        requested = self._reader.read(data, self._cause)
+        numbers = requested.numbers
         known = len(self._open)
         self._open.update(numbers)
         if len(self._open) < known + len(numbers):
@@ -176,12 +176,12 @@ class Stream:
         if self._stopping:
             self._refuse(numbers, ShuttingDownError())
             return
-        for _, end, _ in asked.ends:
+        for _, end, _ in requested.ends:
             if end.check_id is not None:
                 for subscription in self._subscriptions.values():
                     subscription.answered(end.check_id)
-        self._accumulator.add(self, asked, len(data))
-        for n, wanted in asked.checks:
+        self._accumulator.add(self, requested, len(data))
+        for n, wanted in requested.checks:
             self._spawn(self._subscribe(n, wanted))
 
     def _refuse(self, numbers: Sequence[int], error: HalfwayError) -> None:
@@ -214,7 +214,7 @@ class Stream:
 
     @property
     def reads(self) -> bool:
-        """Whether the client is there and reads what it is sent, and all clients together read enough."""
+        """Return whether this client is connected and reads, and all clients together read enough."""
         return not self.lost and not self._stopping and self._flowing.is_set() and self._has_room()
 
     async def reading(self) -> None:
@@ -227,13 +227,13 @@ class Stream:
         self._work.set()
 
     def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
-        """Tell the client that there will be no more checks of a group."""
+        """Notify the client that it gets no more checks of a group."""
         if isinstance(error, UnauthenticatedError):
             self._break_off(error, NOT_ALLOWED)
             return
         if self._subscriptions.get(subscription.group) is subscription:
             del self._subscriptions[subscription.group]
-        _, document = frames.told(error)
+        _, document = frames.problem_of(error)
         self._say(ServerFrame(ended=frames.Ended(group=subscription.group, problem=document)))
 
     # --- writing
@@ -260,9 +260,9 @@ class Stream:
         self._work.set()
 
     def _break_off(self, error: HalfwayError, code: int) -> None:
-        """Tell the client why, and close; nothing more is read."""
+        """Send the reason to the client, and close. Nothing more is read."""
         if self._close_with is None:
-            _, document = frames.told(error)
+            _, document = frames.problem_of(error)
             self._say(ServerFrame(problem=document))
             self._close_with = code
             self._room.set()

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 _WAIT_S: Final = 30.0
 """How long one request for checks waits for the first."""
 _PAUSE_S: Final = 0.05
-"""Before checks are asked for again if there were none."""
+"""The pause before checks are fetched again if there were none."""
 _FULL_PAUSE_S: Final = 0.5
 """The same if none may be sent, as clients do not read what they were sent."""
 
@@ -34,7 +34,7 @@ class Taker(Protocol):
 
     @property
     def reads(self) -> bool:
-        """Whether the client reads what it is sent, and all clients together read enough."""
+        """Return whether the client reads, and all clients together read enough."""
 
     async def reading(self) -> None:
         """Return once the client has read what it was sent."""
@@ -43,7 +43,7 @@ class Taker(Protocol):
         """Send checks."""
 
     def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
-        """Tell the client that there will be no more checks of a group."""
+        """Notify the client that it gets no more checks of a group."""
 
 
 class Subscription:

@@ -47,9 +47,9 @@ class _Preparation(msgspec.Struct, eq=False):
     fingerprint: bytes = b""
     """The fingerprint of group and messages."""
     refreshed: bool = False
-    """Whether the groups were read again for it."""
+    """True if the groups were read again for it."""
     facts: Mapping[str, TopicFacts | None] | None = None
-    """What Kafka told of its topics, if it was asked."""
+    """Facts about its topics, if Kafka was asked for them."""
 
 
 class Preparer:

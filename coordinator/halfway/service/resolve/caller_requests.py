@@ -71,7 +71,7 @@ class _CallerEnd(msgspec.Struct, eq=False):
     """The caller, if it ends the transaction manually."""
     group: str = ""
     said_commit: bool = False
-    """Whether its commit verdict is kept: that of a caller who may not end the transaction never is."""
+    """True if its commit verdict is kept. The verdict of a caller that may not end the transaction is never kept."""
     is_answered: bool = False
 
     def answer(self, result: EndResult | BaseException) -> None:

@@ -32,11 +32,11 @@ class Change(Protocol):
 
     @property
     def needs_payload(self) -> bool:
-        """Whether what it writes holds the messages or their hashes."""
+        """Return whether its write holds the messages or their hashes."""
 
     @property
     def needs_whole_payload(self) -> bool:
-        """Whether it cannot be written if the payload cannot be read."""
+        """Return whether it cannot be written without the payload."""
 
     def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
         """Return the answer if nothing is to be written, None if something is; raise if the state forbids it.
@@ -91,7 +91,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return None
 
     def _leaves_note(self, entry: Unresolved) -> bool:
-        """Whether it writes an op marker although it leaves the state as it is."""
+        """Return whether it writes an op marker but does not change the state."""
         if isinstance(entry, ParkedEntry):
             return self.commit_verdict
         return self.action is Action.CHECK or (self.action is Action.UNKNOWN and bool(self.remark))
@@ -102,7 +102,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise NotWrittenError
         if self.still is not None and not self.still(entry):
             raise OvertakenError(id=entry.id)
-        told = OpFields(
+        fields = OpFields(
             cause=self.cause,
             at=at,
             deadline=deadline,
@@ -112,16 +112,16 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             commit_verdict=self.commit_verdict,
         )
         if self.action is Action.ROLLBACK:
-            return rolled_back(shard, entry, half, told)
+            return rolled_back(shard, entry, half, fields)
         if half is None:
             if isinstance(entry, ParkedEntry):
                 raise NotWrittenError
-            return noted(shard, entry, told, OpKind.VERDICT if self.commit_verdict else OpKind.CHECKED)
+            return noted(shard, entry, fields, OpKind.VERDICT if self.commit_verdict else OpKind.CHECKED)
         if self.action is Action.COMMIT:
-            return committed(shard, entry, half, told)
+            return committed(shard, entry, half, fields)
         if isinstance(entry, Pending) or self.action is Action.PARK:
-            return parked(shard, entry, half, told)
-        return resumed(shard, entry, half, msgspec.structs.replace(told, checks=0, checked_at=None))
+            return parked(shard, entry, half, fields)
+        return resumed(shard, entry, half, msgspec.structs.replace(fields, checks=0, checked_at=None))
 
 
 class Reanchor(msgspec.Struct, frozen=True, gc=False):
@@ -180,7 +180,7 @@ def note_error(entry: Entry, error: HalfwayError) -> None:
 
 
 class OpFields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the writer of an op wants to have said: why, the checks sent so far, and the time."""
+    """The fields of an op marker that the change decides: its cause, the checks sent so far, and the time."""
 
     cause: Cause
     at: int
@@ -208,17 +208,17 @@ def current_half(entry: Unresolved, half: Half) -> Half:
     )
 
 
-def committed(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWrite:
+def committed(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneWrite:
     """From prepared or parked to committed: real messages, op marker, and the tombstone of half or parked."""
-    return _ended(shard, entry, half, told, OpKind.COMMITTED)
+    return _ended(shard, entry, half, fields, OpKind.COMMITTED)
 
 
-def rolled_back(shard: int, entry: Unresolved, half: Half | None, told: OpFields) -> LaneWrite:
+def rolled_back(shard: int, entry: Unresolved, half: Half | None, fields: OpFields) -> LaneWrite:
     """From prepared or parked to rolled_back: op marker, and the tombstone of half or parked."""
-    return _ended(shard, entry, half, told, OpKind.ROLLED_BACK)
+    return _ended(shard, entry, half, fields, OpKind.ROLLED_BACK)
 
 
-def _ended(shard: int, entry: Unresolved, half: Half | None, told: OpFields, kind: OpKind) -> LaneWrite:
+def _ended(shard: int, entry: Unresolved, half: Half | None, fields: OpFields, kind: OpKind) -> LaneWrite:
     commits = kind is OpKind.COMMITTED
     pending = isinstance(entry, Pending)
     return LaneWrite(
@@ -229,54 +229,54 @@ def _ended(shard: int, entry: Unresolved, half: Half | None, told: OpFields, kin
         prepared_at=entry.prepared_at,
         messages=half.messages if commits and half is not None else (),
         half=TOMBSTONE if pending else None,
-        op=_op(kind, entry, half, told),
+        op=_op(kind, entry, half, fields),
         parked=None if pending else TOMBSTONE,
         size=entry.size if commits else 0,
-        deadline=told.deadline,
+        deadline=fields.deadline,
     )
 
 
-def noted(shard: int, entry: Pending, told: OpFields, kind: OpKind) -> LaneWrite:
+def noted(shard: int, entry: Pending, fields: OpFields, kind: OpKind) -> LaneWrite:
     """Prepared stays prepared: an op marker alone, CHECKED (a check was sent, or a remark was left) or VERDICT."""
     return _write(
         shard,
         entry,
         State.PREPARED,
-        told.deadline,
-        op=_op(kind, entry, None, told),
+        fields.deadline,
+        op=_op(kind, entry, None, fields),
     )
 
 
-def parked(shard: int, entry: Unresolved, half: Half, told: OpFields) -> LaneWrite:
+def parked(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneWrite:
     """From prepared to parked: parked record, half tombstone, op. What is parked is parked again for a new reason."""
-    reason = told.remark or ""
+    reason = fields.remark or ""
     kept = current_half(entry, half)
-    if told.commit_verdict:
+    if fields.commit_verdict:
         kept = msgspec.structs.replace(kept, commit_verdict=True)
-    record = Parked(half=kept, reason=reason, parked_at=told.at, checks=entry.checks)
+    record = Parked(half=kept, reason=reason, parked_at=fields.at, checks=entry.checks)
     return _write(
         shard,
         entry,
         State.PARKED,
-        told.deadline,
+        fields.deadline,
         half=TOMBSTONE if isinstance(entry, Pending) else None,
-        op=_op(OpKind.PARKED, entry, half, told),
+        op=_op(OpKind.PARKED, entry, half, fields),
         parked=record,
     )
 
 
-def resumed(shard: int, entry: ParkedEntry, half: Half, told: OpFields) -> LaneWrite:
+def resumed(shard: int, entry: ParkedEntry, half: Half, fields: OpFields) -> LaneWrite:
     """From parked to prepared with its count at 0: half record, parked tombstone, op."""
     again = msgspec.structs.replace(
-        current_half(entry, half), since=told.at, checks=0, checked_at=None, check_after_ms=None
+        current_half(entry, half), since=fields.at, checks=0, checked_at=None, check_after_ms=None
     )
     return _write(
         shard,
         entry,
         State.PREPARED,
-        told.deadline,
+        fields.deadline,
         half=again,
-        op=_op(OpKind.RESUMED, entry, half, told),
+        op=_op(OpKind.RESUMED, entry, half, fields),
         parked=TOMBSTONE,
     )
 
@@ -332,20 +332,20 @@ def _write(
     )
 
 
-def _op(kind: OpKind, entry: Unresolved, half: Half | None, told: OpFields) -> Op:
+def _op(kind: OpKind, entry: Unresolved, half: Half | None, fields: OpFields) -> Op:
     return Op(
         kind=kind,
         id=entry.id,
         group=entry.group,
         half_offset=entry.offset if isinstance(entry, Pending) else NO_HALF,
-        cause=told.cause,
+        cause=fields.cause,
         prepared_at=entry.prepared_at,
-        at=told.at,
+        at=fields.at,
         fingerprint=entry.fingerprint,
-        checks=told.checks,
-        checked_at=told.checked_at,
-        commit_verdict=told.commit_verdict or entry.commit_verdict,
+        checks=fields.checks,
+        checked_at=fields.checked_at,
+        commit_verdict=fields.commit_verdict or entry.commit_verdict,
         # The last op of an id must hold all totals, so a writer without a remark keeps the one that stands.
-        remark=told.remark if kind.final else told.remark or entry.remark,
+        remark=fields.remark if kind.final else fields.remark or entry.remark,
         messages=() if half is None or not kind.final else tuple([MessageDigest.of(one) for one in half.messages]),
     )

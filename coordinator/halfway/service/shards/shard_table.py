@@ -50,7 +50,7 @@ class Shard:
         self.number = number
         self.state = state
         self.mark = object()
-        """Tells this fold from a later one; whoever keeps it keeps no fold in memory."""
+        """Identifies this fold, and does not keep it in memory."""
         self.agenda = Agenda(state.halves)
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -91,7 +91,7 @@ class Shard:
         return None
 
     def has_applied(self, offset: int, key: bytes | None) -> bool:
-        """Whether the record of half[s] at an offset was written and applied here.
+        """Return whether the record of half[s] at an offset was written and applied here.
 
         The tail's thread calls this, again for a record if the answer was no. After a yes the record is forgotten.
         """
@@ -153,7 +153,7 @@ class Claim(msgspec.Struct, eq=False):
 
 
 class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
-    """A commit that a check said and that is not written yet: of which shard, and how many checks were sent by then."""
+    """A commit verdict of a check that is not written yet: its shard, and the number of checks sent by then."""
 
     shard: int
     checks: int
@@ -195,7 +195,7 @@ class PayloadCache:
             self.bytes -= freed
 
     def get(self, transaction_id: str) -> Half | None:
-        """Return the half that is kept of an id; if it was prepared anew elsewhere, the fingerprint is another."""
+        """Return the half that is kept of an id. Its fingerprint differs if the id was prepared again elsewhere."""
         kept = self._halves.get(transaction_id)
         if kept is None:
             return None
@@ -211,7 +211,7 @@ class PayloadCache:
 
 
 class ShardTable:
-    """The served shards by number. It is the `ShardListener` that the membership tells of every change."""
+    """The served shards by number. It is the `ShardListener` of the membership."""
 
     def __init__(self, limits: ServiceLimits, clock: Clock) -> None:
         """Start with no shard."""
@@ -264,7 +264,7 @@ class ShardTable:
         return shard
 
     def serves(self, number: int) -> bool:
-        """Whether a shard is served and not being given up."""
+        """Return whether a shard is served and not being given up."""
         shard = self._served.get(number)
         return shard is not None and not shard.leaving
 
@@ -369,7 +369,7 @@ class ShardTable:
         served.advance(position)
 
     def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
-        """Whether the half record at an offset is this instance's own and applied."""
+        """Return whether the half record at an offset is this instance's own and applied."""
         served = self._served.get(shard)
         return served is not None and served.has_applied(offset, key)
 
