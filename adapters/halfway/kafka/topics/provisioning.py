@@ -209,7 +209,7 @@ class _Session:
         denied = [operation.name.title() for operation in needed if operation not in allowed]
         if denied:
             raise ConfigurationError(
-                f"Kafka denies halfway {' and '.join(denied)} on {thing}: allow it with kafka-acls.sh "
+                f"Kafka denies halfway {' or '.join(denied)} on {thing}: allow it with kafka-acls.sh "
                 f"--bootstrap-server {self._requests.bootstrap} --add "
                 + " ".join(f"--operation {operation}" for operation in denied)
             )
