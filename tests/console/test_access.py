@@ -18,7 +18,7 @@ async def sign_in(page: Page, world: Guarded, caller: str, *, keep: bool = False
     await expect(page.get_by_role("navigation", name="Views")).to_be_visible()
 
 
-async def stored(page: Page) -> tuple[str, str]:
+async def storage_contents(page: Page) -> tuple[str, str]:
     """Return the content of the page's storages, of the tab and of the browser."""
     tab, browser = json.loads(
         await page.evaluate("JSON.stringify([sessionStorage, localStorage].map((one) => JSON.stringify(one)))")
@@ -43,7 +43,7 @@ async def test_a_key_that_is_not_valid_is_refused_and_not_kept(page: Page, insta
     await page.get_by_label("Key", exact=True).fill("hw_o_nonsense")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("alert")).to_contain_text("not valid")
-    assert await stored(page) == ("{}", "{}")
+    assert await storage_contents(page) == ("{}", "{}")
 
 
 async def test_a_key_stays_in_its_tab_and_out_of_every_url(page: Page, instances: Guarded, conduct: Conduct) -> None:
@@ -54,7 +54,7 @@ async def test_a_key_stays_in_its_tab_and_out_of_every_url(page: Page, instances
     for view in ("Groups", "Failures", "Jobs", "Overview"):
         await page.get_by_role("link", name=view, exact=True).click()
         await expect(page.get_by_role("heading", name=view)).to_be_visible()
-    tab, browser = await stored(page)
+    tab, browser = await storage_contents(page)
     assert token in tab
     assert token not in browser
     await page.reload()
@@ -72,7 +72,7 @@ async def test_a_key_is_kept_beyond_the_tab_only_if_asked_and_until_one_signs_ou
     token = instances.tokens["operator"]
     assert token is not None
     await sign_in(page, instances, "operator", keep=True)
-    tab, browser = await stored(page)
+    tab, browser = await storage_contents(page)
     assert token in browser
     assert token not in tab
     other = await page.context.new_page()
@@ -80,7 +80,7 @@ async def test_a_key_is_kept_beyond_the_tab_only_if_asked_and_until_one_signs_ou
     await expect(other.get_by_role("heading", name="Overview")).to_be_visible()
     await other.get_by_role("button", name="Sign out").click()
     await expect(other.get_by_role("button", name="Sign in")).to_be_visible()
-    assert await stored(other) == ("{}", "{}")
+    assert await storage_contents(other) == ("{}", "{}")
 
 
 async def test_who_loses_the_key_is_back_at_the_login(page: Page, instances: Guarded) -> None:
@@ -95,7 +95,7 @@ async def test_who_loses_the_key_is_back_at_the_login(page: Page, instances: Gua
     await page.evaluate("location.hash = '#/transactions'")
     await expect(page.get_by_text("no longer valid")).to_be_visible()
     await expect(page.get_by_role("link", name="shop")).to_have_count(0)
-    assert await stored(page) == ("{}", "{}")
+    assert await storage_contents(page) == ("{}", "{}")
 
 
 async def test_a_reader_looks_and_is_offered_nothing_to_do(page: Page, instances: Guarded) -> None:

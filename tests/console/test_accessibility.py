@@ -13,7 +13,7 @@ from tests.support.rest.guarded import Guarded
 LONG = "a-very-long-id-without-a-break-" * 4
 
 
-async def _filled(shop: Shop, endpoint: CheckEndpoint) -> None:
+async def _fill(shop: Shop, endpoint: CheckEndpoint) -> None:
     """Create data of every kind: prepared, parked, ended, jobs, broken endpoints, long names."""
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.group("mail")
@@ -26,7 +26,7 @@ async def _filled(shop: Shop, endpoint: CheckEndpoint) -> None:
     (await shop.rest.call("POST", "/jobs", job)).expect(202)
 
 
-async def _settled(page: Page) -> None:
+async def _until_loaded(page: Page) -> None:
     await expect(page.get_by_role("heading", level=1)).to_be_visible()
     await expect(page.locator(".loading")).to_have_count(0)
 
@@ -51,12 +51,12 @@ VIEWS = [
 async def test_each_view_is_accessible_and_fits(
     new_page: NewPage, shop: Shop, endpoint: CheckEndpoint, size: tuple[int, int], dark: bool
 ) -> None:
-    await _filled(shop, endpoint)
+    await _fill(shop, endpoint)
     page = await new_page(size=size, dark=dark)
     found = {}
     for view in VIEWS:
         await page.goto(shop.at(view))
-        await _settled(page)
+        await _until_loaded(page)
         if view.startswith("transactions/"):
             await page.get_by_role("button", name="Show the messages").click()
             await expect(page.get_by_role("button", name="Hide the messages")).to_be_visible()
@@ -86,7 +86,7 @@ async def test_the_login_is_accessible(new_page: NewPage, instances: Guarded, da
 async def test_stale_figures_are_still_readable(new_page: NewPage, shop: Shop) -> None:
     page = await new_page()
     await page.goto(shop.at())
-    await _settled(page)
+    await _until_loaded(page)
     await page.route("**/v1/events", lambda route: route.abort())
     await page.evaluate("import('/console/lib/live.js').then((module) => module.start())")
     await expect(page.get_by_role("alert")).to_contain_text("Not connected")

@@ -123,13 +123,13 @@ async def test_it_takes_no_more_memory_however_long_it_stays_open(page: Page, sh
     await page.goto(shop.at())
     await expect(tile(page, "Pending")).to_have_text("1")
 
-    async def until(wanted: int) -> tuple[float, float]:
+    async def heap_after(wanted: int) -> tuple[float, float]:
         while connections < wanted:
             await page.evaluate("import('/console/lib/live.js').then((module) => module.tryNow())")
         return await heap(page)
 
-    early, early_nodes = await until(4)
-    late, late_nodes = await until(12)
+    early, early_nodes = await heap_after(4)
+    late, late_nodes = await heap_after(12)
     points = await page.evaluate("import('/console/lib/live.js').then(({live}) => [live.ring.count, live.ring.length])")
     assert points == [600, 600]
     assert late - early < MOST_GROWTH_BYTES

@@ -34,7 +34,7 @@ async def fill(rest: Rest, topic: str) -> None:
     """Prepare many transactions, four batches at a time."""
     numbers = iter(range(0, TRANSACTIONS, OF_BATCH))
 
-    async def some() -> None:
+    async def prepare_part() -> None:
         for begin in numbers:
             items = [
                 {"group": "many", "id": f"m-{number:07}", "messages": [message(topic, key="k", value="v")]}
@@ -43,10 +43,10 @@ async def fill(rest: Rest, topic: str) -> None:
             answers = (await rest.batch(prepare=items)).expect(200)["prepare"]
             assert {answer["status"] for answer in answers} == {201}
 
-    await asyncio.gather(*(some() for _ in range(4)))
+    await asyncio.gather(*(prepare_part() for _ in range(4)))
 
 
-async def listed(rest: Rest) -> tuple[list[str], dict[int, str]]:
+async def list_all(rest: Rest) -> tuple[list[str], dict[int, str]]:
     """Return all ids in the order of the list, and some cursors by the position at which they continue."""
     size = min(1000, TRANSACTIONS // 10)
     ids: list[str] = []
@@ -72,11 +72,11 @@ async def test_any_page_of_many_is_shown_and_none_of_the_former_is_kept(
         began = time.monotonic()
         await fill(rest, topic)
         log.info("%d prepared in %.1f s", TRANSACTIONS, time.monotonic() - began)
-        ids, cursors = await listed(rest)
+        ids, cursors = await list_all(rest)
     assert len(set(ids)) == TRANSACTIONS
     links = page.get_by_role("table").get_by_role("link")
 
-    async def turned(name: str, place: int, pages: int) -> None:
+    async def turn_pages(name: str, place: int, pages: int) -> None:
         """Open the page that starts at a position, and turn some pages."""
         cursor, number = (f"cursor={cursors[place]}", place // OF_PAGE + 1) if place else ("", 1)
         began = time.monotonic()
@@ -93,14 +93,14 @@ async def test_any_page_of_many_is_shown_and_none_of_the_former_is_kept(
             await expect(links).to_have_text(ids[place + turn * OF_PAGE : place + (turn + 1) * OF_PAGE])
         log.info("%s: opened in %.3f s, turned in %.3f s (median)", name, took[0], median(took[1:]))
 
-    await turned("first", 0, 4)
+    await turn_pages("first", 0, 4)
     early, early_nodes = await heap(page)
-    await turned("first", 0, PAGES)
+    await turn_pages("first", 0, PAGES)
     middle, last = sorted(cursors)[len(cursors) // 2], max(cursors)
-    await turned("middle", middle, PAGES)
+    await turn_pages("middle", middle, PAGES)
     late, late_nodes = await heap(page)
     log.info("heap %.0f, then %.0f KiB; nodes %d, then %d", early / 1024, late / 1024, early_nodes, late_nodes)
     assert late - early < MOST_GROWTH_BYTES
     assert late_nodes < early_nodes * 1.5
-    await turned("last", last, (TRANSACTIONS - last) // OF_PAGE)
+    await turn_pages("last", last, (TRANSACTIONS - last) // OF_PAGE)
     await expect(page.get_by_role("link", name="Next page")).to_have_count(0)

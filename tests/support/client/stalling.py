@@ -35,7 +35,7 @@ class Stalling:
 
 
 @asynccontextmanager
-async def stalled(world: RestWorld) -> AsyncIterator[Stalling]:
+async def run_stalling(world: RestWorld) -> AsyncIterator[Stalling]:
     """Run one in front of the coordinator of `world`."""
     stalling = Stalling(world)
     app = web.Application()

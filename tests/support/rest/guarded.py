@@ -32,9 +32,9 @@ class Guarded:
         self, caller: str, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Call `here` as a caller."""
-        return await self.at(self.here, caller, method, path, body, headers)
+        return await self.call_at(self.here, caller, method, path, body, headers)
 
-    async def at(
+    async def call_at(
         self,
         world: RestWorld,
         caller: str,
@@ -64,7 +64,7 @@ def own_id(shard: int, name: str) -> str:
     return next(own for own in (f"{name}-{turn}" for turn in range(1000)) if shard_of(own, SHARDS) == shard)
 
 
-def keyed(memory: Memory, *, hide_payloads: bool = False) -> Keys:
+def enable_access(memory: Memory, *, hide_payloads: bool = False) -> Keys:
     """Turn access control on for an instance, and return its service for keys."""
     memory.authority = KeyedAccess(
         memory.keys.table,
@@ -81,7 +81,7 @@ def keyed(memory: Memory, *, hide_payloads: bool = False) -> Keys:
 async def guarded(*, hide_payloads: bool = False) -> AsyncIterator[Guarded]:
     first = Memory(shards=SHARDS, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
-    keys, others = (keyed(memory, hide_payloads=hide_payloads) for memory in (first, second))
+    keys, others = (enable_access(memory, hide_payloads=hide_payloads) for memory in (first, second))
     async with RestWorld(memory=first, keys=keys) as here, RestWorld(memory=second, keys=others) as there:
         world = Guarded(here, there, keys, {"operator": FIRST, "nobody": None})
         for kind, name in (("group", "shop"), ("group", "other"), ("reader", "board")):

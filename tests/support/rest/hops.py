@@ -18,7 +18,7 @@ _MEMORY = "halfway.memory"
 
 
 @dataclass
-class Way:
+class CallPath:
     """The called functions in order: depth, module and qualified name."""
 
     calls: list[tuple[int, str, str]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Way:
         modules = [module for _, module, _ in self.calls]
         return sum(one != other for one, other in pairwise(modules))
 
-    def note(self, frame: FrameType, event: str, _: Any) -> None:
+    def record(self, frame: FrameType, event: str, _: Any) -> None:
         """Record a call or a return, as `sys.setprofile` reports it."""
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if not module.startswith("halfway.") or code.co_name.startswith("<"):
@@ -47,13 +47,13 @@ class Way:
             self._depth = max(0, self._depth - 1)  # a function may have been entered before the first recorded call
 
 
-async def way_of_a_commit() -> Way:
+async def path_of_commit() -> CallPath:
     """Return the path of one commit, on a coordinator that has done a few before."""
     async with RestWorld() as world:
         await world.put_shop()
         for _ in range(3):
             assert (await world.end(await world.prepared(), "commit")).status == 200
-        transaction, body, way = await world.prepared(), b'{"outcome":"commit"}', Way()
+        transaction, body, path = await world.prepared(), b'{"outcome":"commit"}', CallPath()
         head = (
             f"POST /v1/transactions/{transaction}/end HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -61,7 +61,7 @@ async def way_of_a_commit() -> Way:
         reader, writer = await asyncio.open_connection(HOST, world.port)
         writer.write(f"GET /v1/groups HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")  # the connection exists, so only the commit is counted
-        sys.setprofile(way.note)
+        sys.setprofile(path.record)
         try:
             writer.write(head.encode() + body)  # in one write, so that the server reads it at once
             answer = await reader.read()
@@ -70,17 +70,17 @@ async def way_of_a_commit() -> Way:
             writer.close()
         answer = answer[answer.index(b"HTTP/1.1 ") :]
         assert answer.startswith(b"HTTP/1.1 200 "), answer
-        return way
+        return path
 
 
 def main() -> None:
     """Print the path, with a star at each hop."""
-    way = asyncio.run(way_of_a_commit())
+    path = asyncio.run(path_of_commit())
     before = ""
-    for depth, module, name in way.calls:
+    for depth, module, name in path.calls:
         print(f"{'*' if module != before else ' '} {'  ' * depth}{module.removeprefix('halfway.')} {name}")  # noqa: T201
         before = module
-    print(f"{len(way.modules)} modules, {way.hops} hops")  # noqa: T201
+    print(f"{len(path.modules)} modules, {path.hops} hops")  # noqa: T201
 
 
 if __name__ == "__main__":

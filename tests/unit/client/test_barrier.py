@@ -46,7 +46,7 @@ class Shop:
             )
 
 
-def asked(transaction_id: str, *, age: timedelta = timedelta(0)) -> Check:
+def check_of(transaction_id: str, *, age: timedelta = timedelta(0)) -> Check:
     prepared_at = (datetime.now(UTC) - age).isoformat()
     return Check(id=transaction_id, group="shop", prepared_at=prepared_at, attempt=1, messages=[])
 
@@ -54,23 +54,23 @@ def asked(transaction_id: str, *, age: timedelta = timedelta(0)) -> Check:
 def test_a_check_after_the_commit_says_commit(shop: Shop) -> None:
     with shop.begin() as connection:
         shop.barrier.insert(connection, "a")
-    assert shop.barrier.decide(asked("a")) == "commit"
+    assert shop.barrier.decide(check_of("a")) == "commit"
 
 
 def test_a_check_before_it_says_rollback_for_good(shop: Shop) -> None:
     answer = shop.barrier.decide
-    assert answer(asked("a")) == "rollback"
+    assert answer(check_of("a")) == "rollback"
     with pytest.raises(LateTransactionError, match="roll the local transaction back"), shop.begin() as connection:
         shop.barrier.insert(connection, "a")
-    assert answer(asked("a")) == "rollback"
+    assert answer(check_of("a")) == "rollback"
 
 
 def test_a_check_during_it_says_unknown_and_disturbs_nothing(shop: Shop) -> None:
     answer = shop.barrier.decide
     with shop.begin() as connection:
         shop.barrier.insert(connection, "a")
-        assert answer(asked("a")) == "unknown"
-    assert answer(asked("a")) == "commit"
+        assert answer(check_of("a")) == "unknown"
+    assert answer(check_of("a")) == "commit"
 
 
 def test_a_local_transaction_that_rolls_back_leaves_no_row(shop: Shop) -> None:
@@ -81,11 +81,11 @@ def test_a_local_transaction_that_rolls_back_leaves_no_row(shop: Shop) -> None:
 
     with pytest.raises(ZeroDivisionError):
         local_transaction()
-    assert shop.barrier.decide(asked("a")) == "rollback"
+    assert shop.barrier.decide(check_of("a")) == "rollback"
 
 
 def test_what_may_have_been_cleaned_is_not_answered(shop: Shop) -> None:
-    old = asked("a", age=timedelta(days=4))
+    old = check_of("a", age=timedelta(days=4))
     assert shop.barrier.decide(old) == "unknown"
     with shop.begin() as connection:
         shop.barrier.insert(connection, "a")
@@ -115,7 +115,7 @@ def test_a_rollback_that_does_not_stay_is_not_answered(shop: Shop, tmp_path: Pat
         return closing(sqlite3.connect(tmp_path / "shop.sqlite"))
 
     barrier = Barrier("sqlite", connect)
-    assert (barrier.decide(asked("a")), barrier.settle("b")) == ("unknown", "unknown")
+    assert (barrier.decide(check_of("a")), barrier.settle("b")) == ("unknown", "unknown")
     with pytest.raises(UncommittedConnectionError, match=r"`engine\.begin` of SQLAlchemy"):
         barrier.learn()
     shop.barrier.learn()
@@ -144,7 +144,7 @@ def test_bad_use_names_the_remedy(shop: Shop, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def reading(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+def reader(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     """A local transaction that has read but not written, in a database without a write-ahead log."""
     path = tmp_path / "plain.sqlite"
     Barrier("sqlite", sqlite_transactions(path)).create()
@@ -155,14 +155,14 @@ def reading(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def test_a_check_beside_one_that_reads_waits_for_no_time_of_the_services_own(
-    reading: sqlite3.Connection, tmp_path: Path
+    reader: sqlite3.Connection, tmp_path: Path
 ) -> None:
     """Its commit would wait for the reader as long as the service's connections do: here for an hour."""
     barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "plain.sqlite", busy_s=3600))
-    assert barrier.decide(asked("a")) == "unknown"
-    barrier.insert(reading, "a")
-    reading.execute("COMMIT")
-    assert barrier.decide(asked("a")) == "commit"
+    assert barrier.decide(check_of("a")) == "unknown"
+    barrier.insert(reader, "a")
+    reader.execute("COMMIT")
+    assert barrier.decide(check_of("a")) == "commit"
 
 
 @pytest.mark.parametrize("own", ["", "BEGIN", "BEGIN IMMEDIATE"])
@@ -177,7 +177,7 @@ def test_a_check_begins_its_transaction_whatever_its_connection_has_begun(tmp_pa
 
     barrier = Barrier("sqlite", begin)
     barrier.create()
-    assert (barrier.decide(asked("a")), barrier.look("a")) == ("rollback", "rollback")
+    assert (barrier.decide(check_of("a")), barrier.look("a")) == ("rollback", "rollback")
 
 
 def test_a_late_one_that_has_read_before_is_told_to_run_again(shop: Shop, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_late_one_that_has_read_before_is_told_to_run_again(shop: Shop, tmp_pa
     with closing(sqlite3.connect(tmp_path / "shop.sqlite", isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM halfway_barrier").fetchall()
-        assert shop.barrier.decide(asked("a")) == "rollback"
+        assert shop.barrier.decide(check_of("a")) == "rollback"
         with pytest.raises(ConflictError, match="run it again") as told:
             shop.barrier.insert(connection, "a")
         assert not may_have_committed(told.value)

@@ -56,7 +56,7 @@ async def commit_async(check: Check) -> str:
     return commit(check)
 
 
-def fails(check: Check) -> str:
+def fail(check: Check) -> str:
     raise ZeroDivisionError
 
 
@@ -155,7 +155,7 @@ async def test_each_endpoint_with_a_verifier_answers_signed_checks_once(ask: Ask
 @pytest.mark.parametrize("ask", ENDPOINTS)
 async def test_what_is_no_check_is_refused(ask: Ask) -> None:
     for body in NO_QUESTIONS:
-        assert (await ask(fails, body))[0] == 400
+        assert (await ask(fail, body))[0] == 400
 
 
 @pytest.mark.parametrize("ask", ENDPOINTS)
@@ -175,7 +175,7 @@ async def test_a_service_that_fails_or_answers_nonsense_says_unknown() -> None:
     async def forgotten(check: Check) -> str:
         return "commit"
 
-    wrong: list[Any] = [fails, lambda _: "committed", lambda _: None, lambda _: ["commit"]]
+    wrong: list[Any] = [fail, lambda _: "committed", lambda _: None, lambda _: ["commit"]]
     for decide in wrong:
         assert json.loads((await answer_check(BODY, decide))[1])["outcome"] == "unknown"
         assert json.loads(answer_check_sync(BODY, decide)[1])["outcome"] == "unknown"

@@ -43,7 +43,7 @@ async def halfway(world: RestWorld) -> AsyncIterator[Halfway]:
         yield client
 
 
-def written(world: RestWorld, topic: str = "orders") -> list[bytes | None]:
+def written_values(world: RestWorld, topic: str = "orders") -> list[bytes | None]:
     return [record.value for record in world.memory.records(topic)]
 
 
@@ -58,9 +58,9 @@ class OperationalError(DatabaseError):
 async def test_leaving_the_block_commits(world: RestWorld, halfway: Halfway) -> None:
     async with halfway.transaction([ORDER, Message(topic="coupons", value=b"\x00")]) as transaction:
         shown = await halfway.show(transaction.id)
-        assert (shown["state"], written(world)) == ("prepared", [])
-    assert written(world) == [b'{"total":9.9}']
-    assert written(world, "coupons") == [b"\x00"]
+        assert (shown["state"], written_values(world)) == ("prepared", [])
+    assert written_values(world) == [b'{"total":9.9}']
+    assert written_values(world, "coupons") == [b"\x00"]
 
 
 async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Halfway) -> None:
@@ -69,7 +69,7 @@ async def test_an_exception_rolls_back_and_goes_on(world: RestWorld, halfway: Ha
         async with transaction:
             raise ZeroDivisionError
     assert await state_after(halfway, transaction.id) == "rolled_back"
-    assert written(world) == []
+    assert written_values(world) == []
 
 
 @pytest.mark.parametrize("kind", [OperationalError, ConnectionResetError, TimeoutError, asyncio.CancelledError])
@@ -104,7 +104,7 @@ async def test_the_block_may_end_it_itself_once(world: RestWorld, halfway: Halfw
     assert (await halfway.show(transaction.id))["state"] == "rolled_back"
     with pytest.raises(TransactionEndedError, match="already entered"):
         await transaction.__aenter__()
-    assert written(world) == []
+    assert written_values(world) == []
 
 
 async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Halfway) -> None:
@@ -124,7 +124,7 @@ async def test_the_same_prepare_again_is_one_transaction(world: RestWorld, halfw
     await halfway.prepare([ORDER], id="order-42")
     await halfway.end("order-42", "commit")
     await halfway.end("order-42", "commit")
-    assert len(written(world)) == 1
+    assert len(written_values(world)) == 1
 
 
 async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Halfway) -> None:
@@ -138,31 +138,31 @@ async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Ha
 
 
 async def test_callers_at_one_moment_share_requests(world: RestWorld, halfway: Halfway) -> None:
-    async def one() -> None:
+    async def run_one() -> None:
         async with halfway.transaction([ORDER]):
             pass
 
-    await asyncio.gather(*(one() for _ in range(300)))
-    assert len(written(world)) == 300
+    await asyncio.gather(*(run_one() for _ in range(300)))
+    assert len(written_values(world)) == 300
     requests = world.requests.counts.total()
     assert requests < 60, world.requests.counts
 
 
 async def test_one_that_is_wrong_disturbs_no_other(world: RestWorld, halfway: Halfway) -> None:
-    async def one(topic: str) -> None:
+    async def run_one(topic: str) -> None:
         async with halfway.transaction([Message(topic=topic, value="v")]):
             pass
 
-    results = await asyncio.gather(*map(one, ["orders", "absent", "orders"]), return_exceptions=True)
+    results = await asyncio.gather(*map(run_one, ["orders", "absent", "orders"]), return_exceptions=True)
     assert [type(one) for one in results] == [type(None), InvalidRequestError, type(None)]
     assert "absent" in str(results[1])
-    assert len(written(world)) == 2
+    assert len(written_values(world)) == 2
 
 
 async def test_a_coordinator_that_is_down_is_passed_by(world: RestWorld) -> None:
     async with Halfway(["http://127.0.0.1:1", world.url], "shop") as client, client.transaction([ORDER]):
         pass
-    assert len(written(world)) == 1
+    assert len(written_values(world)) == 1
 
 
 async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorld) -> None:
@@ -317,7 +317,7 @@ async def test_a_block_of_another_client_hides_none_around_it(world: RestWorld, 
 
 
 async def test_no_bad_use_leaves_anything_prepared(world: RestWorld, halfway: Halfway) -> None:
-    async def within(client: Halfway, message: Message = ORDER) -> None:
+    async def nested(client: Halfway, message: Message = ORDER) -> None:
         async with client.transaction([message]) as transaction:
             await transaction.commit()
             with pytest.raises(TransactionEndedError):
@@ -331,15 +331,15 @@ async def test_no_bad_use_leaves_anything_prepared(world: RestWorld, halfway: Ha
 
     async with Halfway(world.url, "nobody") as stranger, Halfway(world.url, "shop") as client:
         with pytest.raises(UnknownGroupError):
-            await within(stranger)
+            await nested(stranger)
         for wrong in (Message(topic="absent"), Message(topic=""), Message(topic="orders", partition=99)):
             with pytest.raises(InvalidRequestError):
-                await within(client, wrong)
+                await nested(client, wrong)
         with pytest.raises(ClientClosedError):
-            await within(client)
+            await nested(client)
     prepared = [one async for one in halfway.list_ids(state="prepared")]
     assert len(prepared) == 1  # check-back resolves it
-    assert len(written(world)) == 2
+    assert len(written_values(world)) == 2
 
 
 def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
@@ -349,21 +349,21 @@ def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
         async with RestWorld() as world:
             await world.put_shop()
 
-            async def one() -> None:
+            async def run_one() -> None:
                 async with Halfway(world.url, "shop") as client:
                     for _ in range(5):
                         async with client.transaction([ORDER]):
                             pass
 
-            def several(shared: SyncHalfway) -> None:
-                asyncio.run(one())
+            def use_both(shared: SyncHalfway) -> None:
+                asyncio.run(run_one())
                 with shared.transaction([ORDER]):
                     pass
 
             with SyncHalfway(world.url, "shop") as shared:
-                await asyncio.gather(*(asyncio.to_thread(several, shared) for _ in range(3)))
+                await asyncio.gather(*(asyncio.to_thread(use_both, shared) for _ in range(3)))
                 await asyncio.to_thread(shared.close)
-            assert len(written(world)) == 18
+            assert len(written_values(world)) == 18
 
     asyncio.run(serve())
 

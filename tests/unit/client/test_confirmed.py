@@ -18,10 +18,10 @@ from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.django import AtomicProducer, django_barrier
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from tests.support.client.shop import transactional
-from tests.support.client.stalling import Stalling, stalled
+from tests.support.client.stalling import Stalling, run_stalling
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import insert, project
-from tests.unit.client.test_settling import settled
+from tests.unit.client.test_settling import final_state
 
 LONG_S = 60.0
 SHORT_S = 0.2
@@ -31,7 +31,9 @@ Send = Callable[[], str]
 
 
 @contextmanager
-def alchemy(url: str, path: Path, kind: str, *, confirm: bool, end_s: float) -> Iterator[tuple[SyncHalfway, Send]]:
+def sqlalchemy_sender(
+    url: str, path: Path, kind: str, *, confirm: bool, end_s: float
+) -> Iterator[tuple[SyncHalfway, Send]]:
     engine = create_engine(f"sqlite:///{path}")
     transactional(engine)
     barrier = Barrier("sqlite", engine.begin)
@@ -88,18 +90,18 @@ def django(url: str, path: Path, kind: str, *, confirm: bool, end_s: float) -> I
 
 
 KINDS = [
-    (alchemy, "session"),
-    (alchemy, "scoped session"),
-    (alchemy, "session with a savepoint"),
-    (alchemy, "session in a connection's transaction"),
-    (alchemy, "connection"),
+    (sqlalchemy_sender, "session"),
+    (sqlalchemy_sender, "scoped session"),
+    (sqlalchemy_sender, "session with a savepoint"),
+    (sqlalchemy_sender, "session in a connection's transaction"),
+    (sqlalchemy_sender, "connection"),
     (django, "atomic"),
 ]
 
 
 @pytest.fixture
 async def stalling(world: RestWorld) -> AsyncIterator[Stalling]:
-    async with stalled(world) as stalling:
+    async with run_stalling(world) as stalling:
         yield stalling
 
 
@@ -140,7 +142,7 @@ async def test_without_confirm_the_end_is_sent_in_the_background(
     assert (await world.show(transaction_id)).body["state"] == "prepared"
     stalling.goes_on.release()
     await working
-    assert await settled(world, transaction_id) == "committed"
+    assert await final_state(world, transaction_id) == "committed"
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -171,7 +173,9 @@ async def test_a_coordinator_that_stalls_or_dies_holds_a_commit_up_for_a_bounded
     assert f"the commit of transaction {transaction_id} is left to check-back" in caplog.text
 
 
-@pytest.mark.parametrize("service, kind", [(alchemy, "session"), (alchemy, "connection"), (django, "atomic")])
+@pytest.mark.parametrize(
+    "service, kind", [(sqlalchemy_sender, "session"), (sqlalchemy_sender, "connection"), (django, "atomic")]
+)
 async def test_the_opposite_outcome_is_logged_and_the_commit_stands(
     world: RestWorld, stalling: Stalling, tmp_path: Path, caplog: pytest.LogCaptureFixture, service: Any, kind: str
 ) -> None:
@@ -228,7 +232,7 @@ async def test_a_session_whose_commit_is_cancelled_while_it_is_confirmed_has_com
                 await placing
             for _ in range(10):  # the sent end, the end in the background, and the next prepare and end
                 stalling.goes_on.release()
-            assert await settled(world, ids[0]) == "committed"
+            assert await final_state(world, ids[0]) == "committed"
             assert await place(session) == "committed"
             assert (await session.execute(text("SELECT count(*) FROM orders"))).scalar_one() == 2
     await engine.dispose()
@@ -256,7 +260,7 @@ async def test_whatever_is_raised_after_the_databases_commit_the_end_is_sent(
             raise interrupts.pop()
 
     def work() -> str:
-        with alchemy(world.url, tmp_path / "shop.sqlite", "", confirm=True, end_s=LONG_S) as (client, _):
+        with sqlalchemy_sender(world.url, tmp_path / "shop.sqlite", "", confirm=True, end_s=LONG_S) as (client, _):
             engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
             transactional(engine)
             RAISED[where](engine, Sessions, interrupt)
@@ -269,12 +273,12 @@ async def test_whatever_is_raised_after_the_databases_commit_the_end_is_sent(
             return transaction_id
 
     interrupts: list[BaseException] = []
-    assert await settled(world, await asyncio.to_thread(work)) == "committed"
+    assert await final_state(world, await asyncio.to_thread(work)) == "committed"
 
 
 async def test_a_listener_before_the_commit_may_be_the_first_to_send(world: RestWorld, tmp_path: Path) -> None:
     def work() -> str:
-        with alchemy(world.url, tmp_path / "shop.sqlite", "", confirm=True, end_s=LONG_S) as (client, _):
+        with sqlalchemy_sender(world.url, tmp_path / "shop.sqlite", "", confirm=True, end_s=LONG_S) as (client, _):
             engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
             transactional(engine)
             producer, ids = SessionProducer(client), []

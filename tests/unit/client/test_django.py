@@ -35,9 +35,9 @@ from halfway.domain.secrets import CheckSecrets
 from tests.support.client.shop import prepares, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, forget_connection, insert, project
-from tests.unit.client.test_barrier import asked
+from tests.unit.client.test_barrier import check_of
 from tests.unit.client.test_checks import BODY, QUESTION
-from tests.unit.client.test_settling import settled
+from tests.unit.client.test_settling import final_state
 
 PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
 
@@ -87,7 +87,7 @@ async def test_the_outermost_commit_sends_everything_as_one_transaction(world: R
     ids: list[str] = []
     await run(client, service)
     assert ids == [ids[0], ids[0], "on_commit"]
-    assert await settled(world, ids[0]) == "committed"
+    assert await final_state(world, ids[0]) == "committed"
     assert prepares(world) == 2  # with the end
     assert values(world) == [b'{"total":9.9}']
     assert await counts() == (1, 1)
@@ -208,7 +208,7 @@ async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: R
     await run(client, service, IntegrityError)
     assert (await world.show(ids[0])).body["state"] == "prepared"
     assert client.barrier is not None
-    assert await asyncio.to_thread(client.barrier.decide, asked(ids[0])) == "rollback"
+    assert await asyncio.to_thread(client.barrier.decide, check_of(ids[0])) == "rollback"
     assert await counts() == (0, 1)
 
 
@@ -216,7 +216,7 @@ async def test_a_check_that_came_first_wins(world: RestWorld, client: SyncHalfwa
     def service(producer: AtomicProducer) -> None:
         with transaction.atomic():
             assert client.barrier is not None
-            assert client.barrier.decide(asked(producer.send("orders", "1", "v"))) == "rollback"
+            assert client.barrier.decide(check_of(producer.send("orders", "1", "v"))) == "rollback"
             insert("1")
 
     await run(client, service, LateTransactionError)

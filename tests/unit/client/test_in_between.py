@@ -29,17 +29,17 @@ class Stranger:
     """A server that answers every request with the same status and page, and counts them."""
 
     def __init__(self) -> None:
-        self.status, self.text, self.asked = 502, "<html>Bad Gateway</html>", 0
+        self.status, self.text, self.request_count = 502, "<html>Bad Gateway</html>", 0
         self.url = ""
 
     async def answer(self, _: web.Request) -> web.Response:
-        self.asked += 1
+        self.request_count += 1
         return web.Response(status=self.status, text=self.text, content_type="text/html")
 
-    def again(self) -> Callable[[], bool]:
+    def next_answer_seen(self) -> Callable[[], bool]:
         """Return a function that returns whether the server has been asked again after an answer since then."""
-        before = self.asked
-        return lambda: self.asked >= before + 2
+        before = self.request_count
+        return lambda: self.request_count >= before + 2
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_the_next_url_is_asked_at_once(
                 pass
         assert (await client.show_group())["group"] == "shop"
     assert len(world.memory.records("orders")) == 3
-    assert stranger.asked <= 2  # for prepares and for ends
+    assert stranger.request_count <= 2  # for prepares and for ends
 
 
 @pytest.mark.parametrize("status", [404, 405, 301])
@@ -77,7 +77,7 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
             await client.prepare([ORDER], id="order-42")
         with pytest.raises(NotHalfwayError, match=f"PUT /v1/groups/shop at {stranger.url}"):
             await client.register(topics=["orders"])
-    assert stranger.asked == 2
+    assert stranger.request_count == 2
 
 
 async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,9 @@ async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeyp
     time = LoopTime()
     async with Halfway(stranger.url, "shop", prepare_timeout_s=100) as client:
         with pytest.raises(PrepareUnconfirmedError, match=REMEDY):
-            await time.out(client.prepare([ORDER], id="order-42"), 102, once=stranger.again(), what="it asks again")
+            await time.out(
+                client.prepare([ORDER], id="order-42"), 102, once=stranger.next_answer_seen(), what="it asks again"
+            )
     pausing = asyncio.Event()
 
     def long_pause(*_: object) -> float:
@@ -112,8 +114,8 @@ async def test_an_end_goes_on_through_pages_of_a_proxy(world: RestWorld, strange
     async with Halfway(stranger.url, "shop", end_timeout_s=100) as client:
         ending = client.end("order-42", "commit")
         with pytest.raises(EndUnconfirmedError, match=REMEDY):
-            await LoopTime().out(ending, 102, once=stranger.again(), what="it asks again")
-    assert stranger.asked > 1
+            await LoopTime().out(ending, 102, once=stranger.next_answer_seen(), what="it asks again")
+    assert stranger.request_count > 1
 
 
 async def test_a_prepare_that_is_refused_after_a_lost_answer_is_not_left_behind(world: RestWorld) -> None:

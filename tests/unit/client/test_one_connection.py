@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
-from tests.support.client.stalling import Stalling, stalled
+from tests.support.client.stalling import Stalling, run_stalling
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true
 
@@ -22,7 +22,7 @@ ORDER = Message(topic="orders", key="42", value="paid")
 
 @pytest.fixture
 async def stalling(world: RestWorld) -> AsyncIterator[Stalling]:
-    async with stalled(world) as stalling:
+    async with run_stalling(world) as stalling:
         yield stalling
 
 
@@ -45,7 +45,7 @@ async def pool(engine: Engine) -> AsyncIterator[AsyncEngine]:
     await pool.dispose()
 
 
-def held(engine: Engine) -> int:
+def connections_in_use(engine: Engine) -> int:
     return int(engine.pool.checkedout())  # type: ignore[attr-defined]  # a pool of this kind has it
 
 
@@ -61,15 +61,15 @@ async def test_around_a_transaction_none_is_held(world: RestWorld, stalling: Sta
             connection.execute(text("INSERT INTO orders VALUES ('42')"))
             barrier.insert(connection, transaction.id)
 
-    def others() -> int:
+    def orders_seen_by_others() -> int:
         with engine.begin() as connection:
             return int(connection.execute(text("SELECT count(*) FROM orders")).scalar_one())
 
     placing = asyncio.create_task(asyncio.to_thread(place))
     for step, orders in (("prepare", 0), ("end", 1)):
         assert await stalling.arrived.get() == step
-        assert held(engine) == 0
-        assert await asyncio.to_thread(others) == orders
+        assert connections_in_use(engine) == 0
+        assert await asyncio.to_thread(orders_seen_by_others) == orders
         stalling.goes_on.release()
     await placing
     assert len(world.memory.records("orders")) == 1
@@ -92,7 +92,7 @@ async def test_around_an_asynchronous_transaction_none_is_held(
     placing = asyncio.create_task(place())
     for step, orders in (("prepare", 0), ("end", 1)):
         assert await stalling.arrived.get() == step
-        assert held(pool.sync_engine) == 0
+        assert connections_in_use(pool.sync_engine) == 0
         async with pool.begin() as connection:
             assert (await connection.execute(text("SELECT count(*) FROM orders"))).scalar_one() == orders
         stalling.goes_on.release()
@@ -113,14 +113,14 @@ async def test_inside_a_session_one_is_held_until_the_prepare_is_answered(
             with session, begin(session):
                 session.execute(text("INSERT INTO orders VALUES ('42')"))
                 SessionProducer(client).send(session, "orders", "42", "paid")
-            assert held(engine) == 0
+            assert connections_in_use(engine) == 0
 
     placing = asyncio.create_task(asyncio.to_thread(place))
     assert await stalling.arrived.get() == "prepare"
-    assert held(engine) == 1
+    assert connections_in_use(engine) == 1
     stalling.goes_on.release()
     assert await stalling.arrived.get() == "end"
-    await until_true(lambda: held(engine) == held_at_the_end, what="the connection is given back")
+    await until_true(lambda: connections_in_use(engine) == held_at_the_end, what="the connection is given back")
     assert not placing.done()
     stalling.goes_on.release()
     await placing
@@ -144,7 +144,7 @@ async def test_inside_an_asynchronous_session_none_is_held_while_the_end_is_conf
     placing = asyncio.create_task(place())
     for step, holds in (("prepare", 1), ("end", 0)):
         assert await stalling.arrived.get() == step
-        await until_true(lambda: held(pool.sync_engine) == holds, what=f"holds {holds}")  # noqa: B023 - called immediately
+        await until_true(lambda: connections_in_use(pool.sync_engine) == holds, what=f"holds {holds}")  # noqa: B023 - called immediately
         stalling.goes_on.release()
     await placing
     assert len(world.memory.records("orders")) == 1

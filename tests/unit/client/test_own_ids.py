@@ -10,8 +10,8 @@ from halfway.client import Halfway, HalfwayError, Message, PrepareUnconfirmedErr
 from halfway.client.barrier import LateTransactionError
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
-from tests.unit.client.test_barrier import Shop, asked
-from tests.unit.client.test_settling import settled
+from tests.unit.client.test_barrier import Shop, check_of
+from tests.unit.client.test_settling import final_state
 
 ORDER = Message(topic="orders", key="42", value="paid")
 
@@ -26,7 +26,7 @@ class LostPrepares:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.router.add_post("/v1/batch", self._pass_on)
+        app.router.add_post("/v1/batch", self._forward)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -36,7 +36,7 @@ class LostPrepares:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    async def _pass_on(self, request: web.Request) -> web.Response:
+    async def _forward(self, request: web.Request) -> web.Response:
         body = await request.json()
         answer = await self._world.call("POST", "/v1/batch", body)
         if "prepare" in body:
@@ -63,7 +63,7 @@ async def test_an_unconfirmed_prepare_does_not_roll_back_what_another_caller_com
             await LoopTime().out(repeated, 102, once=lambda: lost.prepares > 1, what="it is sent again")
         await second.close()  # its ends in the background have been sent
     assert (await world.show("order-42")).body["state"] == "committed"
-    assert shop.barrier.decide(asked("order-42")) == "commit"
+    assert shop.barrier.decide(check_of("order-42")) == "commit"
 
 
 async def test_one_that_comes_second_and_fails_does_not_roll_back_the_first(world: RestWorld) -> None:
@@ -94,7 +94,7 @@ async def test_with_the_barrier_the_second_one_is_told_and_the_first_stands(worl
 
         with pytest.raises(LateTransactionError):
             await again()
-        assert await settled(world, "order-42") == "committed"
+        assert await final_state(world, "order-42") == "committed"
 
 
 async def test_other_messages_under_the_same_id_change_nothing(world: RestWorld) -> None:

@@ -22,7 +22,7 @@ from tests.support.client.serving import serving
 from tests.support.waiting import GENEROUS_S
 
 
-class Answering:
+class PreparedAnswers:
     """Answers each request, or each item of a batch, with the next prepared answer."""
 
     def __init__(self) -> None:
@@ -41,35 +41,35 @@ class Answering:
 
 
 @pytest.fixture
-async def answering() -> AsyncIterator[Answering]:
-    answering = Answering()
+async def prepared_answers() -> AsyncIterator[PreparedAnswers]:
+    prepared_answers = PreparedAnswers()
     app = web.Application()
-    app.router.add_post("/v1/batch", answering.answer)
-    async with serving(app) as answering.url:
-        yield answering
+    app.router.add_post("/v1/batch", prepared_answers.answer)
+    async with serving(app) as prepared_answers.url:
+        yield prepared_answers
 
 
 DONE: Mapping[str, Any] = {"status": 200, "body": {"state": "committed"}}
 
 
-async def test_retry_after_is_obeyed(answering: Answering) -> None:
+async def test_retry_after_is_obeyed(prepared_answers: PreparedAnswers) -> None:
     """In a whole answer, and in an item's; without it the client returns much sooner."""
-    answering.whole = [(429, {"Retry-After": "1"})]
+    prepared_answers.whole = [(429, {"Retry-After": "1"})]
     later = {"error_code": "shard_unavailable", "detail": "moving", "retry_after_s": 1}
-    answering.items = [{"status": 503, "problem": later}, DONE]
-    async with Halfway(answering.url, "shop", end_timeout_s=GENEROUS_S) as client:
+    prepared_answers.items = [{"status": 503, "problem": later}, DONE]
+    async with Halfway(prepared_answers.url, "shop", end_timeout_s=GENEROUS_S) as client:
         await client.end("a", "commit")
-    first, second, third = answering.asked_at
+    first, second, third = prepared_answers.asked_at
     assert second - first >= 1
     assert third - second >= 1
 
 
-async def test_a_wait_beyond_the_deadline_is_told_at_once(answering: Answering) -> None:
-    answering.whole = [(503, {"Retry-After": "600"})]
-    async with Halfway(answering.url, "shop", end_timeout_s=GENEROUS_S) as client:
+async def test_a_wait_beyond_the_deadline_is_told_at_once(prepared_answers: PreparedAnswers) -> None:
+    prepared_answers.whole = [(503, {"Retry-After": "600"})]
+    async with Halfway(prepared_answers.url, "shop", end_timeout_s=GENEROUS_S) as client:
         with pytest.raises(EndUnconfirmedError, match="503 overloaded: later"):
             await client.end("a", "commit")
-    assert len(answering.asked_at) == 1
+    assert len(prepared_answers.asked_at) == 1
 
 
 @pytest.mark.parametrize(
@@ -82,34 +82,39 @@ async def test_a_wait_beyond_the_deadline_is_told_at_once(answering: Answering) 
     ],
 )
 async def test_a_refusal_is_an_error_that_says_what_to_do(
-    answering: Answering, status: int, code: str, kind: type[RefusedError], remedy: str
+    prepared_answers: PreparedAnswers, status: int, code: str, kind: type[RefusedError], remedy: str
 ) -> None:
     """The call is not repeated."""
-    answering.items = [{"status": status, "problem": {"status": status, "error_code": code, "detail": "so it is"}}]
-    async with Halfway(answering.url, "shop") as client:
+    prepared_answers.items = [
+        {"status": status, "problem": {"status": status, "error_code": code, "detail": "so it is"}}
+    ]
+    async with Halfway(prepared_answers.url, "shop") as client:
         with pytest.raises(kind, match="so it is") as told:
             await client.end("a", "commit")
-    assert (told.value.status, told.value.error_code, len(answering.asked_at)) == (status, code, 1)
+    assert (told.value.status, told.value.error_code, len(prepared_answers.asked_at)) == (status, code, 1)
     assert remedy in " ".join((kind.__doc__ or "").split())
 
 
-async def test_a_date_in_retry_after_is_obeyed_as_well(answering: Answering) -> None:
+async def test_a_date_in_retry_after_is_obeyed_as_well(prepared_answers: PreparedAnswers) -> None:
     """Proxies send dates; a date in the past means no wait, and an invalid value is ignored."""
     later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    answering.whole = [(503, {"Retry-After": later})]
-    async with Halfway(answering.url, "shop", end_timeout_s=600) as client:
+    prepared_answers.whole = [(503, {"Retry-After": later})]
+    async with Halfway(prepared_answers.url, "shop", end_timeout_s=600) as client:
         with pytest.raises(EndUnconfirmedError, match="503 overloaded"):
             await client.end("a", "commit")
-        answering.whole = [(503, {"Retry-After": "Mon, 01 Jan 2024 00:00:00 GMT"}), (503, {"Retry-After": "soon"})]
-        answering.items = [DONE]
+        prepared_answers.whole = [
+            (503, {"Retry-After": "Mon, 01 Jan 2024 00:00:00 GMT"}),
+            (503, {"Retry-After": "soon"}),
+        ]
+        prepared_answers.items = [DONE]
         await client.end("a", "commit")
 
 
 async def test_ends_above_the_bound_are_told_and_left_to_check_back(
-    answering: Answering, caplog: pytest.LogCaptureFixture
+    prepared_answers: PreparedAnswers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answering.items = [DONE]
-    async with Halfway(answering.url, "shop", max_in_background=1) as client:
+    prepared_answers.items = [DONE]
+    async with Halfway(prepared_answers.url, "shop", max_in_background=1) as client:
         for name in ("first", "second"):
             await client.end(name, "commit", confirm=False)
     assert [

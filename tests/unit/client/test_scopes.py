@@ -109,7 +109,7 @@ async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
     """Ctrl-C while a thread waits for the answer, or just before it takes an answer that has arrived."""
     real = Future.result
 
-    def interrupted(future: "Future[object]", timeout: float | None = None) -> object:
+    def interrupt_result(future: "Future[object]", timeout: float | None = None) -> object:
         if armed:
             armed.clear()
             if answered:
@@ -135,7 +135,7 @@ async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
     def work() -> list[str]:
         with SyncHalfway(world.url, "shop") as client:
             client.check_secrets()  # its thread is running
-            monkeypatch.setattr(Future, "result", interrupted)
+            monkeypatch.setattr(Future, "result", interrupt_result)
             return [enter(client), prepare(client)]
 
     for prepared in await asyncio.to_thread(work):

@@ -8,7 +8,7 @@ import pytest
 from halfway.client import Message, Outcome
 from halfway.client.barrier import LateTransactionError
 from halfway.client.sending import Sending
-from tests.unit.client.test_barrier import Shop, asked
+from tests.unit.client.test_barrier import Shop, check_of
 
 P = ParamSpec("P")
 MOMENTS = [f"{when} {step}" for step in ("insert", "prepare", "commit", "end") for when in ("before", "after")]
@@ -50,17 +50,17 @@ class Story:
 
     def check(self) -> None:
         if self.prepared:
-            self.verdicts.append(self._shop.barrier.decide(asked(self.sending.id)))
+            self.verdicts.append(self._shop.barrier.decide(check_of(self.sending.id)))
 
     def _step(self, name: str, call: Callable[P, None]) -> Callable[P, None]:
         def step(*arguments: P.args, **named: P.kwargs) -> None:
-            self._moment(f"before {name}")
+            self._reach(f"before {name}")
             call(*arguments, **named)
-            self._moment(f"after {name}")
+            self._reach(f"after {name}")
 
         return step
 
-    def _moment(self, moment: str) -> None:
+    def _reach(self, moment: str) -> None:
         if moment == self._check_at:
             self.check()
         if moment == self._interrupt_at:
@@ -98,7 +98,7 @@ def test_database_and_verdicts_agree(shop: Shop, orders: Callable[[], int], inte
 
 def test_what_a_check_has_rolled_back_is_not_prepared(shop: Shop, orders: Callable[[], int]) -> None:
     story = Story(shop, None, None)
-    assert shop.barrier.decide(asked(story.sending.id)) == "rollback"
+    assert shop.barrier.decide(check_of(story.sending.id)) == "rollback"
     with pytest.raises(LateTransactionError):
         story.play()
     assert (orders(), story.prepared) == (0, False)

@@ -8,13 +8,13 @@ from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, InvalidRetentionError
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import eventually
-from tests.unit.client.test_barrier import Shop, asked
+from tests.unit.client.test_barrier import Shop, check_of
 from tests.unit.client.test_client import OperationalError
 
 ORDER = Message(topic="orders", key="42", value="paid")
 
 
-async def settled(world: RestWorld, transaction_id: str) -> str:
+async def final_state(world: RestWorld, transaction_id: str) -> str:
     """Return the state after the end in the background is done."""
     shown = await eventually(lambda: world.show(transaction_id), lambda shown: shown.body["state"] != "prepared")
     return str(shown.body["state"])
@@ -35,7 +35,7 @@ async def test_an_exception_after_the_local_commit_does_not_roll_back(
 
         with pytest.raises(error):
             await service()
-        assert await settled(world, transaction.id) == "committed"
+        assert await final_state(world, transaction.id) == "committed"
     assert len(world.memory.records("orders")) == 1
 
 
@@ -53,8 +53,8 @@ async def test_an_exception_before_it_rolls_both_back_for_good(
             service(client)
 
     await asyncio.to_thread(work)
-    assert await settled(world, "order-42") == "rolled_back"
-    assert shop.barrier.decide(asked("order-42")) == "rollback"
+    assert await final_state(world, "order-42") == "rolled_back"
+    assert shop.barrier.decide(check_of("order-42")) == "rollback"
 
 
 async def test_while_the_local_transaction_is_open_it_is_left_to_check_back(world: RestWorld, shop: Shop) -> None:
@@ -71,7 +71,7 @@ async def test_while_the_local_transaction_is_open_it_is_left_to_check_back(worl
                 await service()
             await client.close()  # waits for the end in the background
         assert (await world.show(transaction.id)).body["state"] == "prepared"
-    assert shop.barrier.decide(asked(transaction.id)) == "commit"
+    assert shop.barrier.decide(check_of(transaction.id)) == "commit"
 
 
 async def test_registering_refuses_a_barrier_that_forgets_too_early(world: RestWorld, shop: Shop) -> None:

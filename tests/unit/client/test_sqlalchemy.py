@@ -36,8 +36,8 @@ from tests.support.client.shop import Order, Shop, prepares, run, values
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
-from tests.unit.client.test_barrier import asked
-from tests.unit.client.test_settling import settled
+from tests.unit.client.test_barrier import check_of
+from tests.unit.client.test_settling import final_state
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_what_is_sent_in_one_transaction_is_one_transaction(world: RestWor
 
     ids: list[str] = []
     await run(shop, service)
-    assert await settled(world, ids[0]) == "committed"
+    assert await final_state(world, ids[0]) == "committed"
     assert prepares(world) == 2  # with the end
     assert values(world) == [b'{"total":9.9}']
     assert len(world.memory.records("coupons")) == 1
@@ -252,7 +252,7 @@ async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: R
     ids: list[str] = []
     await run(shop, service, IntegrityError)
     assert (await world.show(ids[0])).body["state"] == "prepared"
-    assert shop.barrier.decide(asked(ids[0])) == "rollback"
+    assert shop.barrier.decide(check_of(ids[0])) == "rollback"
     assert shop.count() == 0
 
 
@@ -260,7 +260,7 @@ async def test_a_check_that_came_first_wins(world: RestWorld, shop: Shop) -> Non
     def service(shop: Shop) -> None:
         with a_session(shop) as session:
             transaction_id = shop.producer.send(session, "orders", "1", "v")
-            assert shop.barrier.decide(asked(transaction_id)) == "rollback"
+            assert shop.barrier.decide(check_of(transaction_id)) == "rollback"
             session.add(Order(id="1"))
 
     await run(shop, service, LateTransactionError)
@@ -271,7 +271,7 @@ async def test_a_check_during_the_prepare_is_told_unknown(
     world: RestWorld, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prepare(messages: Any, **named: Any) -> None:
-        verdicts.append(shop.barrier.decide(asked(named["id"])))
+        verdicts.append(shop.barrier.decide(check_of(named["id"])))
         original(messages, **named)
 
     def service(shop: Shop) -> None:

@@ -20,7 +20,7 @@ from halfway.client.barrier import (
 from halfway.client.sqlalchemy import AsyncSessionProducer
 from tests.support.client.shop import Base, Order, counting, transactional, values
 from tests.support.rest.client import RestWorld
-from tests.unit.client.test_settling import settled
+from tests.unit.client.test_settling import final_state
 
 
 class AsyncShop:
@@ -72,7 +72,7 @@ async def test_an_asynchronous_session_or_connection_sends_the_same(world: RestW
         second = await local(connection, 2)
     with pytest.raises(ZeroDivisionError):
         await fail()
-    assert {await settled(world, first), await settled(world, second)} == {"committed"}
+    assert {await final_state(world, first), await final_state(world, second)} == {"committed"}
     assert values(world) == [b"1", b"2"]
     assert (await async_shop.count(), await async_shop.count("halfway_barrier")) == (2, 2)
 

@@ -20,13 +20,13 @@ async def in_thread(work: Callable[[], None]) -> None:
 
 
 async def test_many_threads_share_one_client(world: RestWorld) -> None:
-    def one(client: SyncHalfway) -> None:
+    def run_one(client: SyncHalfway) -> None:
         with client.transaction([ORDER]):
             pass
 
     def work() -> None:
         with SyncHalfway(world.url, "shop") as client, ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: one(client), range(40)))
+            list(pool.map(lambda _: run_one(client), range(40)))
 
     await in_thread(work)
     assert len(world.memory.records("orders")) == 40

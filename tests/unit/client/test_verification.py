@@ -181,14 +181,14 @@ def test_what_is_remembered_is_bounded_and_forgotten_with_time(now: Now) -> None
 def test_of_many_threads_that_bring_one_check_one_is_accepted(verifier: CheckVerifier) -> None:
     headers, accepted = signed(), []
 
-    def bring() -> None:
+    def verify() -> None:
         try:
             verifier.verify(BODY, headers)
         except InvalidSignatureError:
             return
         accepted.append(1)
 
-    threads = [threading.Thread(target=bring) for _ in range(16)]
+    threads = [threading.Thread(target=verify) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -227,7 +227,7 @@ def test_a_hundred_thousand_headers_of_any_content_raise_one_error() -> None:
     real = signed()
     names = list(real)
 
-    def fuzzed(value: str) -> str:
+    def fuzz(value: str) -> str:
         kind = chance.randrange(4)
         if kind == 0:
             return "".join(chance.choices(ALPHABET, k=chance.randrange(12)))
@@ -239,7 +239,7 @@ def test_a_hundred_thousand_headers_of_any_content_raise_one_error() -> None:
         return value * chance.randrange(3)
 
     for number in range(100_000):
-        headers: Mapping[str, str] = real | {name: fuzzed(real[name]) for name in chance.sample(names, 1 + number % 3)}
+        headers: Mapping[str, str] = real | {name: fuzz(real[name]) for name in chance.sample(names, 1 + number % 3)}
         if dict(headers) == real:
             continue
         try:

@@ -44,13 +44,13 @@ def cycles() -> Iterator[Callable[[], list[object]]]:
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
 
-    def found() -> list[object]:
+    def frames_in_cycles() -> list[object]:
         gc.collect()
         return [
             one for one in gc.garbage if isinstance(one, FrameType) and one.f_code.co_filename.startswith(COORDINATOR)
         ]
 
-    yield found
+    yield frames_in_cycles
     gc.set_debug(0)
     gc.garbage.clear()
     gc.enable()

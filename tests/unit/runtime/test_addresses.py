@@ -12,7 +12,7 @@ from halfway.runtime import app
 from halfway.runtime.settings import load
 
 
-async def nothing(_: web.BaseRequest) -> web.StreamResponse:
+async def fail(_: web.BaseRequest) -> web.StreamResponse:
     raise AssertionError
 
 
@@ -36,11 +36,11 @@ def test_a_url_that_can_be_called(host: str, url: str) -> None:
 async def test_a_host_that_cannot_be_listened_on_is_named(host: str) -> None:
     """With the setting; a too long name causes no traceback."""
     with pytest.raises(ConfigurationError, match="HALFWAY_PORT") as refused:
-        await app.listen(HttpServer(nothing), host, 0, "HALFWAY_PORT")
+        await app.listen(HttpServer(fail), host, 0, "HALFWAY_PORT")
     assert host in refused.value.detail
 
 
-def resolved(*addresses: tuple[int, str]) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
+def address_info(*addresses: tuple[int, str]) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
     """Return the result of a look-up of a host with these addresses."""
     return [
         (family, socket.SOCK_STREAM, 0, "", (host, 0, 0, 0) if family == socket.AF_INET6 else (host, 0))
@@ -53,9 +53,9 @@ async def test_an_address_that_this_machine_lacks_is_left_out(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[int, str]
 ) -> None:
     """`localhost` has one if IPv6 is off; a host without any existing address is refused."""
-    found = resolved(missing, (socket.AF_INET, "127.0.0.1"))
+    found = address_info(missing, (socket.AF_INET, "127.0.0.1"))
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
-    server = HttpServer(nothing)
+    server = HttpServer(fail)
     await app.listen(server, "halfway.test", 0, "HALFWAY_PORT")
     assert server.port
     await server.stop()
@@ -66,7 +66,7 @@ async def test_an_address_that_this_machine_lacks_is_left_out(
 
 async def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigurationError, match="is taken"):
-        await app.listen(HttpServer(nothing), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")
+        await app.listen(HttpServer(fail), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")
 
 
 OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - it is refused
@@ -93,10 +93,10 @@ def test_without_keys_a_console_on_the_health_port_puts_the_api_on_no_open_addre
         app.demand_guarded(load(served))
     for more in ("HALFWAY_HEALTH_HOST", "127.0.0.1"), ("HALFWAY_OPEN_ACCESS", "true"), ("HALFWAY_CONSOLE", "api"):
         app.demand_guarded(load(served | dict([more])))
-    assert not asks_for("evil.example", served | {"HALFWAY_OPEN_ACCESS": "true"})
+    assert not is_served("evil.example", served | {"HALFWAY_OPEN_ACCESS": "true"})
 
 
-def asks_for(host: str | None, settings: dict[str, str]) -> bool:
+def is_served(host: str | None, settings: dict[str, str]) -> bool:
     """Return whether a request for a host is served."""
     headers = {} if host is None else {"Host": host}
     try:
@@ -114,8 +114,8 @@ FOREIGN = (*FOREIGN_NAMES, "1.2.3", "x", "", "[x", "a@localhost", "localhost:x")
 
 def test_on_loopback_without_keys_a_page_of_another_name_is_not_served() -> None:
     """Its owner makes the name resolve to this machine, so a browser takes halfway for the page's own site."""
-    assert [host for host in OWN if not asks_for(host, LOCAL)] == []
-    assert [host for host in FOREIGN if asks_for(host, LOCAL)] == []
+    assert [host for host in OWN if not is_served(host, LOCAL)] == []
+    assert [host for host in FOREIGN if is_served(host, LOCAL)] == []
 
 
 def test_the_operator_names_further_hosts() -> None:
@@ -124,13 +124,13 @@ def test_the_operator_names_further_hosts() -> None:
     for settings in (LOCAL, {"HALFWAY_HOST": "", "HALFWAY_MASTER_SECRET": "m" * 32}):
         served = settings | named | {"HALFWAY_INSTANCE_URL": "http://pod-1.halfway:8080"}
         for host in ("halfway.shop.svc:8080", "a.example", "pod-1.halfway:8080", *OWN):
-            assert asks_for(host, served)
-        assert not asks_for("halfway.shop.svc.evil", served)
+            assert is_served(host, served)
+        assert not is_served("halfway.shop.svc.evil", served)
 
 
 def test_any_host_will_do_where_a_page_gains_nothing_or_the_operator_lets_everybody_in() -> None:
     for settings in ({"HALFWAY_HOST": "", "HALFWAY_OPEN_ACCESS": "true"}, LOCAL | {"HALFWAY_MASTER_SECRET": "m" * 32}):
-        assert asks_for("evil.example", settings)
+        assert is_served("evil.example", settings)
 
 
 def test_serve_on_an_open_address_ends_before_it_listens(

@@ -50,7 +50,7 @@ class Answer:
         self.authorization: list[str | None] = []
         self.url = ""
 
-    def give(self, body: object, status: int = 200) -> None:
+    def set(self, body: object, status: int = 200) -> None:
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.status = status
 
@@ -99,11 +99,11 @@ def transaction(**fields: object) -> dict[str, object]:
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, text: str) -> None:
     """In a value, a remark, a name and an error: every printed line has only printable characters."""
-    answer.give(transaction(messages=[{"topic": "orders", "value": text}], remark=text, **{text: "name"}))
+    answer.set(transaction(messages=[{"topic": "orders", "value": text}], remark=text, **{text: "name"}))
     shown = run(answer, "transactions", "show", ID)
-    answer.give({"transactions": [transaction(cause=text)]})
+    answer.set({"transactions": [transaction(cause=text)]})
     listed = run(answer, "transactions", "list")
-    answer.give({"detail": text, "errors": [{"field": text, "detail": text}]}, status=422)
+    answer.set({"detail": text, "errors": [{"field": text, "detail": text}]}, status=422)
     refused = run(answer, "transactions", "check", ID)
 
     assert (shown.exit_code, listed.exit_code, refused.exit_code) == (0, 0, 1)
@@ -118,7 +118,7 @@ def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, tex
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_json_is_exact_and_printable(answer: Answer, text: str) -> None:
     """--json loses nothing, and is safe to print."""
-    answer.give(transaction(remark=text))
+    answer.set(transaction(remark=text))
     result = run(answer, "transactions", "show", ID, "--json")
     assert json.loads(result.stdout)["remark"] == text
     assert result.stdout.strip().isprintable()
@@ -129,7 +129,7 @@ def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: An
     """Nothing is wrapped or cut at 80 columns; an absent value keeps its column."""
     long = "g" * 100
     rows = [transaction(next_check_at=TIME, checks=3, topics=["orders", "ä" * 200]), transaction(id="x", group=long)]
-    answer.give({"transactions": rows, "next": "a b"})
+    answer.set({"transactions": rows, "next": "a b"})
     program = [sys.executable, "-m", "halfway.runtime.cli", "transactions", "list"]
     main, terminal = pty.openpty()
     try:
@@ -162,7 +162,7 @@ def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: An
 
 def test_a_very_long_value_is_cut_and_says_by_how_much(answer: Answer) -> None:
     """One payload does not fill the screen; --json has all of it."""
-    answer.give(transaction(messages=[{"value": "v" * 64_000}, {"value": "short"}]))
+    answer.set(transaction(messages=[{"value": "v" * 64_000}, {"value": "short"}]))
     result = run(answer, "transactions", "show", ID)
     assert len(result.stdout) < 5_000
     assert "more characters: --json shows all" in result.stdout
@@ -185,7 +185,7 @@ NOT_HALFWAY = {
 @pytest.mark.parametrize("body", NOT_HALFWAY.values(), ids=NOT_HALFWAY)
 def test_what_is_no_answer_of_halfway_ends_the_command_with_a_message(answer: Answer, body: bytes, status: int) -> None:
     """Status 1, one line with the cause, and nothing printed as if it were an answer."""
-    answer.give(body, status)
+    answer.set(body, status)
     for command in (("transactions", "list"), ("groups", "list")):
         result = run(answer, *command)
         assert result.exit_code == 1
@@ -215,7 +215,7 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(answer: Answe
 
 def test_a_token_is_sent(answer: Answer) -> None:
     """As a bearer token."""
-    answer.give({"transactions": []})
+    answer.set({"transactions": []})
     assert run(answer, "transactions", "list", token="key-1").exit_code == 0
     assert answer.authorization == ["Bearer key-1"]
 
@@ -251,7 +251,7 @@ def test_a_name_that_no_path_can_hold_asks_nothing(answer: Answer, name: str) ->
 
 def test_every_other_name_is_one_part_of_the_path(answer: Answer) -> None:
     """Whatever characters it contains."""
-    answer.give({})
+    answer.set({})
     run(answer, "transactions", "show", "../a?b#c%2F")
     assert answer.asked == [("GET", "/v1/transactions/..%2Fa%3Fb%23c%252F")]
 
@@ -311,7 +311,7 @@ def shell(line: str) -> subprocess.CompletedProcess[bytes]:
 
 def test_a_reader_that_goes_away_ends_the_command_in_silence(answer: Answer) -> None:
     """For example `| head -1`."""
-    answer.give({"transactions": [transaction(topics=["t" * 240] * 8) for _ in range(1_000)]})
+    answer.set({"transactions": [transaction(topics=["t" * 240] * 8) for _ in range(1_000)]})
     done = shell(f"({command('transactions list', answer.url)}) | head -1")
     assert done.stdout.startswith(b"id ")
     assert done.stderr == b""
@@ -319,7 +319,7 @@ def test_a_reader_that_goes_away_ends_the_command_in_silence(answer: Answer) -> 
 
 def test_a_full_disk_and_a_closed_output_are_no_tracebacks(answer: Answer) -> None:
     """A failed write is reported, with status 1; a closed output is not an error."""
-    answer.give({"transactions": [transaction()]})
+    answer.set({"transactions": [transaction()]})
     full = shell(command("transactions list >/dev/full", answer.url))
     assert (full.returncode, full.stderr) == (1, b"halfway: cannot write the output: No space left on device\n")
     closed = shell(command("transactions list >&- 2>&-", answer.url))
@@ -328,7 +328,7 @@ def test_a_full_disk_and_a_closed_output_are_no_tracebacks(answer: Answer) -> No
 
 def test_a_terminal_without_unicode_gets_escapes(answer: Answer) -> None:
     """A name that the encoding does not support causes no traceback."""
-    answer.give({"groups": [{"group": "größe \u65e5"}]})
+    answer.set({"groups": [{"group": "größe \u65e5"}]})
     done = shell("PYTHONIOENCODING=latin-1 " + command("groups list", answer.url))
     assert done.returncode == 0, done.stderr
     assert "größe \\u65e5".encode("latin-1") in done.stdout
@@ -339,11 +339,11 @@ def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> No
     lacking = {"shard": 3, "since": TIME, "tries": 2, "error": "folding: held", "remedy": "look for it"}
     arguments = ("topics", "shards", "--health-url", answer.url)
     for status in (200, 503):
-        answer.give({"status": "ok", "reasons": [], "not_acquired": [lacking]}, status=status)
+        answer.set({"status": "ok", "reasons": [], "not_acquired": [lacking]}, status=status)
         shown = run(answer, *arguments)
         assert shown.exit_code == 1
         assert all(str(value) in shown.stdout for value in lacking.values())
-    answer.give({"status": "ok", "reasons": [], "not_acquired": []})
+    answer.set({"status": "ok", "reasons": [], "not_acquired": []})
     assert run(answer, *arguments).exit_code == 0
     assert answer.asked[-1] == ("GET", "/health/ready")
 
@@ -356,11 +356,11 @@ def test_a_certificate_of_an_unknown_authority_is_told_with_the_remedy(
     context.load_cert_chain(*authority.sign("server", "CN=localhost", "DNS:localhost"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def shake() -> None:
+        def accept_handshake() -> None:
             with contextlib.suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as told:
                 told.recv(1)
 
-        answering = threading.Thread(target=shake)
+        answering = threading.Thread(target=accept_handshake)
         answering.start()
         url = f"https://localhost:{listener.getsockname()[1]}"
         result = CliRunner().invoke(halfway, ["groups", "list", "--url", url], env={"HALFWAY_TOKEN": ""})

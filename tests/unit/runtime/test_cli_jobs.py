@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from halfway.runtime import cli_jobs
 from halfway.runtime.cli import halfway
 from tests.support.rest.client import RestWorld
-from tests.unit.rest.handlers.test_jobs import parked, with_state
+from tests.unit.rest.handlers.test_jobs import ids_in_state, park
 from tests.unit.runtime.test_cli_client import HOSTILE, Answer, answer
 
 __all__ = ["answer"]
@@ -27,37 +27,37 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_jobs, "_POLL_S", 0.01)
 
 
-async def told(url: str, *words: str) -> Result:
+async def run_command(url: str, *words: str) -> Result:
     """Run a command on a thread, because it calls the coordinator over HTTP."""
     return await asyncio.to_thread(CliRunner().invoke, halfway, [*words, "--url", url])
 
 
 async def test_parked_ones_are_counted_then_resumed_with_progress(world: RestWorld) -> None:
-    ids = await parked(7, world)
-    dry = await told(world.url, "transactions", "resume", "--parked", "--group", "shop", "--dry-run")
+    ids = await park(7, world)
+    dry = await run_command(world.url, "transactions", "resume", "--parked", "--group", "shop", "--dry-run")
     assert dry.exit_code == 0
     assert dry.output.startswith("7 transactions match; nothing is done\n")
     assert all(name in dry.output for name in ids)
-    assert len(await with_state(world, "parked")) == 7
-    done = await told(world.url, "transactions", "resume", "--group", "shop", "--parked", "--rate", "200")
+    assert len(await ids_in_state(world, "parked")) == 7
+    done = await run_command(world.url, "transactions", "resume", "--group", "shop", "--parked", "--rate", "200")
     assert done.exit_code == 0, done.output
     assert "done: 7 done" in done.output
-    assert await with_state(world, "parked") == []
-    again = await told(world.url, "transactions", "resume", "--parked", "--reason", "once more")
+    assert await ids_in_state(world, "parked") == []
+    again = await run_command(world.url, "transactions", "resume", "--parked", "--reason", "once more")
     assert again.exit_code == 0
     assert "done: nothing matched" in again.output
 
 
 async def test_one_is_resumed_by_its_id(world: RestWorld) -> None:
-    (name,) = await parked(1, world)
-    done = await told(world.url, "transactions", "resume", name)
+    (name,) = await park(1, world)
+    done = await run_command(world.url, "transactions", "resume", name)
     assert done.exit_code == 0
-    assert await with_state(world, "prepared") == [name]
+    assert await ids_in_state(world, "prepared") == [name]
 
 
 @pytest.mark.parametrize("words", [[], ["id", "--parked"], ["id", "--group", "shop"], ["--group", "shop"]])
 async def test_it_is_never_guessed_which_are_meant(world: RestWorld, words: list[str]) -> None:
-    done = await told(world.url, "transactions", "resume", *words)
+    done = await run_command(world.url, "transactions", "resume", *words)
     assert done.exit_code == 2
     assert "--parked" in done.output
 
@@ -69,7 +69,7 @@ def test_what_failed_is_named(answer: Answer) -> None:
         for number, detail in enumerate(HOSTILE.values())
     ]
     job = {"id": "j", "state": "done", "found": 9, "finished": 9, "results": {"failed": 9}, "items": items}
-    answer.give(job)
+    answer.set(job)
     done = CliRunner().invoke(halfway, ["transactions", "resume", "--parked", "--url", answer.url])
     assert done.exit_code == 1
     assert "done: 9 failed" in done.output
@@ -79,13 +79,13 @@ def test_what_failed_is_named(answer: Answer) -> None:
 
 async def test_top_shows_what_statistics_say(world: RestWorld) -> None:
     """Once, if the output is not a terminal."""
-    await parked(3, world)
+    await park(3, world)
     await asyncio.sleep(0)
-    shown = await told(world.url, "top")
+    shown = await run_command(world.url, "top")
     assert shown.exit_code == 0, shown.output
     for part in ("pending 0", "parked 3", "shop", "shard"):
         assert part in shown.output
-    whole = await told(world.url, "top", "--json")
+    whole = await run_command(world.url, "top", "--json")
     assert json.loads(whole.output)["totals"]["parked"] == 3
 
 
@@ -94,7 +94,7 @@ def test_top_in_a_pipe_cuts_no_name_and_tells_each_thing_once(answer: Answer) ->
     group, url = "a-group-with-a-long-name-" + "x" * 60, "http://10.0.0.1:7080"
     endpoint = {"well": False, "host": "http://shop:9000", "detail": "shop:9000: status 502, not 200"}
     lane = {"failures": 1, "commits_per_s": 2.5, "last_failure": {"reason": "fenced"}}
-    answer.give(
+    answer.set(
         {
             "groups": [{"group": group, "endpoints": [endpoint]}],
             "instances": [{"url": url, "shards": [0, 1, 2], "lane": lane}],
@@ -114,7 +114,7 @@ def test_top_in_a_pipe_cuts_no_name_and_tells_each_thing_once(answer: Answer) ->
 
 @pytest.mark.parametrize("text", list(HOSTILE.values()), ids=list(HOSTILE))
 def test_top_obeys_nothing_that_it_shows(answer: Answer, text: str) -> None:
-    told = {
+    statistics = {
         "at": text,
         "totals": {"pending": text},
         "away": [{"shard": 1, "instance": text, "detail": text}],
@@ -127,7 +127,7 @@ def test_top_obeys_nothing_that_it_shows(answer: Answer, text: str) -> None:
             "skipped": [{"topic": text, "reason": text}],
         },
     }
-    answer.give(told)
+    answer.set(statistics)
     shown = CliRunner().invoke(halfway, ["top", "--url", answer.url])
     assert shown.exit_code == 0, shown.output
     assert all(character.isprintable() or character == "\n" for character in shown.output)

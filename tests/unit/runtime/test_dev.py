@@ -21,14 +21,14 @@ from halfway.runtime.settings import load
 def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if Kafka is started."""
 
-    def started(*_: object) -> NoReturn:
+    def fail_start(*_: object) -> NoReturn:
         raise AssertionError("Kafka was started")
 
-    monkeypatch.setattr(halfway.embedded.EmbeddedKafka, "start", started)
+    monkeypatch.setattr(halfway.embedded.EmbeddedKafka, "start", fail_start)
 
 
 @pytest.fixture
-def taken() -> Iterator[str]:
+def used_port() -> Iterator[str]:
     """Provide a port that another server listens on."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield str(other.getsockname()[1])
@@ -42,7 +42,7 @@ def dev(*arguments: str, **settings: str) -> Result:
     return result
 
 
-def free() -> tuple[str, ...]:
+def free_ports() -> tuple[str, ...]:
     return "--port", str(pick_port()), "--health-port", "0"
 
 
@@ -59,33 +59,31 @@ WRONG = {
 @pytest.mark.parametrize("variable", WRONG)
 def test_a_wrong_setting_is_named_before_kafka_starts(variable: str) -> None:
     """Also those that only a part of the coordinator validates."""
-    result = dev(*free(), **{variable: WRONG[variable]})
+    result = dev(*free_ports(), **{variable: WRONG[variable]})
     assert result.exit_code == 1
     named = {"HALFWAY_KAFKA_PREFIX": "prefix", "HALFWAY_KAFKA__NO_SUCH_THING": "no.such.thing"}
     assert named.get(variable, variable) in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--port", "--health-port"])
-def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, taken: str) -> None:
+def test_a_taken_port_is_named_with_its_option_before_kafka_starts(option: str, used_port: str) -> None:
     """With the option, because it overrides HALFWAY_PORT here."""
-    result = dev(*free(), option, taken)
+    result = dev(*free_ports(), option, used_port)
     assert result.exit_code == 1
     assert (
-        f"cannot listen on port {taken} of 127.0.0.1 (it is taken by another process): choose another with {option}"
+        f"cannot listen on port {used_port} of 127.0.0.1 (it is taken by another process): choose another with {option}"
         in result.stderr
     )
 
 
-def test_the_port_for_checks_is_judged_only_if_it_is_needed(taken: str) -> None:
+def test_the_port_for_checks_is_judged_only_if_it_is_needed(used_port: str) -> None:
     """Also before Kafka starts."""
-    result = dev(*free(), "--check-echo", "commit", "--check-port", taken)
+    result = dev(*free_ports(), "--check-echo", "commit", "--check-port", used_port)
     assert result.exit_code == 1
-    assert (
-        f"cannot listen on port {taken} of 127.0.0.1 (it is taken by another process): choose another with --check-port"
-        in result.stderr
-    )
+    complaint = f"cannot listen on port {used_port} of 127.0.0.1 (it is taken by another process)"
+    assert f"{complaint}: choose another with --check-port" in result.stderr
     with pytest.raises(AssertionError, match="Kafka was started"):
-        dev(*free(), "--check-port", taken)
+        dev(*free_ports(), "--check-port", used_port)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,7 @@ def test_one_port_given_twice_is_refused_before_kafka_starts() -> None:
 @pytest.mark.parametrize("topic", ["a b", "..", "", ":3", "t:0", "t:1001", "t:x", "t:²", "t:" + "9" * 5_000, "t" * 250])
 def test_a_topic_that_cannot_be_is_refused_before_kafka_starts(topic: str) -> None:
     """As an invalid option."""
-    result = dev(*free(), "--topic", topic)
+    result = dev(*free_ports(), "--topic", topic)
     assert result.exit_code == 2
     assert "--topic" in result.stderr
 
@@ -121,7 +119,7 @@ def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.undo()
     file = tmp_path / "file"
     file.touch()
-    result = dev(*free(), XDG_CACHE_HOME=str(file / "cache"), JAVA_HOME=str(Path(sys.prefix)))
+    result = dev(*free_ports(), XDG_CACHE_HOME=str(file / "cache"), JAVA_HOME=str(Path(sys.prefix)))
     assert result.exit_code == 1
     assert str(file / "cache" / "halfway") in result.stderr
     assert "XDG_CACHE_HOME" in result.stderr

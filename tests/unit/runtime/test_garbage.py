@@ -12,37 +12,37 @@ IN_FLIGHT = 20_000
 
 
 @pytest.fixture
-def looks() -> Iterator[list[int]]:
+def searched_generations() -> Iterator[list[int]]:
     """Provide the list of generations that the collector has searched; restore its settings."""
     thresholds = gc.get_threshold()
     gc.collect()
     seen: list[int] = []
 
-    def note(phase: str, told: dict[str, int]) -> None:
+    def record(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            seen.append(told["generation"])
+            seen.append(info["generation"])
 
-    gc.callbacks.append(note)
+    gc.callbacks.append(record)
     yield seen
-    gc.callbacks.remove(note)
+    gc.callbacks.remove(record)
     gc.set_threshold(*thresholds)
 
 
-def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(looks: list[int]) -> None:
+def test_a_few_full_batches_in_flight_are_looked_through_once_at_most(searched_generations: list[int]) -> None:
     """Transactions in flight are alive: repeated searches for cycles among them find nothing."""
     collect_rarely()
     in_flight = [[number] for number in range(IN_FLIGHT)]
     assert len(in_flight) == IN_FLIGHT
-    assert len(looks) <= 1
+    assert len(searched_generations) <= 1
 
 
-def test_cycles_are_still_freed(looks: list[int]) -> None:
+def test_cycles_are_still_freed(searched_generations: list[int]) -> None:
     """Errors and closed connections leave cycles, which must not accumulate."""
     collect_rarely()
     for _ in range(10 * IN_FLIGHT):
         cycle: list[object] = []
         cycle.append(cycle)
-    assert looks
+    assert searched_generations
 
 
 class Knot:
@@ -50,7 +50,7 @@ class Knot:
         self.me = self
 
 
-@pytest.mark.usefixtures("looks")
+@pytest.mark.usefixtures("searched_generations")
 async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> None:
     """An idle coordinator frees a client in a cycle, with its threads and connections."""
     collect_rarely()
@@ -63,11 +63,11 @@ async def test_a_cycle_is_freed_within_its_time_when_little_else_is_made() -> No
     looking.cancel()
 
 
-def test_what_stands_is_not_looked_through_again(looks: list[int]) -> None:
+def test_what_stands_is_not_looked_through_again(searched_generations: list[int]) -> None:
     """Modules and the records of a recovery never become garbage."""
     collect_rarely()
     standing = [[number] for number in range(IN_FLIGHT)]
     frozen_before = gc.get_freeze_count()
     freeze_existing()
     assert gc.get_freeze_count() >= frozen_before + len(standing)
-    assert looks[-1] == 2
+    assert searched_generations[-1] == 2

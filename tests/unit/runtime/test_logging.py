@@ -18,7 +18,7 @@ logging.getLogger("library").warning("a library speaks")
 """
 
 
-def logged(script: str) -> str:
+def log_of(script: str) -> str:
     """Return the log of a program."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=GENEROUS_S
@@ -28,7 +28,7 @@ def logged(script: str) -> str:
 
 def test_secrets_are_redacted_by_name_and_by_type() -> None:
     """Every line is one JSON object, also those of libraries; the value of a secret occurs nowhere."""
-    told = logged(SCRIPT)
+    told = log_of(SCRIPT)
     lines = [json.loads(line) for line in told.splitlines()]
     assert [line["event"] for line in lines] == ["joined", "a library speaks"]
     assert lines[0]["shard"] == 3
@@ -52,7 +52,7 @@ except ValueError:
 
 def test_the_console_obeys_nothing_in_a_field_and_shows_no_local_variable() -> None:
     """Fields and errors contain text of clients and endpoints; the variables of a traceback may contain secrets."""
-    told = logged(CONSOLE)
+    told = log_of(CONSOLE)
     assert all(line.isprintable() for line in told.split("\n")), told
     first, *traceback = told.splitlines()
     for shown in (r"x1b]0;title", r"x07 ", r"u202egnp.exe", r"na line of its own"):

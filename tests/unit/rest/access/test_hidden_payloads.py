@@ -9,8 +9,8 @@ import pytest
 from tests.support.rest.client import SHOP, Answer
 from tests.support.rest.guarded import Guarded, guarded, own_id
 from tests.support.waiting import GENEROUS_S
-from tests.unit.rest.handlers.test_history import failed
-from tests.unit.rest.handlers.test_jobs import SOON, scanned
+from tests.unit.rest.handlers.test_history import failed_check
+from tests.unit.rest.handlers.test_jobs import SOON, scan_all
 from tests.unit.rest.stream.conftest import Opens, opened
 
 __all__ = ["opened"]
@@ -23,7 +23,7 @@ PULL = {**SHOP, "check": {"mode": "pull"}}
 
 
 @pytest.fixture
-async def hidden() -> AsyncIterator[Guarded]:
+async def hidden_payloads() -> AsyncIterator[Guarded]:
     """Provide two instances, and a transaction of the group `shop` in a shard of each."""
     async with guarded(hide_payloads=True) as both:
         for name in NAMES:
@@ -32,39 +32,42 @@ async def hidden() -> AsyncIterator[Guarded]:
         yield both
 
 
-async def asked_everywhere(
-    hidden: Guarded, caller: str, method: str, path: str, body: dict[str, Any] | None = None
+async def call_everywhere(
+    hidden_payloads: Guarded, caller: str, method: str, path: str, body: dict[str, Any] | None = None
 ) -> list[Answer]:
-    return [await hidden.at(world, caller, method, path, body) for world in (hidden.here, hidden.there)]
+    return [
+        await hidden_payloads.call_at(world, caller, method, path, body)
+        for world in (hidden_payloads.here, hidden_payloads.there)
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_transaction_is_shown_without_its_messages(hidden: Guarded, name: str) -> None:
+async def test_a_transaction_is_shown_without_its_messages(hidden_payloads: Guarded, name: str) -> None:
     path = f"/v1/transactions/{name}"
-    for answer in await asked_everywhere(hidden, "operator", "GET", path):
+    for answer in await call_everywhere(hidden_payloads, "operator", "GET", path):
         assert (answer.status, answer.body["id"]) == (200, name)
         assert SECRET not in str(answer.body)
-    for answer in await asked_everywhere(hidden, "shop", "GET", path):
+    for answer in await call_everywhere(hidden_payloads, "shop", "GET", path):
         assert answer.body["messages"][0]["value"] == SECRET
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_history_is_shown_without_what_endpoints_answered(hidden: Guarded, name: str) -> None:
+async def test_a_history_is_shown_without_what_endpoints_answered(hidden_payloads: Guarded, name: str) -> None:
     """An endpoint may repeat in its answer what it was sent."""
     spec = {**SOON, "policy": {"first_check_after_s": 1}}
-    assert (await hidden.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
-    for world in (hidden.here, hidden.there):
-        world.memory.caller.always(failed(SECRET))
+    assert (await hidden_payloads.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
+    for world in (hidden_payloads.here, hidden_payloads.there):
+        world.memory.caller.always(failed_check(SECRET))
     async with asyncio.timeout(GENEROUS_S):
-        while not (await hidden.call("shop", "GET", f"/v1/transactions/{name}")).body["checks"]:
-            await scanned(hidden.here, hidden.there)
+        while not (await hidden_payloads.call("shop", "GET", f"/v1/transactions/{name}")).body["checks"]:
+            await scan_all(hidden_payloads.here, hidden_payloads.there)
     for caller, excerpt in (("operator", None), ("shop", SECRET)):
-        for answer in await asked_everywhere(hidden, caller, "GET", f"/v1/transactions/{name}/history"):
+        for answer in await call_everywhere(hidden_payloads, caller, "GET", f"/v1/transactions/{name}/history"):
             assert {one["excerpt"] for one in answer.body["events"] if one["event"] == "check"} == {excerpt}
             assert (SECRET in str(answer.body)) == (excerpt is not None)
 
 
-async def test_what_a_message_key_is_cannot_be_tried_out(hidden: Guarded) -> None:
+async def test_what_a_message_key_is_cannot_be_tried_out(hidden_payloads: Guarded) -> None:
     """Neither with a list nor with a job or its preview: a caller that can search can guess."""
     job = {"action": "check", "filter": {"group": "shop", "key": ORDER["key"]}, "reason": "a test"}
     listing = "/v1/transactions?group=shop&key=key%20of%20" + SECRET
@@ -73,26 +76,26 @@ async def test_what_a_message_key_is_cannot_be_tried_out(hidden: Guarded) -> Non
         ("POST", "/v1/jobs", {**job, "preview": True}, 200),
         ("POST", "/v1/jobs", job, 202),
     ):
-        for answer in await asked_everywhere(hidden, "operator", method, path, body):
+        for answer in await call_everywhere(hidden_payloads, "operator", method, path, body):
             assert (answer.status, answer.error_code) == (403, "forbidden"), (path, answer)
-        for answer in await asked_everywhere(hidden, "shop", method, path, body):
+        for answer in await call_everywhere(hidden_payloads, "shop", method, path, body):
             assert answer.status == status, (path, answer)
-    for answer in await asked_everywhere(hidden, "operator", "GET", "/v1/jobs"):
+    for answer in await call_everywhere(hidden_payloads, "operator", "GET", "/v1/jobs"):
         assert all(one["filter"].get("key") is None for one in answer.body["jobs"]), answer
 
 
-async def test_no_check_is_handed_out_by_a_poll_or_on_a_stream(hidden: Guarded, opened: Opens) -> None:
+async def test_no_check_is_handed_out_by_a_poll_or_on_a_stream(hidden_payloads: Guarded, opened: Opens) -> None:
     """Checks contain messages. The group itself gets them, at any instance."""
-    assert (await hidden.call("operator", "PUT", "/v1/groups/shop", PULL)).status == 200
-    await scanned(hidden.here, hidden.there, after_s=100)
-    for answer in await asked_everywhere(hidden, "operator", "GET", "/v1/groups/shop/checks?max=10"):
+    assert (await hidden_payloads.call("operator", "PUT", "/v1/groups/shop", PULL)).status == 200
+    await scan_all(hidden_payloads.here, hidden_payloads.there, after_s=100)
+    for answer in await call_everywhere(hidden_payloads, "operator", "GET", "/v1/groups/shop/checks?max=10"):
         assert (answer.status, answer.error_code) == (403, "forbidden")
-    for world in (hidden.here, hidden.there):
-        stream = await opened(world, {"Authorization": f"Bearer {hidden.tokens['operator']}"})
+    for world in (hidden_payloads.here, hidden_payloads.there):
+        stream = await opened(world, {"Authorization": f"Bearer {hidden_payloads.tokens['operator']}"})
         refused = await stream.subscribe("shop", 10)
         assert (refused.status, refused.document["error_code"]) == (403, "forbidden")
         assert stream.checks.empty()
-    stream = await opened(hidden.there, {"Authorization": f"Bearer {hidden.tokens['shop']}"})
+    stream = await opened(hidden_payloads.there, {"Authorization": f"Bearer {hidden_payloads.tokens['shop']}"})
     assert (await stream.subscribe("shop", 10)).status == 200
     async with asyncio.timeout(GENEROUS_S):
         checks = [await stream.checks.get() for _ in NAMES]

@@ -57,7 +57,7 @@ BY_ID = {operation.id: operation for operation in OPERATIONS}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[Guarded]:
+async def shared_instances() -> AsyncIterator[Guarded]:
     """Provide two instances for all cells, which do not disturb each other."""
     async with guarded() as world:
         yield world
@@ -82,7 +82,7 @@ def test_a_route_without_a_rule_does_not_start() -> None:
         Routes([Operation(**fields, access="whatever")])  # type: ignore[arg-type]
 
 
-async def asked(both: Guarded, at: RestWorld, shard: int, caller: str, operation: Operation) -> Answer:
+async def call(both: Guarded, at: RestWorld, shard: int, caller: str, operation: Operation) -> Answer:
     """Make one call about the group `shop`, or about a new transaction of it in a shard."""
     path = operation.path
     name = own_id(shard, f"t{next(TURNS)}")
@@ -117,16 +117,16 @@ async def asked(both: Guarded, at: RestWorld, shard: int, caller: str, operation
         path += "?group=shop"
     if operation.id == "getEvents":
         path += "?max=1"
-    return await both.at(at, caller, operation.method, path, body)
+    return await both.call_at(at, caller, operation.method, path, body)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.id for operation in OPERATIONS])
-async def test_each_principal_gets_what_the_matrix_says(shared: Guarded, operation: Operation) -> None:
+async def test_each_principal_gets_what_the_matrix_says(shared_instances: Guarded, operation: Operation) -> None:
     """At the owner of the shard (shard 0 is `here`) and through the other instance."""
-    for at, shard in ((shared.here, 0), (shared.here, 1), (shared.there, 0)):
+    for at, shard in ((shared_instances.here, 0), (shared_instances.here, 1), (shared_instances.there, 0)):
         for caller, status in zip(CALLERS, MATRIX[operation.id], strict=True):
-            answer = await asked(shared, at, shard, caller, operation)
+            answer = await call(shared_instances, at, shard, caller, operation)
             assert answer.status == status, (operation.id, caller, shard, answer)
             if status == 403:
                 assert answer.error_code == "forbidden"
@@ -137,28 +137,30 @@ async def test_each_principal_gets_what_the_matrix_says(shared: Guarded, operati
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.id for operation in OPERATIONS])
-async def test_strangers_are_refused_everything_but_the_description(shared: Guarded, operation: Operation) -> None:
+async def test_strangers_are_refused_everything_but_the_description(
+    shared_instances: Guarded, operation: Operation
+) -> None:
     """Callers without a key, or with one that is mistyped, unknown, expired, revoked, or the instances' credential."""
-    expired = await shared.new_key(PrincipalKind.OPERATOR, f"late{next(TURNS)}", expires_in_ms=1_000)
-    revoked = await shared.new_key(PrincipalKind.OPERATOR, f"gone{next(TURNS)}")
-    await shared.call("operator", "DELETE", f"/v1/keys/{revoked[5:17]}")
-    shared.here.memory.clock.advance(2)
-    first = shared.tokens["operator"]
+    expired = await shared_instances.new_key(PrincipalKind.OPERATOR, f"late{next(TURNS)}", expires_in_ms=1_000)
+    revoked = await shared_instances.new_key(PrincipalKind.OPERATOR, f"gone{next(TURNS)}")
+    await shared_instances.call("operator", "DELETE", f"/v1/keys/{revoked[5:17]}")
+    shared_instances.here.memory.clock.advance(2)
+    first = shared_instances.tokens["operator"]
     assert first is not None
-    shared.tokens |= {
+    shared_instances.tokens |= {
         "mistyped": first[:-1] + ("a" if first[-1] != "a" else "b"),
         "never made": "hw_o_AAAAAAAAAAAA_" + "B" * 43 + "_000000",
         "expired": expired,
         "revoked": revoked,
         "peer": "the credential of peers",
     }
-    for at in (shared.here, shared.there):
+    for at in (shared_instances.here, shared_instances.there):
         for caller in STRANGERS:
-            answer = await asked(shared, at, 1, caller, operation)
+            answer = await call(shared_instances, at, 1, caller, operation)
             if operation.id == "getOpenApi":
                 assert answer.status == 200
                 continue
             assert (answer.status, answer.error_code) == (401, "unauthenticated"), (operation.id, caller, answer)
             assert answer.headers["WWW-Authenticate"] == 'Bearer realm="halfway"'
-            token = shared.tokens[caller]
+            token = shared_instances.tokens[caller]
             assert token is None or token not in str(answer.body)

@@ -33,7 +33,7 @@ async def test_items_of_a_batch_are_judged_one_by_one(both: Guarded) -> None:
         assert (await both.call("shop", "GET", f"/v1/transactions/{name}")).body["state"] == "prepared"
     assert (await both.call("operator", "GET", f"/v1/transactions/{theirs}")).status == 404
     by_hand = {"prepare": [], "end": [{"id": mine, "outcome": "commit"}]}
-    answer = await both.at(both.here, "other", "POST", "/v1/batch", by_hand, BY_HAND)
+    answer = await both.call_at(both.here, "other", "POST", "/v1/batch", by_hand, BY_HAND)
     assert answer.body["end"][0]["status"] == 403
 
 
@@ -76,11 +76,11 @@ async def test_lists_show_a_group_its_own_only(both: Guarded) -> None:
             made = {"group": group, "id": own_id(shard, group), "messages": [ORDER]}
             assert (await both.call("operator", "POST", "/v1/transactions", made)).status == 201
     for at in (both.here, both.there):
-        shown = (await both.at(at, "other", "GET", "/v1/transactions")).body["transactions"]
+        shown = (await both.call_at(at, "other", "GET", "/v1/transactions")).body["transactions"]
         assert {(one["group"], one["id"]) for one in shown} == {("other", own_id(shard, "other")) for shard in (0, 1)}
-        groups = (await both.at(at, "other", "GET", "/v1/groups")).body["groups"]
+        groups = (await both.call_at(at, "other", "GET", "/v1/groups")).body["groups"]
         assert [one["group"] for one in groups] == ["other"]
-        assert len((await both.at(at, "board", "GET", "/v1/transactions")).body["transactions"]) == 4
+        assert len((await both.call_at(at, "board", "GET", "/v1/transactions")).body["transactions"]) == 4
 
 
 async def test_a_reader_sees_no_payload_and_a_group_its_own(both: Guarded) -> None:
@@ -132,7 +132,7 @@ async def test_a_groups_change_under_way_does_not_bring_back_a_topic_that_an_ope
     change = groups.change
     entered, go_on = asyncio.Event(), asyncio.Event()
 
-    async def held_up(*args: Any, **fields: Any) -> None:
+    async def delayed_change(*args: Any, **fields: Any) -> None:
         monkeypatch.setattr(groups, "change", change)
         entered.set()
         await go_on.wait()
@@ -148,7 +148,7 @@ async def test_a_groups_change_under_way_does_not_bring_back_a_topic_that_an_ope
         assert (await both.call("operator", "PUT", "/v1/groups/other", SHOP)).status in (200, 201)
         entered.clear()
         go_on.clear()
-        monkeypatch.setattr(groups, "change", held_up)
+        monkeypatch.setattr(groups, "change", delayed_change)
         own = asyncio.create_task(both.call("other", "PUT", "/v1/groups/other", SHOP))
         await entered.wait()
         assert (await both.call("operator", method, path, body)).status in (200, 204)

@@ -21,7 +21,7 @@ async def token(both: Guarded) -> str:
 
 
 async def revoke(both: Guarded, token: str) -> None:
-    revoked = await both.at(both.there, "operator", "DELETE", f"/v1/keys/{token[5:17]}")
+    revoked = await both.call_at(both.there, "operator", "DELETE", f"/v1/keys/{token[5:17]}")
     assert revoked.status == 204
 
 

@@ -121,10 +121,10 @@ class TestPrepareAndEnd:
     async def test_an_ambiguous_prepare_is_503_with_its_id_and_retry_after(
         self, world: RestWorld, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lost(_: int, halves: Sequence[tuple[Half, Any]], appended: Appended[Any], **__: object) -> None:
+        def lose_outcome(_: int, halves: Sequence[tuple[Half, Any]], appended: Appended[Any], **__: object) -> None:
             appended([(token, OutcomeUnknownError("not known", id=half.id)) for half, token in halves])
 
-        monkeypatch.setattr(world.memory.half_log, "append", lost)
+        monkeypatch.setattr(world.memory.half_log, "append", lose_outcome)
         answer = await world.prepare(id="order-7")
         assert (answer.status, answer.error_code, answer.body["id"]) == (503, "outcome_unknown", "order-7")
         assert int(answer.headers["Retry-After"]) >= 1

@@ -15,12 +15,12 @@ from halfway.service.query.history import NoHistory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.waiting import GENEROUS_S
-from tests.unit.rest.handlers.test_jobs import SOON, over, scanned, wanted
+from tests.unit.rest.handlers.test_jobs import SOON, job_request, scan_all, until_ended
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
 
 
-def failed(excerpt: str | None = HOSTILE) -> CheckReply:
+def failed_check(excerpt: str | None = HOSTILE) -> CheckReply:
     attempt = CheckAttempt(
         host="http://shop:9000",
         sent=True,
@@ -42,12 +42,12 @@ async def history(world: RestWorld, name: str) -> dict[str, Any]:
     return shown
 
 
-def told(shown: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
+def event_fields(shown: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(event[name] for name in ("event", *names)) for event in shown["events"]]
 
 
 @pytest.fixture
-async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
     """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
@@ -57,21 +57,21 @@ async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
 
 async def until_state(world: RestWorld, name: str, state: str, *worlds: RestWorld) -> None:
     while (await world.show(name)).body["state"] != state:
-        await scanned(world, *worlds)
+        await scan_all(world, *worlds)
 
 
-async def test_the_whole_life_of_one_is_told_by_any_instance(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[RestWorld, RestWorld]) -> None:
     """Prepared, checked, parked, resumed by a job, checked, committed manually; then the places of its messages."""
-    here, there = two
+    here, there = instances
     assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
-    for world in two:
-        world.memory.caller.always(failed())
+    for world in instances:
+        world.memory.caller.always(failed_check())
     for name in ("t0", "t1", "t2"):
         await here.prepared({"topic": "orders", "key": name, "value": "v"}, {"topic": "coupons", "value": "v"}, id=name)
         await until_state(here, name, "parked", there)
     parked = await history(there, "t1")
     assert (parked["id"], parked["group"], parked["state"], parked["missing"]) == ("t1", "shop", "parked", [])
-    assert told(parked) == [("prepared",), ("check",), ("parked",)]
+    assert event_fields(parked) == [("prepared",), ("check",), ("parked",)]
     check = parked["events"][1]
     assert (check["attempt"], check["verdict"], check["status"], check["sent"]) == (1, "none", 502, True)
     assert (check["host"], check["excerpt"], check["duration_s"]) == ("http://shop:9000", HOSTILE, 0.25)
@@ -83,16 +83,16 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(two: tuple[RestWorl
     ]
 
     here.memory.clock.advance(1)
-    await here.call("POST", "/v1/jobs", wanted(id="j", filter={"id": "t1"}, reason=HOSTILE))
-    assert (await over(here, "j"))["results"] == {"done": 1}
+    await here.call("POST", "/v1/jobs", job_request(id="j", filter={"id": "t1"}, reason=HOSTILE))
+    assert (await until_ended(here, "j"))["results"] == {"done": 1}
     here.memory.clock.advance(1)
     end = {"outcome": "commit", "remark": "looked at by ann"}
     for world, name in ((here, "t1"), (there, "t0")):
         path = f"/v1/transactions/{name}/end"
         assert (await world.call("POST", path, end, headers={"Halfway-Cause": "operator"})).status == 200
-    for world in two:
+    for world in instances:
         shown = await history(world, "t1")
-        assert [one for one in told(shown, "cause", "remark") if one[0] != "check"] == [
+        assert [one for one in event_fields(shown, "cause", "remark") if one[0] != "check"] == [
             ("prepared", None, None),
             ("parked", "policy", None),
             ("resumed", "operator", HOSTILE),
@@ -116,13 +116,13 @@ async def test_after_the_horizon_op_still_tells(world: RestWorld) -> None:
     for name in (made, "mine"):
         assert (await world.end(name, "rollback", remark="stock was gone")).status == 200
     world.memory.clock.advance(2000)
-    await scanned(world)
-    await scanned(world)
+    await scan_all(world)
+    await scan_all(world)
     for name, status in ((made, 410), ("mine", 404)):
         assert (await world.show(name)).status == status
         shown = await history(world, name)
         assert shown["state"] == "rolled_back"
-        assert told(shown, "cause", "remark") == [
+        assert event_fields(shown, "cause", "remark") == [
             ("prepared", None, None),
             ("rolled_back", "producer", "stock was gone"),
         ]
@@ -149,14 +149,14 @@ async def test_a_restart_says_what_it_does_not_know() -> None:
     memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
     async with RestWorld(memory=memory) as world:
         assert (await world.call("PUT", "/v1/groups/shop", SOON)).status == 201
-        memory.caller.always(failed())
+        memory.caller.always(failed_check())
         await world.prepared(id="t1")
         await until_state(world, "t1", "parked")
         assert (await history(world, "t1"))["complete"] is True
         again = memory.restarted()
         async with RestWorld(memory=again) as after:
             shown = await history(after, "t1")
-            assert told(shown, "attempt", "verdict", "excerpt") == [
+            assert event_fields(shown, "attempt", "verdict", "excerpt") == [
                 ("prepared", None, None, None),
                 ("check", 1, None, None),
                 ("parked", None, None, None),
@@ -171,15 +171,15 @@ async def test_after_a_restart_the_check_that_decided_is_still_told(outcome: Out
     async with RestWorld(memory=memory) as world:
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await world.call("PUT", "/v1/groups/shop", spec)).status == 201
-        memory.caller.always(failed())
+        memory.caller.always(failed_check())
         await world.prepared(id="t1")
         while not (await world.show("t1")).body["checks"]:
-            await scanned(world)
+            await scan_all(world)
         memory.caller.always(verdict(outcome))
         await until_state(world, "t1", state)
         async with RestWorld(memory=memory.restarted()) as after:
             shown = await history(after, "t1")
-            assert told(shown, "attempt", "verdict", "host") == [
+            assert event_fields(shown, "attempt", "verdict", "host") == [
                 ("prepared", None, None, None),
                 ("check", 1, None, None),
                 ("check", 2, outcome.value, None),
@@ -192,10 +192,10 @@ async def test_an_id_that_is_used_again_tells_of_its_last_life(world: RestWorld)
     await world.prepared(id="again")
     await world.end("again", "rollback", remark="first")
     world.memory.clock.advance(2000)
-    await scanned(world)
+    await scan_all(world)
     await world.prepared(id="again")
     await world.end("again", "commit", remark="second")
-    assert told(await history(world, "again"), "remark") == [("prepared", None), ("committed", "second")]
+    assert event_fields(await history(world, "again"), "remark") == [("prepared", None), ("committed", "second")]
 
 
 async def test_a_message_that_is_gone_from_its_topic_has_no_place(world: RestWorld) -> None:
@@ -213,11 +213,11 @@ async def test_what_an_endpoint_answered_is_for_those_who_read_payloads() -> Non
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
         for world in (both.here, both.there):
-            world.memory.caller.always(failed("p4yl0ad"))
+            world.memory.caller.always(failed_check("p4yl0ad"))
         order = {"group": "shop", "id": "t1", "messages": [{"topic": "orders", "value": "v"}]}
         assert (await both.call("shop", "POST", "/v1/transactions", order)).status == 201
         while not (await both.call("shop", "GET", "/v1/transactions/t1")).body["checks"]:
-            await scanned(both.here, both.there)
+            await scan_all(both.here, both.there)
         for caller, excerpt in (("shop", "p4yl0ad"), ("operator", "p4yl0ad"), ("board", None)):
             answer = await both.call(caller, "GET", "/v1/transactions/t1/history")
             assert [one["excerpt"] for one in answer.body["events"] if one["event"] == "check"] == [excerpt]
@@ -261,17 +261,17 @@ async def test_the_history_of_a_forgotten_one_tells_nothing_of_the_group_that_us
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
         for world in (both.here, both.there):
-            world.memory.caller.always(msgspec.structs.replace(failed("p4yl0ad"), sent=False))
+            world.memory.caller.always(msgspec.structs.replace(failed_check("p4yl0ad"), sent=False))
         order = {"id": own_id(0, "o-42"), "messages": [{"topic": "orders", "value": "v"}]}
         path = f"/v1/transactions/{order['id']}"
         assert (await both.call("other", "POST", "/v1/transactions", order | {"group": "other"})).status == 201
         assert (await both.call("other", "POST", f"{path}/end", {"outcome": "rollback"})).status == 200
         both.here.memory.clock.advance(2000)
         while (await both.call("other", "GET", path)).status != 404:
-            await scanned(both.here, both.there)
+            await scan_all(both.here, both.there)
         assert (await both.call("shop", "POST", "/v1/transactions", order | {"group": "shop"})).status == 201
         while "p4yl0ad" not in str((await both.call("shop", "GET", f"{path}/history")).body):
-            await scanned(both.here, both.there)
+            await scan_all(both.here, both.there)
         own = await both.call("other", "GET", f"{path}/history")
         assert (own.status, own.body["group"]) == (200, "other")
-        assert told(own.body, "cause") == [("prepared", None), ("rolled_back", "producer")]
+        assert event_fields(own.body, "cause") == [("prepared", None), ("rolled_back", "producer")]

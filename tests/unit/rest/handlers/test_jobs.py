@@ -21,7 +21,7 @@ SOON: dict[str, Any] = {
 }
 
 
-async def over(world: RestWorld, job_id: str) -> dict[str, Any]:
+async def until_ended(world: RestWorld, job_id: str) -> dict[str, Any]:
     """Return a job once it has ended."""
     async with asyncio.timeout(GENEROUS_S):
         while True:
@@ -33,7 +33,7 @@ async def over(world: RestWorld, job_id: str) -> dict[str, Any]:
             await asyncio.sleep(0.005)
 
 
-async def scanned(*worlds: RestWorld, after_s: float = 2) -> None:
+async def scan_all(*worlds: RestWorld, after_s: float = 2) -> None:
     worlds[0].memory.clock.advance(after_s)
     for world in worlds:
         for shard in world.coordinator.shards.served:
@@ -42,12 +42,12 @@ async def scanned(*worlds: RestWorld, after_s: float = 2) -> None:
         await asyncio.sleep(0)
 
 
-async def with_state(world: RestWorld, state: str) -> list[str]:
+async def ids_in_state(world: RestWorld, state: str) -> list[str]:
     answer = await world.call("GET", f"/v1/transactions?state={state}&limit=1000")
     return [one["id"] for one in answer.body["transactions"]]
 
 
-async def parked(count: int, *worlds: RestWorld) -> list[str]:
+async def park(count: int, *worlds: RestWorld) -> list[str]:
     """Park transactions by means of a failing endpoint."""
     world = worlds[0]
     assert (await world.call("PUT", "/v1/groups/shop", SOON)).status in {200, 201}
@@ -55,13 +55,13 @@ async def parked(count: int, *worlds: RestWorld) -> list[str]:
         one.memory.caller.always(no_verdict("status 502, not 200"))
     ids = [await world.prepared(id=f"t{number:03}") for number in range(count)]
     async with asyncio.timeout(GENEROUS_S):
-        while len(await with_state(world, "parked")) < count:
-            await scanned(*worlds)
+        while len(await ids_in_state(world, "parked")) < count:
+            await scan_all(*worlds)
     return ids
 
 
 @pytest.fixture
-async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
     """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
@@ -69,78 +69,80 @@ async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
         yield here, there
 
 
-def wanted(**over: Any) -> dict[str, Any]:
+def job_request(**over: Any) -> dict[str, Any]:
     return {"action": "resume", "filter": {"group": "shop"}, "reason": "mended", "rate": 200, **over}
 
 
-async def test_parked_transactions_are_found_previewed_resumed_and_committed(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_parked_transactions_are_found_previewed_resumed_and_committed(
+    instances: tuple[RestWorld, RestWorld],
+) -> None:
     """The whole story, with alternating instances."""
-    here, there = two
-    ids = await parked(30, here, there)
+    here, there = instances
+    ids = await park(30, here, there)
 
     preview = await there.call("POST", "/v1/jobs", {"action": "resume", "filter": {"error": "502"}, "preview": True})
     assert (preview.status, preview.body["count"], preview.body["more"]) == (200, 0, False)
     preview = await here.call("POST", "/v1/jobs", {"action": "resume", "filter": {"group": "shop"}, "preview": True})
     assert preview.body["preview"] is True
     assert (preview.body["count"], [one["id"] for one in preview.body["sample"]]) == (30, ids[:20])
-    assert len(await with_state(here, "parked")) == 30
+    assert len(await ids_in_state(here, "parked")) == 30
 
-    accepted = await there.call("POST", "/v1/jobs", wanted(id="night-1"))
+    accepted = await there.call("POST", "/v1/jobs", job_request(id="night-1"))
     assert (accepted.status, accepted.body["state"], accepted.body["finished"]) == (202, "accepted", 0)
     assert accepted.headers["Location"] == "/v1/jobs/night-1"
-    done = await over(here, "night-1")
+    done = await until_ended(here, "night-1")
     assert (done["state"], done["found"], done["finished"], done["results"]) == ("done", 30, 30, {"done": 30})
     assert [(item["id"], item["result"], item["state"]) for item in done["items"]] == [
         (name, "done", "prepared") for name in ids
     ]
-    assert sorted(await with_state(there, "prepared")) == ids
+    assert sorted(await ids_in_state(there, "prepared")) == ids
 
-    ended = await here.call("POST", "/v1/jobs", wanted(id="night-2", action="commit", reason=HOSTILE))
+    ended = await here.call("POST", "/v1/jobs", job_request(id="night-2", action="commit", reason=HOSTILE))
     assert ended.status == 202
-    assert (await over(there, "night-2"))["results"] == {"done": 30}
+    assert (await until_ended(there, "night-2"))["results"] == {"done": 30}
     shown = await there.show(ids[7])
     assert (shown.body["state"], shown.body["cause"], shown.body["remark"]) == ("committed", "operator", HOSTILE)
     assert len(here.memory.records("orders")) == 30
-    listed = [await world.call("GET", "/v1/jobs") for world in two]
+    listed = [await world.call("GET", "/v1/jobs") for world in instances]
     assert [[one["id"] for one in answer.body["jobs"]] for answer in listed] == [["night-2", "night-1"]] * 2
     assert all(answer.body["away"] == [] for answer in listed)
-    audited = [event for world in two for event in world.memory.audit_trail.events]
+    audited = [event for world in instances for event in world.memory.audit_trail.events]
     for action, count in (("resume", 30), ("end_by_hand", 30), ("start_job", 2)):
         events = [event for event in audited if event.action == action]
         assert len(events) == count
         assert all(event.remark in {"mended", HOSTILE} and event.result == "done" for event in events)
 
 
-async def test_the_same_request_again_does_nothing_twice(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_the_same_request_again_does_nothing_twice(instances: tuple[RestWorld, RestWorld]) -> None:
     """Either instance answers with the job; different content with the same id is refused."""
-    here, there = two
-    await parked(5, here, there)
-    first = await here.call("POST", "/v1/jobs", wanted(id="once"))
+    here, there = instances
+    await park(5, here, there)
+    first = await here.call("POST", "/v1/jobs", job_request(id="once"))
     assert first.status == 202
-    await over(here, "once")
-    for world in two:
-        again = await world.call("POST", "/v1/jobs", wanted(id="once"))
+    await until_ended(here, "once")
+    for world in instances:
+        again = await world.call("POST", "/v1/jobs", job_request(id="once"))
         assert (again.status, again.body["state"], again.body["accepted_at"]) == (
             200,
             "done",
             first.body["accepted_at"],
         )
-        other = await world.call("POST", "/v1/jobs", wanted(id="once", action="rollback"))
+        other = await world.call("POST", "/v1/jobs", job_request(id="once", action="rollback"))
         assert (other.status, other.error_code) == (409, "job_id_reused")
-    assert len(await with_state(here, "prepared")) == 5
+    assert len(await ids_in_state(here, "prepared")) == 5
 
 
 async def test_a_job_that_is_gone_goes_on_when_it_is_sent_again(world: RestWorld) -> None:
     """Its instance forgot it, as after a restart: finished transactions no longer match."""
-    await parked(3, world)
-    await world.call("POST", "/v1/jobs", wanted(id="lost", most=2))
-    assert (await over(world, "lost"))["results"] == {"done": 2}
+    await park(3, world)
+    await world.call("POST", "/v1/jobs", job_request(id="lost", most=2))
+    assert (await until_ended(world, "lost"))["results"] == {"done": 2}
     world.coordinator.jobs._jobs._jobs.clear()
     gone = await world.call("GET", "/v1/jobs/lost")
     assert (gone.status, gone.error_code) == (404, "unknown_job")
-    assert (await world.call("POST", "/v1/jobs", wanted(id="lost", most=2))).status == 202
-    assert (await over(world, "lost"))["results"] == {"done": 1}
-    assert await with_state(world, "parked") == []
+    assert (await world.call("POST", "/v1/jobs", job_request(id="lost", most=2))).status == 202
+    assert (await until_ended(world, "lost"))["results"] == {"done": 1}
+    assert await ids_in_state(world, "parked") == []
 
 
 async def test_each_item_has_its_own_result(world: RestWorld) -> None:
@@ -154,10 +156,10 @@ async def test_each_item_has_its_own_result(world: RestWorld) -> None:
     body = {"action": "commit", "ids": ids, "reason": "by hand", "id": "mixed"}
     answer = await world.call("POST", "/v1/jobs", body)
     assert (answer.status, answer.body["ids"], answer.body["filter"]) == (202, 5, None)
-    done = await over(world, "mixed")
+    done = await until_ended(world, "mixed")
     assert (done["state"], done["results"]) == ("done", {"done": 1, "failed": 2, "unchanged": 1})
-    told = {item["id"]: (item["result"], item["state"], item["error_code"]) for item in done["items"]}
-    assert told == {
+    answers = {item["id"]: (item["result"], item["state"], item["error_code"]) for item in done["items"]}
+    assert answers == {
         "open": ("done", "committed", None),
         "gone": ("failed", "rolled_back", "already_ended"),
         "there": ("unchanged", "committed", None),
@@ -169,30 +171,30 @@ async def test_each_item_has_its_own_result(world: RestWorld) -> None:
     assert ([item["id"] for item in rest.body["items"]], rest.body["next"]) == (["never"], None)
 
 
-async def test_a_stopped_job_leaves_the_rest_as_it_is(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_a_stopped_job_leaves_the_rest_as_it_is(instances: tuple[RestWorld, RestWorld]) -> None:
     """It is stopped through the other instance; items without a result are waiting."""
-    here, there = two
-    await parked(8, here, there)
-    assert (await here.call("POST", "/v1/jobs", wanted(id="slow", rate=0.1))).status == 202
+    here, there = instances
+    await park(8, here, there)
+    assert (await here.call("POST", "/v1/jobs", job_request(id="slow", rate=0.1))).status == 202
     async with asyncio.timeout(GENEROUS_S):
         while (await here.call("GET", "/v1/jobs/slow")).body["found"] is None:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
     stopping = await there.call("DELETE", "/v1/jobs/slow")
     assert (stopping.status, stopping.body["state"] in {"stopping", "stopped"}) == (202, True)
-    done = await over(there, "slow")
+    done = await until_ended(there, "slow")
     assert done["state"] == "stopped"
     assert done["finished"] < 8
     waiting = [item for item in done["items"] if item["result"] == "waiting"]
     assert len(waiting) == 8 - done["finished"]
-    assert len(await with_state(here, "parked")) == len(waiting)
+    assert len(await ids_in_state(here, "parked")) == len(waiting)
     assert (await here.call("DELETE", "/v1/jobs/slow")).body["state"] == "stopped"
 
 
 async def test_a_check_is_done_when_the_group_is_asked(world: RestWorld) -> None:
     await world.prepared(id="t1")
-    answer = await world.call("POST", "/v1/jobs", wanted(id="ask", action="check", filter={}))
+    answer = await world.call("POST", "/v1/jobs", job_request(id="ask", action="check", filter={}))
     assert answer.status == 202
-    assert (await over(world, "ask"))["results"] == {"done": 1}
+    assert (await until_ended(world, "ask"))["results"] == {"done": 1}
     async with asyncio.timeout(GENEROUS_S):
         while [request.id for request in world.memory.caller.requests] != ["t1"]:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
@@ -204,8 +206,8 @@ async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
     world.memory.delete_topic("coupons")
     await world.prepared(id="good")
     world.memory.faults.lose_next_batch(written=False)
-    await world.call("POST", "/v1/jobs", wanted(id="some", action="commit", filter={}))
-    done = await over(world, "some")
+    await world.call("POST", "/v1/jobs", job_request(id="some", action="commit", filter={}))
+    done = await until_ended(world, "some")
     assert done["results"] == {"done": 1, "failed": 1}
     assert {item["id"]: item["error_code"] for item in done["items"]} == {"bad": "topic_unavailable", "good": None}
 
@@ -213,31 +215,31 @@ async def test_what_cannot_be_done_now_is_tried_again(world: RestWorld) -> None:
 async def test_too_many_jobs_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that have ended make room."""
     monkeypatch.setattr(jobs, "MAX_JOBS", 12)
-    await parked(20, world)
+    await park(20, world)
     for number in range(10):
-        assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
-    refused = await world.call("POST", "/v1/jobs", wanted(id="one-more"))
+        assert (await world.call("POST", "/v1/jobs", job_request(id=f"j{number}", rate=0.1))).status == 202
+    refused = await world.call("POST", "/v1/jobs", job_request(id="one-more"))
     assert (refused.status, refused.error_code) == (429, "overloaded")
     waiting = await world.call("DELETE", "/v1/jobs/j9")
     assert (waiting.body["state"], waiting.body["started_at"]) == ("stopped", None)
     for number in range(10):
         await world.call("DELETE", f"/v1/jobs/j{number}")
-        await over(world, f"j{number}")
+        await until_ended(world, f"j{number}")
     for number in range(5):
-        assert (await world.call("POST", "/v1/jobs", wanted(id=f"k{number}", filter={"id": "none"}))).status == 202
-        assert (await over(world, f"k{number}"))["state"] == "done"
+        assert (await world.call("POST", "/v1/jobs", job_request(id=f"k{number}", filter={"id": "none"}))).status == 202
+        assert (await until_ended(world, f"k{number}"))["state"] == "done"
     assert len((await world.call("GET", "/v1/jobs")).body["jobs"]) == 12
 
 
 async def test_a_job_that_waits_and_is_stopped_makes_room(world: RestWorld) -> None:
     """It ends at once, although the jobs before it still run."""
-    await parked(20, world)
+    await park(20, world)
     for number in range(10):
-        assert (await world.call("POST", "/v1/jobs", wanted(id=f"j{number}", rate=0.1))).status == 202
+        assert (await world.call("POST", "/v1/jobs", job_request(id=f"j{number}", rate=0.1))).status == 202
     stopped = await world.call("DELETE", "/v1/jobs/j9")
     assert (stopped.status, stopped.body["state"]) == (202, "stopped")
     assert stopped.body["finished_at"] is not None
-    assert (await world.call("POST", "/v1/jobs", wanted(id="one-more"))).status == 202
+    assert (await world.call("POST", "/v1/jobs", job_request(id="one-more"))).status == 202
     assert len(world.coordinator.jobs._jobs._tasks) == 10
 
 
@@ -245,61 +247,61 @@ async def test_no_more_ids_are_acted_on_than_was_said(world: RestWorld) -> None:
     ids = [await world.prepared(id=f"t{number}") for number in range(3)]
     body = {"action": "commit", "ids": [ids[0], *ids], "reason": "by hand", "most": 2, "id": "two"}
     assert (await world.call("POST", "/v1/jobs", body)).status == 202
-    done = await over(world, "two")
+    done = await until_ended(world, "two")
     assert (done["results"], done["found"], done["more"]) == ({"done": 2}, 3, True)
-    assert await with_state(world, "prepared") == ids[2:]
+    assert await ids_in_state(world, "prepared") == ids[2:]
 
 
 @pytest.mark.parametrize(
     "action,state", [("check", "prepared"), ("commit", "prepared"), ("rollback", "parked"), ("resume", "parked")]
 )
 async def test_another_transaction_that_has_the_id_by_now_is_left_as_it_is(
-    two: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch, action: str, state: str
+    instances: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch, action: str, state: str
 ) -> None:
     """Its client has reused the id since the job's filter matched it; the item has a result of its own."""
-    here, there = two
+    here, there = instances
     if state == "parked":
-        ids = await parked(4, here, there)
+        ids = await park(4, here, there)
     else:
         assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
         ids = [await here.prepared(id=f"t{number:03}") for number in range(4)]
     before = here.memory.clock.now_ms() - 3_600_000
 
-    async def found(*_: object) -> FindResult:
+    async def find(*_: object) -> FindResult:
         return FindResult(count=4, places=tuple((before, name) for name in ids))
 
-    for world in two:
-        monkeypatch.setattr(world.coordinator.jobs._jobs, "_find", found)
-    assert (await here.call("POST", "/v1/jobs", wanted(id="late", action=action))).status == 202
-    done = await over(there, "late")
+    for world in instances:
+        monkeypatch.setattr(world.coordinator.jobs._jobs, "_find", find)
+    assert (await here.call("POST", "/v1/jobs", job_request(id="late", action=action))).status == 202
+    done = await until_ended(there, "late")
     assert (done["state"], done["results"]) == ("done", {"replaced": 4})
     items = (await here.call("GET", "/v1/jobs/late?result=replaced")).body["items"]
     assert [(one["id"], one["error_code"], one["state"]) for one in items] == [
         (name, "id_replaced", state) for name in ids
     ]
-    assert await with_state(there, state) == ids
+    assert await ids_in_state(there, state) == ids
 
 
 async def test_results_of_many_jobs_are_bounded_though_all_were_accepted_before(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "MAX_ITEMS", 5)
-    await parked(3, world)
+    await park(3, world)
     body = {"action": "commit", "ids": ["a", "b", "c"], "reason": "by hand", "rate": 200}
     for number in range(4):
         assert (await world.call("POST", "/v1/jobs", {**body, "id": f"j{number}"})).status == 202
-    await over(world, "j3")
+    await until_ended(world, "j3")
     await eventually(
         lambda: world.call("GET", "/v1/jobs"), lambda listed: [one["id"] for one in listed.body["jobs"]] == ["j3"]
     )
 
 
-async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(instances: tuple[RestWorld, RestWorld]) -> None:
     """An instance that may have it does not answer."""
-    here, there = two
+    here, there = instances
     here.memory.log.instances.pop(_url(there))
     for number in range(4):
-        answer = await here.call("POST", "/v1/jobs", wanted(id=f"j{number}"))
+        answer = await here.call("POST", "/v1/jobs", job_request(id=f"j{number}"))
         assert (answer.status, answer.error_code) == (503, "shard_unavailable")
     assert (await here.call("GET", "/v1/jobs")).body["jobs"] == []
 
@@ -312,8 +314,8 @@ async def test_groups_leave_places_and_results_to_operators() -> None:
         operators = {**slow, "rate": 200}
         first = await both.call("operator", "POST", "/v1/jobs", {**operators, "id": ids[0]})
         assert first.status == 202
-        told = [await both.call("shop", "POST", "/v1/jobs", {**slow, "id": name}) for name in ids[1:5]]
-        assert [answer.status for answer in told] == [202, 202, 429, 429]
+        answers = [await both.call("shop", "POST", "/v1/jobs", {**slow, "id": name}) for name in ids[1:5]]
+        assert [answer.status for answer in answers] == [202, 202, 429, 429]
         assert (await both.call("other", "POST", "/v1/jobs", {**slow, "id": ids[5]})).status == 202
         assert (await both.call("operator", "POST", "/v1/jobs", {**operators, "id": ids[6]})).status == 202
         async with asyncio.timeout(60):  # the group's own take 80 s
@@ -355,9 +357,9 @@ async def test_a_wrong_field_is_named(world: RestWorld, body: dict[str, Any], fi
     assert field in answer.fields
 
 
-async def test_an_instance_that_cannot_be_asked_is_named(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_an_instance_that_cannot_be_asked_is_named(instances: tuple[RestWorld, RestWorld]) -> None:
     """The list names it, and a job that may be there is not reported as unknown."""
-    here, there = two
+    here, there = instances
     here.memory.log.instances.pop(next(hint.url for hint in here.memory.log.owners.values() if hint.url != _url(here)))
     listed = await here.call("GET", "/v1/jobs")
     assert [one["instance"] for one in listed.body["away"]] == [_url(there)]

@@ -20,13 +20,13 @@ from halfway.service.ports import LaneWrite
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
 from tests.support.waiting import GENEROUS_S
-from tests.unit.rest.handlers.test_jobs import parked
+from tests.unit.rest.handlers.test_jobs import park
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 @pytest.fixture
-async def two() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
     """Provide two instances, each with one shard."""
     first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
@@ -46,13 +46,13 @@ async def statistics(world: RestWorld, condition: Any = lambda _: True) -> dict[
             await asyncio.sleep(0.05)
 
 
-async def test_figures_are_those_of_all_shards(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_figures_are_those_of_all_shards(instances: tuple[RestWorld, RestWorld]) -> None:
     """Through any instance."""
-    here, there = two
-    ids = await parked(6, here, there)
+    here, there = instances
+    ids = await park(6, here, there)
     await here.prepared(id="open")
     await here.end(ids[0], "rollback")
-    for world in two:
+    for world in instances:
         shown = await statistics(world, lambda one: one["totals"]["remembered"] == 1)
         assert (shown["complete"], shown["away"]) == (True, [])
         totals = shown["totals"]
@@ -67,10 +67,10 @@ async def test_figures_are_those_of_all_shards(two: tuple[RestWorld, RestWorld])
         assert [(one["verdict"], one["total"]) for one in shown["checks"]] == [("none", 6)]
 
 
-async def test_what_is_away_is_named(two: tuple[RestWorld, RestWorld]) -> None:
+async def test_what_is_away_is_named(instances: tuple[RestWorld, RestWorld]) -> None:
     """Its owner does not answer: the figures are marked as incomplete."""
-    here, there = two
-    await parked(6, here, there)
+    here, there = instances
+    await park(6, here, there)
     url = there.memory.owners._url
     here.memory.log.instances.pop(url)
     shown = await statistics(here, lambda one: not one["complete"])
@@ -131,9 +131,9 @@ async def test_a_topic_keeps_the_reason_for_which_it_was_refused_first(world: Re
 
 
 async def test_what_the_lanes_of_all_instances_keep_apart_is_shown(
-    two: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch
+    instances: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = two
+    here, there = instances
     kept = Quarantined(
         topic="orders", id="q1", state="refused", since=1000, until=2000, error_code="message_too_large", detail=HOSTILE
     )
@@ -194,9 +194,7 @@ async def test_a_group_sees_its_own_figures_alone() -> None:
 
 
 @asynccontextmanager
-async def listening(
-    world: RestWorld, token: str | None = None, query: str = ""
-) -> AsyncIterator[aiohttp.ClientResponse]:
+async def listen(world: RestWorld, token: str | None = None, query: str = "") -> AsyncIterator[aiohttp.ClientResponse]:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     async with world.session.get(f"{world.url}/v1/events{query}", headers=headers) as got:
         assert got.status == 200
@@ -218,13 +216,13 @@ async def next_event(got: aiohttp.ClientResponse) -> tuple[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def gather_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gather statistics often."""
     monkeypatch.setattr(events, "EVERY_S", 0.02)
 
 
 async def test_a_listener_hears_what_changes(world: RestWorld) -> None:
-    async with listening(world) as got:
+    async with listen(world) as got:
         name, first = await next_event(got)
         assert (name, first["totals"]["pending"]) == ("statistics", 0)
         await world.prepared(id="t1")
@@ -238,12 +236,12 @@ async def test_listeners_share_one_computation(world: RestWorld, monkeypatch: py
     desk = world.coordinator.statistics
     here = desk.here
 
-    def counted(group: str | None) -> Any:
+    def count_calls(group: str | None) -> Any:
         nonlocal gathered
         gathered += 1
         return here(group)
 
-    monkeypatch.setattr(desk, "here", counted)
+    monkeypatch.setattr(desk, "here", count_calls)
     monkeypatch.setattr(events, "EVERY_S", 3600.0)
     answers = await asyncio.gather(*(world.call("GET", "/v1/events?max=1") for _ in range(100)))
     assert all(answer.body.count("event: statistics") == 1 for answer in answers)
@@ -252,7 +250,7 @@ async def test_listeners_share_one_computation(world: RestWorld, monkeypatch: py
 
 async def test_too_many_listeners_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_LISTENERS", 1)
-    async with listening(world):
+    async with listen(world):
         refused = await world.call("GET", "/v1/events")
         assert (refused.status, refused.error_code) == (429, "overloaded")
     async with asyncio.timeout(GENEROUS_S):
@@ -265,7 +263,7 @@ async def test_too_many_listeners_are_refused(world: RestWorld, monkeypatch: pyt
 
 async def test_one_group_leaves_half_of_the_listeners_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_LISTENERS", 2)
-    async with guarded() as both, listening(both.here, both.tokens["shop"]):
+    async with guarded() as both, listen(both.here, both.tokens["shop"]):
         refused = await both.call("shop", "GET", "/v1/events?max=1")
         assert (refused.status, refused.error_code) == (429, "overloaded")
         assert (await both.call("operator", "GET", "/v1/events?max=1")).status == 200
@@ -273,7 +271,7 @@ async def test_one_group_leaves_half_of_the_listeners_places_to_others(monkeypat
 
 async def test_nothing_new_is_a_heartbeat(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
-    async with listening(world) as got:
+    async with listen(world) as got:
         await next_event(got)
         async with asyncio.timeout(GENEROUS_S):
             while await got.content.readline() != b": heartbeat\n":
@@ -283,12 +281,12 @@ async def test_nothing_new_is_a_heartbeat(world: RestWorld, monkeypatch: pytest.
 async def test_a_key_that_is_revoked_ends_its_stream() -> None:
     """On the open connection, and no other's stream."""
     async with guarded() as both:
-        await _revoked(both)
+        await _until_revoked(both)
 
 
-async def _revoked(both: Guarded) -> None:
+async def _until_revoked(both: Guarded) -> None:
     token = await both.new_key(PrincipalKind.READER, "watcher")
-    async with listening(both.here, token) as got, listening(both.here, both.tokens["operator"]) as other:
+    async with listen(both.here, token) as got, listen(both.here, both.tokens["operator"]) as other:
         await next_event(got)
         await next_event(other)
         assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
@@ -303,7 +301,7 @@ async def _revoked(both: Guarded) -> None:
 
 async def test_a_shutdown_ends_every_stream(world: RestWorld) -> None:
     """With an end event, so that clients reconnect; the shutdown does not wait for them."""
-    async with listening(world) as got:
+    async with listen(world) as got:
         await next_event(got)
         await world.api.drain(asyncio.get_running_loop().time() + 10)
         while (event := await next_event(got))[0] != "end":
@@ -316,6 +314,6 @@ async def test_a_group_listens_to_its_own_figures() -> None:
     async with guarded() as both:
         order = {"group": "other", "messages": [{"topic": "orders", "value": "v"}]}
         assert (await both.call("other", "POST", "/v1/transactions", order)).status == 201
-        async with listening(both.here, both.tokens["shop"]) as got:
+        async with listen(both.here, both.tokens["shop"]) as got:
             _, shown = await next_event(got)
         assert (shown["totals"]["pending"], [one["group"] for one in shown["groups"]]) == (0, ["shop"])

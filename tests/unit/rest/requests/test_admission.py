@@ -24,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def connected(world: RestWorld, count: int = 1) -> AsyncIterator[Sequence[Streams]]:
+async def connect(world: RestWorld, count: int = 1) -> AsyncIterator[Sequence[Streams]]:
     streams = [await asyncio.open_connection(HOST, world.port) for _ in range(count)]
     try:
         yield streams
@@ -48,13 +48,13 @@ async def until_taken(world: RestWorld, prepares: int, waiting: int = 0) -> None
 
 
 @pytest.fixture
-async def patient(new_world: NewWorld) -> RestWorld:
+async def waiting_world(new_world: NewWorld) -> RestWorld:
     """An interface with one prepare at a time; others wait for a long time."""
     return await shop(new_world, LONG_S)
 
 
 @pytest.fixture
-async def impatient(new_world: NewWorld) -> RestWorld:
+async def refusing_world(new_world: NewWorld) -> RestWorld:
     """An interface with one prepare at a time; others are refused soon."""
     return await shop(new_world, 0.05)
 
@@ -66,12 +66,12 @@ async def shop(new_world: NewWorld, wait_s: float) -> RestWorld:
 
 
 @asynccontextmanager
-async def occupied(world: RestWorld) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Event]]:
+async def occupy(world: RestWorld) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Event]]:
     """Occupy the only place with a prepare that Kafka does not confirm until the event is set; return its reader."""
     go_on = asyncio.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world.memory.half_log, "append", once(go_on, world.memory.half_log.append))
-        async with connected(world) as [(reader, writer)]:
+        async with connect(world) as [(reader, writer)]:
             writer.write(PREPARE)
             await until_taken(world, 1)
             try:
@@ -84,20 +84,20 @@ def finish(occupant: tuple[asyncio.StreamReader, asyncio.Event]) -> None:
     occupant[1].set()
 
 
-async def test_a_prepare_that_waits_gets_the_place_that_becomes_free(patient: RestWorld) -> None:
-    async with occupied(patient) as occupant, connected(patient, 2) as waiters:
+async def test_a_prepare_that_waits_gets_the_place_that_becomes_free(waiting_world: RestWorld) -> None:
+    async with occupy(waiting_world) as occupant, connect(waiting_world, 2) as waiters:
         for _, writer in waiters:
             writer.write(PREPARE)
-        await until_taken(patient, 1, 2)
+        await until_taken(waiting_world, 1, 2)
         finish(occupant)
         assert (await answer(occupant[0]))[0] == 201
         assert [(await answer(reader))[0] for reader, _ in waiters] == [201, 201]
-    await until_taken(patient, 0)
+    await until_taken(waiting_world, 0)
 
 
-async def test_a_prepare_that_waits_in_vain_is_told_when_to_come_again(impatient: RestWorld) -> None:
+async def test_a_prepare_that_waits_in_vain_is_told_when_to_come_again(refusing_world: RestWorld) -> None:
     """With a problem document and the id of its request, on a connection that stays open."""
-    async with occupied(impatient) as occupant, connected(impatient) as [(reader, writer)]:
+    async with occupy(refusing_world) as occupant, connect(refusing_world) as [(reader, writer)]:
         for _ in range(2):
             writer.write(PREPARE.replace(b"Host: h\r\n", b"Host: h\r\nX-Request-Id: mine\r\n"))
             status, headers, problem = await answer(reader)
@@ -111,86 +111,86 @@ async def test_a_prepare_that_waits_in_vain_is_told_when_to_come_again(impatient
         assert (await answer(reader))[0] == 200
         finish(occupant)
         assert (await answer(occupant[0]))[0] == 201
-        await until_taken(impatient, 0)
+        await until_taken(refusing_world, 0)
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201
 
 
-async def test_whatever_begins_nothing_is_served_meanwhile(patient: RestWorld) -> None:
+async def test_whatever_begins_nothing_is_served_meanwhile(waiting_world: RestWorld) -> None:
     """Ends above all: transactions that were begun must be ended."""
-    transaction_id = await patient.prepared()
-    async with occupied(patient), connected(patient) as [(_, writer)]:
+    transaction_id = await waiting_world.prepared()
+    async with occupy(waiting_world), connect(waiting_world) as [(_, writer)]:
         writer.write(PREPARE)
-        await until_taken(patient, 1, 1)
-        ended = await patient.call("POST", f"/v1/transactions/{transaction_id}/end", {"outcome": "commit"})
+        await until_taken(waiting_world, 1, 1)
+        ended = await waiting_world.call("POST", f"/v1/transactions/{transaction_id}/end", {"outcome": "commit"})
         assert (ended.status, ended.body["state"]) == (200, "committed")
-        assert (await patient.call("GET", "/v1/groups")).status == 200
+        assert (await waiting_world.call("GET", "/v1/groups")).status == 200
 
 
-async def test_who_goes_away_while_waiting_begins_nothing(patient: RestWorld) -> None:
-    async with occupied(patient) as occupant:
-        async with connected(patient) as [(_, writer)]:
+async def test_who_goes_away_while_waiting_begins_nothing(waiting_world: RestWorld) -> None:
+    async with occupy(waiting_world) as occupant:
+        async with connect(waiting_world) as [(_, writer)]:
             writer.write(PREPARE)
-            await until_taken(patient, 1, 1)
+            await until_taken(waiting_world, 1, 1)
         finish(occupant)
         assert (await answer(occupant[0]))[0] == 201
-        await until_taken(patient, 0)
-    assert patient.requests.counts["prepare", 201] == 1
+        await until_taken(waiting_world, 0)
+    assert waiting_world.requests.counts["prepare", 201] == 1
 
 
-async def test_who_goes_away_with_a_place_gives_it_back(patient: RestWorld) -> None:
-    async with occupied(patient):
+async def test_who_goes_away_with_a_place_gives_it_back(waiting_world: RestWorld) -> None:
+    async with occupy(waiting_world):
         pass
-    await until_taken(patient, 0)
-    assert (await patient.prepare()).status == 201
+    await until_taken(waiting_world, 0)
+    assert (await waiting_world.prepare()).status == 201
 
 
-async def test_a_body_that_is_slow_to_come_keeps_nobody_out(patient: RestWorld) -> None:
-    async with connected(patient, 2) as [(slow_reader, slow), (reader, writer)]:
+async def test_a_body_that_is_slow_to_come_keeps_nobody_out(waiting_world: RestWorld) -> None:
+    async with connect(waiting_world, 2) as [(slow_reader, slow), (reader, writer)]:
         slow.write(PREPARE[:-1])
         async with asyncio.timeout(GENEROUS_S):
-            while not patient.api.in_flight.bytes:  # noqa: ASYNC110 - there is no event for the arrival of the request
+            while not waiting_world.api.in_flight.bytes:  # noqa: ASYNC110 - there is no event for the arrival of the request
                 await asyncio.sleep(0.01)
-        assert patient.api.in_flight.taken == 0, "only what has wholly come takes a place"
+        assert waiting_world.api.in_flight.taken == 0, "only what has wholly come takes a place"
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201
         slow.write(PREPARE[-1:])
         assert (await answer(slow_reader))[0] == 201
-    await until_taken(patient, 0)
+    await until_taken(waiting_world, 0)
 
 
-async def test_a_prepare_that_is_refused_further_in_gives_its_place_back(patient: RestWorld) -> None:
-    async with connected(patient) as [(reader, writer)]:
+async def test_a_prepare_that_is_refused_further_in_gives_its_place_back(waiting_world: RestWorld) -> None:
+    async with connect(waiting_world) as [(reader, writer)]:
         for wrong in (b"text/plain", b"application/json"):
             writer.write(PREPARE.replace(b"application/json", wrong).replace(b'"shop"', b'"nope"'))
             assert (await answer(reader))[0] in {415, 404}
-            await until_taken(patient, 0)
+            await until_taken(waiting_world, 0)
         writer.write(PREPARE)
         assert (await answer(reader))[0] == 201
 
 
-async def test_requests_sent_ahead_of_answers_are_answered_in_order(impatient: RestWorld) -> None:
-    async with occupied(impatient), connected(impatient) as [(reader, writer)]:
+async def test_requests_sent_ahead_of_answers_are_answered_in_order(refusing_world: RestWorld) -> None:
+    async with occupy(refusing_world), connect(refusing_world) as [(reader, writer)]:
         writer.write(PREPARE + LIST)
         assert [(await answer(reader))[0] for _ in range(2)] == [429, 200]
         writer.write(LIST + PREPARE + LIST)
         assert [(await answer(reader))[0] for _ in range(3)] == [200, 429, 200]
 
 
-async def test_more_than_may_wait_are_turned_away_at_once(patient: RestWorld) -> None:
-    async with occupied(patient), connected(patient, 3) as callers:
+async def test_more_than_may_wait_are_turned_away_at_once(waiting_world: RestWorld) -> None:
+    async with occupy(waiting_world), connect(waiting_world, 3) as callers:
         for _, writer in callers[:2]:
             writer.write(PREPARE)
-        await until_taken(patient, 1, 2)
+        await until_taken(waiting_world, 1, 2)
         callers[2][1].write(PREPARE)
         assert (await answer(callers[2][0]))[0] == 429
 
 
-async def test_whoever_waits_at_a_stop_hears_of_it(patient: RestWorld) -> None:
-    async with occupied(patient) as occupant, connected(patient) as [(reader, writer)]:
+async def test_whoever_waits_at_a_stop_hears_of_it(waiting_world: RestWorld) -> None:
+    async with occupy(waiting_world) as occupant, connect(waiting_world) as [(reader, writer)]:
         writer.write(PREPARE)
-        await until_taken(patient, 1, 1)
-        draining = asyncio.create_task(patient.api.drain(asyncio.get_running_loop().time() + 30))
+        await until_taken(waiting_world, 1, 1)
+        draining = asyncio.create_task(waiting_world.api.drain(asyncio.get_running_loop().time() + 30))
         status, headers, problem = await answer(reader)
         assert (status, problem["error_code"]) == (503, "shutting_down")
         assert headers["retry-after"]

@@ -31,7 +31,7 @@ async def test_more_requests_than_may_be_in_flight_are_429(
 ) -> None:
     world = await new_world(ApiLimits(max_requests=1))
     await world.put_shop()
-    began, go_on = held_up(world, monkeypatch)
+    began, go_on = delay_appends(world, monkeypatch)
     in_flight = asyncio.create_task(world.prepare())
     await began.wait()
     answer = await world.call("POST", "/v1/transactions", raw=BODY)
@@ -252,10 +252,10 @@ async def test_a_request_keeps_its_id_or_gets_one(world: RestWorld) -> None:
 async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the inside")
 
-    monkeypatch.setattr(world.memory.half_log, "append", broken)
+    monkeypatch.setattr(world.memory.half_log, "append", fail)
     answer = await world.prepare()
     assert (answer.status, answer.error_code) == (500, "internal")
     assert "inside" not in json.dumps(answer.body)
@@ -264,7 +264,7 @@ async def test_an_unforeseen_error_is_500_and_tells_nothing_of_the_inside(
     assert "inside" not in json.dumps(batch.body)
 
 
-def held_up(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+def delay_appends(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
     """Delay appends to half; return an event that is set when a record has arrived, and one that lets it continue."""
     began, go_on = asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(world.memory.half_log, "append", once(go_on, world.memory.half_log.append, began))
@@ -274,7 +274,7 @@ def held_up(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.
 async def test_a_client_that_goes_away_does_not_stop_its_prepare(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, go_on = held_up(world, monkeypatch)
+    began, go_on = delay_appends(world, monkeypatch)
     _, writer = await asyncio.open_connection(HOST, world.port)
     body = BODY[:-1] + b',"id":"mine"}'
     writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -290,7 +290,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
 async def test_a_stop_takes_nothing_more_and_waits_for_what_is_in_flight(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, go_on = held_up(world, monkeypatch)
+    began, go_on = delay_appends(world, monkeypatch)
     in_flight = asyncio.create_task(world.prepare())
     await began.wait()
     draining = asyncio.create_task(world.api.drain(asyncio.get_running_loop().time() + 30))

@@ -48,26 +48,26 @@ class Port:
         ):
             return await answer.text()
 
-    async def closed(self, number: int) -> bytes:
+    async def until_closed(self, number: int) -> bytes:
         """Wait until the connection of a silent client is closed, and return what it received."""
         with contextlib.suppress(ConnectionResetError):
             return await asyncio.wait_for(self.silent[number][0].read(), ENOUGH_S)
         return b""
 
-    def open(self, number: int) -> bool:
+    def is_open(self, number: int) -> bool:
         """Return whether the connection of a silent client is still open."""
         return not self.silent[number][0].at_eof()
 
 
-async def answering(_: web.BaseRequest) -> web.StreamResponse:
+async def answer_here(_: web.BaseRequest) -> web.StreamResponse:
     return web.Response(text="here")
 
 
 @asynccontextmanager
-async def listening(folder: Path, **bounds: float) -> AsyncIterator[Port]:
+async def start_port(folder: Path, **bounds: float) -> AsyncIterator[Port]:
     authority = Authority(folder, "one")
     certificate, key = authority.sign("own", "CN=localhost", f"IP:{HOST}")
-    server = HttpServer(answering, **bounds)  # type: ignore[arg-type]
+    server = HttpServer(answer_here, **bounds)  # type: ignore[arg-type]
     await server.start(HOST, 0, ServerTls(certificate=certificate, key=key))
     port = Port(server, authority.trusted())
     try:
@@ -82,11 +82,11 @@ def test_a_handshake_that_stalls_ends_soon(runner: asyncio.Runner, tmp_path: Pat
     """With no data, or with a part of the handshake."""
 
     async def story() -> None:
-        async with listening(tmp_path, handshake_s=0.2) as port:
+        async with start_port(tmp_path, handshake_s=0.2) as port:
             await port.stall(2)
             port.silent[1][1].write(b"\x16\x03\x01\x02\x00\x01")
             for number in range(2):
-                await port.closed(number)
+                await port.until_closed(number)
             server = port.server._server
             assert server is not None
             server.acceptor._within_s = ENOUGH_S  # a good handshake may take longer on a busy machine
@@ -99,14 +99,14 @@ def test_handshakes_under_way_count_as_connections(runner: asyncio.Runner, tmp_p
     """A quarter of the connections may be in a handshake; the oldest one is ended, and an active client is served."""
 
     async def story() -> None:
-        async with listening(tmp_path, max_connections=8, handshake_s=ENOUGH_S) as port:
+        async with start_port(tmp_path, max_connections=8, handshake_s=ENOUGH_S) as port:
             await port.stall(2)
             assert await port.answer() == "here"
-            await port.closed(0)
+            await port.until_closed(0)
             await port.stall(8)
             for number in range(1, 8):
-                await port.closed(number)
-            assert port.open(9)
+                await port.until_closed(number)
+            assert port.is_open(9)
             assert await port.answer() == "here"
 
     runner.run(story())
@@ -118,10 +118,10 @@ def test_an_idle_connection_gives_way_at_once_though_its_client_says_nothing(
     """TLS would wait for the client's close notification, with the descriptor still open."""
 
     async def story() -> None:
-        async with listening(tmp_path, max_connections=2) as port:
-            mute = [await asyncio.to_thread(handshaken, port) for _ in range(2)]
+        async with start_port(tmp_path, max_connections=2) as port:
+            mute = [await asyncio.to_thread(connect_silently, port) for _ in range(2)]
             assert await port.answer() == "here"
-            assert await asyncio.to_thread(ended, mute[0])
+            assert await asyncio.to_thread(is_closed, mute[0])
             mute[1].close()
 
     runner.run(story())
@@ -129,11 +129,11 @@ def test_an_idle_connection_gives_way_at_once_though_its_client_says_nothing(
 
 def test_a_port_that_is_closed_ends_what_is_under_way(runner: asyncio.Runner, tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path, handshake_s=ENOUGH_S) as port:
+        async with start_port(tmp_path, handshake_s=ENOUGH_S) as port:
             await port.stall()
             assert await port.answer() == "here"
             await port.server.stop()
-            await port.closed(0)
+            await port.until_closed(0)
             with pytest.raises(OSError, match=r"."):
                 await asyncio.open_connection(HOST, port.server.port)
 
@@ -142,8 +142,8 @@ def test_a_port_that_is_closed_ends_what_is_under_way(runner: asyncio.Runner, tm
 
 def test_a_taken_port_is_told(runner: asyncio.Runner, tmp_path: Path) -> None:
     async def story() -> None:
-        async with listening(tmp_path) as port:
-            other = HttpServer(answering)
+        async with start_port(tmp_path) as port:
+            other = HttpServer(answer_here)
             authority = Authority(tmp_path, "two")
             certificate, key = authority.sign("own", "CN=localhost", f"IP:{HOST}")
             with pytest.raises(OSError, match="in use"):
@@ -152,7 +152,7 @@ def test_a_taken_port_is_told(runner: asyncio.Runner, tmp_path: Path) -> None:
     runner.run(story())
 
 
-def handshaken(port: Port) -> socket.socket:
+def connect_silently(port: Port) -> socket.socket:
     """Return a TCP connection whose handshake is done, and whose client sends nothing more."""
     raw = socket.create_connection((HOST, port.server.port), timeout=ENOUGH_S)
     made = port.context.wrap_socket(raw, server_hostname=HOST)
@@ -161,7 +161,7 @@ def handshaken(port: Port) -> socket.socket:
     return mute
 
 
-def ended(mute: socket.socket) -> bool:
+def is_closed(mute: socket.socket) -> bool:
     """Wait for the end of a TCP connection, and return whether it came."""
     with mute:
         try:

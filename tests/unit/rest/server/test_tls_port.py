@@ -19,7 +19,7 @@ from halfway.rest.server.tls import ServerTls
 from halfway.service.keys import KeySpec
 from tests.support.certificates import Authority
 from tests.support.rest.client import HOST, RestWorld
-from tests.support.rest.guarded import OPERATOR, deadline, keyed
+from tests.support.rest.guarded import OPERATOR, deadline, enable_access
 from tests.support.waiting import GENEROUS_S, until_true
 
 
@@ -40,7 +40,7 @@ class Served:
             certificate=folder / "certificate", key=folder / "key", client_authorities=folder / "clients"
         )
         memory = Memory(shards=2, topics={"orders": 3})
-        self.keys = keyed(memory)
+        self.keys = enable_access(memory)
         self.world = RestWorld(memory=memory, keys=self.keys, tls=self.tls)
 
     def use(self, authority: Authority) -> None:
@@ -130,12 +130,12 @@ async def test_who_sent_a_request_is_known_also_once_its_connection_is_lost(
     requests: list[web.BaseRequest] = []
     gone = asyncio.Event()
 
-    async def held(request: web.BaseRequest) -> web.StreamResponse:
+    async def wait_for_release(request: web.BaseRequest) -> web.StreamResponse:
         requests.append(request)
         await gone.wait()
         return web.Response()
 
-    server = HttpServer(held)
+    server = HttpServer(wait_for_release)
     port = await server.start(HOST, 0, served.tls)
     try:
         _, writer = await asyncio.open_connection(HOST, port, ssl=shop)

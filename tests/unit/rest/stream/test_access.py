@@ -23,7 +23,7 @@ async def both() -> AsyncIterator[Guarded]:
         yield world
 
 
-def shown(token: str | None) -> dict[str, str]:
+def authorization(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
@@ -33,14 +33,14 @@ async def test_only_who_may_prepare_and_end_opens_a_stream(
 ) -> None:
     """Neither a caller without a key nor a reader."""
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await opened(both.here, shown(both.tokens[caller]))
+        await opened(both.here, authorization(both.tokens[caller]))
     assert refused.value.status == status
 
 
 async def test_a_key_of_a_group_acts_for_its_own_group_only(both: Guarded, opened: Opens) -> None:
     """In a frame that also has operations of its own; a transaction of another group is not found."""
-    shop = await opened(both.here, shown(both.tokens["shop"]))
-    other = await opened(both.here, shown(both.tokens["other"]))
+    shop = await opened(both.here, authorization(both.tokens["shop"]))
+    other = await opened(both.here, authorization(both.tokens["other"]))
     own = own_id(0, "own")
     assert (await shop.prepare("shop", MESSAGE, id=own)).status == 201
     answers = await asyncio.gather(
@@ -56,7 +56,7 @@ async def test_a_key_of_a_group_acts_for_its_own_group_only(both: Guarded, opene
 async def test_a_stream_whose_key_is_revoked_is_closed_with_its_next_frame(both: Guarded, opened: Opens) -> None:
     """Nothing of that frame is done."""
     token = await both.new_key(PrincipalKind.GROUP, "shop")
-    stream = await opened(both.here, shown(token))
+    stream = await opened(both.here, authorization(token))
     name = own_id(0, "late")
     assert (await stream.prepare("shop", MESSAGE, id=name)).status == 201
     assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
@@ -76,7 +76,7 @@ async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(
     monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 3600.0)
     await both.call("operator", "PUT", "/v1/groups/shop", {**SHOP, "check": {"mode": "pull"}})
     token = await both.new_key(PrincipalKind.GROUP, "shop")
-    stream = await opened(both.here, shown(token))
+    stream = await opened(both.here, authorization(token))
     assert (await stream.subscribe("shop", 1)).status == 200
     assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
     await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
@@ -97,9 +97,9 @@ async def test_one_group_leaves_half_of_the_streams_to_others(
     monkeypatch.setattr(both.here.api.streams, "_limits", few)
     for caller in ("shop", "other"):
         for _ in range(2):
-            await opened(both.here, shown(both.tokens[caller]))
+            await opened(both.here, authorization(both.tokens[caller]))
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-            await opened(both.here, shown(both.tokens["shop"]))
+            await opened(both.here, authorization(both.tokens["shop"]))
         assert refused.value.status == 429
 
 
@@ -116,7 +116,7 @@ async def test_each_principal_gets_on_a_stream_what_the_table_says(both: Guarded
     """For the group `shop`; refused operations are not done."""
     await both.call("operator", "PUT", "/v1/groups/shop", {**SHOP, "check": {"mode": "pull"}})
     for place, caller in enumerate(("operator", "shop", "other")):
-        stream = await opened(both.here, shown(both.tokens[caller]))
+        stream = await opened(both.here, authorization(both.tokens[caller]))
         new, held = own_id(shard, f"new-{caller}"), own_id(shard, f"held-{caller}")
         made = {"group": "shop", "id": held, "messages": [MESSAGE]}
         assert (await both.call("shop", "POST", "/v1/transactions", made)).status == 201
@@ -139,7 +139,7 @@ async def test_an_end_by_hand_on_a_stream_takes_an_operator(both: Guarded, opene
         name = own_id(shard, f"of-{caller}")
         made = {"group": "shop", "id": name, "messages": [MESSAGE]}
         assert (await both.call("shop", "POST", "/v1/transactions", made)).status == 201
-        stream = await opened(both.here, shown(both.tokens[caller]) | {"Halfway-Cause": "operator"})
+        stream = await opened(both.here, authorization(both.tokens[caller]) | {"Halfway-Cause": "operator"})
         assert (await stream.end(name, "commit")).status == status
         cause = (await both.call("operator", "GET", f"/v1/transactions/{name}")).body["cause"]
         assert cause == ("operator" if status == 200 else None)

@@ -160,14 +160,14 @@ async def test_a_subscription_begins_anew_if_it_ends_while_it_is_asked_for_again
     await stream.subscribe("shop", 5)
     lease_checks = world.coordinator.lease_checks
 
-    async def looked_up_late(group: str, *, wait_s: float, **wanted: Any) -> Any:
+    async def lease_late(group: str, *, wait_s: float, **wanted: Any) -> Any:
         if not wait_s:
             await until_true(lambda: stream.ended)
             world.memory.clock.advance(1)
             await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
         return await lease_checks(group, wait_s=wait_s, **wanted)
 
-    monkeypatch.setattr(world.coordinator, "lease_checks", looked_up_late)
+    monkeypatch.setattr(world.coordinator, "lease_checks", lease_late)
     again = asyncio.create_task(stream.subscribe("shop", 5))
     assert (await world.call("DELETE", "/v1/groups/shop")).status == 204
     assert (await again).status == 200

@@ -12,7 +12,7 @@ from tests.unit.rest.stream.conftest import Connects, Opens
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
 
 
-def soon(seconds: float = 20) -> float:
+def deadline_in(seconds: float = 20) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
@@ -23,7 +23,7 @@ async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, ope
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(busy.end("t-1", "commit"))
         await until_true(lambda: world.api.in_flight.taken == 1)
-        stopping = asyncio.create_task(world.api.drain(soon()))
+        stopping = asyncio.create_task(world.api.drain(deadline_in()))
         for stream in (busy, idle):
             await asyncio.wait_for(stream.closing.wait(), GENEROUS_S)
         await asyncio.wait_for(idle.closed.wait(), GENEROUS_S)
@@ -44,7 +44,7 @@ async def test_a_stop_waits_no_longer_than_its_deadline(world: RestWorld, stream
     with world.memory.faults.lane_held():
         ending = asyncio.create_task(stream.end("t-1", "commit"))
         await until_true(lambda: world.api.in_flight.taken == 1)
-        await asyncio.wait_for(world.api.drain(soon(0.1)), GENEROUS_S)
+        await asyncio.wait_for(world.api.drain(deadline_in(0.1)), GENEROUS_S)
         assert not world.api.streams
         with pytest.raises(StreamLostError):
             await ending
@@ -54,7 +54,7 @@ async def test_a_stop_waits_no_longer_than_its_deadline(world: RestWorld, stream
 async def test_a_stop_does_not_wait_for_a_client_that_ignores_it(world: RestWorld, connected: Connects) -> None:
     """It reads nothing, and sends no close frame."""
     await connected(world)
-    await asyncio.wait_for(world.api.drain(soon(600)), GENEROUS_S)
+    await asyncio.wait_for(world.api.drain(deadline_in(600)), GENEROUS_S)
     assert not world.api.streams
 
 
@@ -62,7 +62,7 @@ async def test_checks_are_no_longer_sent_at_a_stop(world: RestWorld, stream: Str
     await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5})
     await stream.subscribe("shop", 5)
     await world.coordinator.drain()
-    await asyncio.wait_for(world.api.drain(soon()), GENEROUS_S)
+    await asyncio.wait_for(world.api.drain(deadline_in()), GENEROUS_S)
     assert stream.checks.empty()
 
 
@@ -85,6 +85,6 @@ async def test_a_client_leaves_no_task_behind_if_its_connection_is_lost(world: R
     before = asyncio.all_tasks()
     cut, left = await opened(world), await StreamClient.connect(world.session, world.url)
     await cut.abort()
-    await world.api.drain(soon())
+    await world.api.drain(deadline_in())
     await asyncio.wait_for(left.closed.wait(), GENEROUS_S)
     await until_true(lambda: not {task for task in asyncio.all_tasks() - before if "StreamClient" in repr(task)})

@@ -21,7 +21,7 @@ from tests.unit.rest.stream.conftest import HANDSHAKE, Connects, Opens
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
 
 
-async def with_prepared(
+async def open_with_prepared(
     new_world: NewWorld, opened: Opens, limits: ApiLimits, count: int
 ) -> tuple[RestWorld, StreamClient]:
     world = await new_world(limits)
@@ -36,7 +36,7 @@ async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
     new_world: NewWorld, opened: Opens, connected: Connects
 ) -> None:
     """A client that ignores the limit is slowed down; all of its operations are answered in the end."""
-    world, _ = await with_prepared(new_world, opened, ApiLimits(max_stream_operations=4), 20)
+    world, _ = await open_with_prepared(new_world, opened, ApiLimits(max_stream_operations=4), 20)
     raw = await connected(world)
     with world.memory.faults.lane_held():
         for number in range(20):
@@ -50,7 +50,7 @@ async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
 
 
 async def test_ends_without_confirmation_count_until_they_are_written(new_world: NewWorld, opened: Opens) -> None:
-    world, stream = await with_prepared(new_world, opened, ApiLimits(max_stream_operations=2), 4)
+    world, stream = await open_with_prepared(new_world, opened, ApiLimits(max_stream_operations=2), 4)
     with world.memory.faults.lane_held():
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit", confirm=False)) for n in range(4)]
         await until_true(lambda: world.api.in_flight.taken == 2)
@@ -62,7 +62,7 @@ async def test_ends_without_confirmation_count_until_they_are_written(new_world:
 
 async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_world: NewWorld, opened: Opens) -> None:
     """Streams and requests share the limit, and the problem says when to try again."""
-    world, stream = await with_prepared(new_world, opened, ApiLimits(max_requests=4), 4)
+    world, stream = await open_with_prepared(new_world, opened, ApiLimits(max_requests=4), 4)
     other = await opened(world)
     with world.memory.faults.lane_held():
         ending = [asyncio.create_task(stream.end(f"t-{n}", "commit")) for n in range(3)]
@@ -144,7 +144,7 @@ async def test_bytes_of_frames_count_until_they_are_answered(new_world: NewWorld
     assert world.api.in_flight.bytes == 40_000
 
 
-def _arriving(world: RestWorld, size: int) -> bool:
+def _has_arriving(world: RestWorld, size: int) -> bool:
     return world.api.in_flight.arriving == size
 
 
@@ -157,7 +157,7 @@ async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
     for arrived, raw in zip((140_000, 280_000, 280_000), raws, strict=True):
         writer = raw.socket._writer
         writer.transport.write(b"\x81\xff" + (190_000).to_bytes(8, "big") + b"\0\0\0\0" + b" " * 139_986)
-        await until_true(partial(_arriving, world, arrived))
+        await until_true(partial(_has_arriving, world, arrived))
     await until_true(lambda: len(world.api.streams) == 2)
     for raw in raws:
         raw.socket._writer.transport.abort()

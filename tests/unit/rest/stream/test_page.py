@@ -22,14 +22,14 @@ def frames() -> Iterator[tuple[str, dict[str, Any]]]:
             yield line[0], json.loads(line[2:])
 
 
-def alike(expected: Any, found: Any) -> bool:
+def matches(expected: Any, found: Any) -> bool:
     """Return whether a frame matches the page, where `…` matches any text."""
     if expected == "…":
         return isinstance(found, str)
     if isinstance(expected, dict):
-        return expected.keys() == found.keys() and all(alike(value, found[name]) for name, value in expected.items())
+        return expected.keys() == found.keys() and all(matches(value, found[name]) for name, value in expected.items())
     if isinstance(expected, list):
-        return len(expected) == len(found) and all(map(alike, expected, found))
+        return len(expected) == len(found) and all(map(matches, expected, found))
     return bool(expected == found)
 
 
@@ -56,7 +56,7 @@ async def test_every_frame_is_answered_as_the_page_says(world: RestWorld, connec
                 for shard in world.coordinator.shards.served:
                     await world.coordinator.scan(shard, world.memory.clock.now_ms())
             found = await received(raw, waiting)
-            matching = [one for one in expected if alike(one, found)]
+            matching = [one for one in expected if matches(one, found)]
             assert matching, (found, expected)
             expected.remove(matching[0])
 
