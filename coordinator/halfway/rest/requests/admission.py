@@ -238,9 +238,9 @@ class Admission:
         finally:
             self._waiting.pop(place, None)
 
-    def leave(self) -> None:
-        """Free a place; the prepare that has waited longest gets it."""
-        self.prepares -= 1
+    def leave(self, places: int = 1) -> None:
+        """Free places; the prepares that have waited longest get them."""
+        self.prepares -= places
         while self._waiting and self.prepares < self._places:
             place = next(iter(self._waiting))
             del self._waiting[place]

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from halfway.domain.errors import GroupLimitedError, HalfwayError
@@ -53,32 +54,24 @@ class Connection(Protocol):
         """Note that an accepted end is done."""
 
 
-class _Frame:
+class _Frame(msgspec.Struct, eq=False):
     """The bytes of a frame, which count until its last operation is done."""
 
-    __slots__ = ("left", "size")
-
-    def __init__(self, size: int, left: int) -> None:
-        self.size = size
-        self.left = left
+    size: int
+    left: int
 
 
-class _Operation:
+class _Operation(msgspec.Struct, eq=False):
     """One operation on its way."""
 
-    __slots__ = ("accepted", "confirm", "connection", "frame", "kind", "n", "request")
-
-    def __init__(
-        self, connection: Connection, frame: _Frame, kind: str, n: int, request: Any, *, confirm: bool = True
-    ) -> None:
-        self.connection = connection
-        self.frame = frame
-        self.kind = kind
-        self.n = n
-        self.request = request
-        self.confirm = confirm
-        self.accepted = False
-        """True if it was answered 202. Its result is not sent then."""
+    connection: Connection
+    frame: _Frame
+    kind: str
+    n: int
+    request: Any
+    confirm: bool = True
+    accepted: bool = False
+    """True if it was answered 202. Its result is not sent then."""
 
 
 class OperationAccumulator:
@@ -129,7 +122,7 @@ class OperationAccumulator:
             refusal = self._in_flight.refusal()
             self._refuse_all(connection, requested.ends[len(ends) :], "end", refusal)
             self._refuse_all(connection, requested.prepares[len(prepares) :], "prepare", refusal)
-        self._ends += [_Operation(connection, frame, "end", n, end, confirm=confirm) for n, end, confirm in ends]
+        self._ends += [_Operation(connection, frame, "end", n, end, confirm) for n, end, confirm in ends]
         admitted = self._admission.take(len(prepares))
         for index, (n, prepare) in enumerate(prepares):
             operation = _Operation(connection, frame, "prepare", n, prepare)
@@ -230,8 +223,7 @@ class OperationAccumulator:
 
     def _prepared(self, count: int) -> None:
         self._in_flight.leave(count)
-        for _ in range(count):
-            self._admission.leave()
+        self._admission.leave(count)
 
     # --- prepares that wait for a place
 

@@ -242,8 +242,9 @@ class Stream:
         """Send an answer, unless the connection is lost."""
         self._open.discard(answer.n)
         if not self.lost:
+            if not self._answers:
+                self._work.set()
             self._answers.append(answer)
-            self._work.set()
 
     def accept(self, n: int) -> None:
         """Answer an end that wants no confirmation; `settled` follows."""
