@@ -28,7 +28,7 @@ from halfway.domain.keys import RANDOM_BYTES, Key, KeyTable, MasterSecret, key_t
 from halfway.domain.principal import Permission, PrincipalKind
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST
-from halfway.runtime.scheduler import SystemClock
+from halfway.runtime.serve.scheduler import SystemClock
 from halfway.service.access import KeyedAccess
 
 TOPIC: Final = "limits"

@@ -25,7 +25,7 @@ from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.process import SupervisedProcess
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.runtime.metrics import Metrics
+from halfway.runtime.metrics.metrics import Metrics
 from halfway.service.ports import Cursors
 from halfway.service.requests import ServiceLimits
 

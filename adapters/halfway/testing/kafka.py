@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from pydantic import SecretStr
 
 from halfway.client.consumer import Record
-from halfway.runtime.backend import running_backend
+from halfway.runtime.serve.backend import running_backend
 from halfway.service.coordinator import Coordinator
 from halfway.testing.server import Server, ServerError
 

@@ -11,8 +11,8 @@ from typing import Final
 from halfway.client.consumer import Record
 from halfway.memory import ManualClock, Memory
 from halfway.memory import Record as MemoryRecord
-from halfway.runtime.check_caller import check_caller
-from halfway.runtime.scheduler import ScannedShards, ScanScheduler
+from halfway.runtime.serve.check_caller import check_caller
+from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler
 from halfway.service.coordinator import Coordinator
 from halfway.testing.server import Server, ServerError
 

@@ -18,7 +18,7 @@ from halfway.rest.console import Console
 from halfway.rest.server.api import Api
 from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import HttpServer
-from halfway.runtime.metrics import Metrics
+from halfway.runtime.metrics.metrics import Metrics
 from halfway.runtime.settings import Settings
 from halfway.service.coordinator import Coordinator
 

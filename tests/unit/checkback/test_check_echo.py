@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from halfway.domain.transaction import Outcome
-from halfway.runtime.check_echo import CheckEcho
+from halfway.runtime.dev.check_echo import CheckEcho
 from tests.unit.checkback.conftest import Ask
 
 

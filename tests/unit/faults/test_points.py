@@ -19,7 +19,7 @@ from tests.faults.points import POINTS, STEPS
 _ROOT = Path(__file__).resolve().parents[3]
 _COUNT_WRAPPED = """
 import runpy
-from halfway.runtime import cli
+from halfway.runtime.cli import main as cli
 from tests.faults.injection import resolve
 from tests.faults.points import STEPS
 

@@ -8,7 +8,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from halfway.domain.errors import ConfigurationError, ForbiddenError
 from halfway.rest.server.server import HttpServer
-from halfway.runtime import app
+from halfway.runtime.serve import app
 from halfway.runtime.settings import load
 
 

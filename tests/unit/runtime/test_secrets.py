@@ -7,8 +7,8 @@ import pytest
 from halfway.domain.errors import ConfigurationError
 from halfway.domain.keys import RANDOM_BYTES, key_text
 from halfway.domain.principal import PrincipalKind
-from halfway.runtime.app import demand_guarded
 from halfway.runtime.operator_key import first_operator_key
+from halfway.runtime.serve.app import demand_guarded
 from halfway.runtime.settings import load
 
 BROKER = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}

@@ -15,9 +15,9 @@ from halfway.rest.handlers.routes import OPERATIONS
 from halfway.rest.server.health_port import HealthPort
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
-from halfway.runtime.app import _Stage
-from halfway.runtime.liveness import LoopPauses
-from halfway.runtime.metrics import Metrics
+from halfway.runtime.metrics.event_loop_lag import LoopPauses
+from halfway.runtime.metrics.metrics import Metrics
+from halfway.runtime.serve.app import _Stage
 from tests.support.rest.client import HOST
 from tests.support.rest.guarded import Guarded
 

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from halfway.rest.console import Console
 from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.server import HttpServer
-from halfway.runtime.liveness import LoopPauses
-from halfway.runtime.metrics import MAX_GROUPS, Metrics
+from halfway.runtime.metrics.event_loop_lag import LoopPauses
+from halfway.runtime.metrics.metrics import MAX_GROUPS, Metrics
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import guarded
 
@@ -86,7 +86,7 @@ def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monke
     metrics, troubles = Metrics(), dict[int, float]()
     metrics.show_troubles(lambda: troubles)
     assert "halfway_shard_not_acquired_seconds{" not in metrics.render()[0].decode()
-    monkeypatch.setattr("halfway.runtime.metrics.time.time", lambda: 1_000.0)
+    monkeypatch.setattr("halfway.runtime.metrics.metrics.time.time", lambda: 1_000.0)
     troubles[3] = 400.0
     assert 'halfway_shard_not_acquired_seconds{shard="3"} 600.0' in metrics.render()[0].decode()
 

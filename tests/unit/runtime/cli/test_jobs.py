@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner, Result
 
-from halfway.runtime import cli_jobs
-from halfway.runtime.cli import halfway
+from halfway.runtime.cli import jobs as cli_jobs
+from halfway.runtime.cli.main import halfway
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.handlers.test_jobs import ids_in_state, park
-from tests.unit.runtime.test_cli_client import HOSTILE, Answer, answer
+from tests.unit.runtime.cli.test_transactions import HOSTILE, Answer, answer
 
 __all__ = ["answer"]
 

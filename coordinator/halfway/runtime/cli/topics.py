@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from halfway.domain.errors import HalfwayError
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.kafka.topics.required_config import plans
-from halfway.runtime.cli_remote import Remote, objects_of
+from halfway.runtime.cli.remote import Remote, objects_of
 from halfway.runtime.terminal import complain, printable, say, say_rows
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 import halfway.embedded
 from halfway.embedded.ports import pick_port
-from halfway.runtime.app import Ready
-from halfway.runtime.cli import halfway as command_line
-from halfway.runtime.dev import DevOptions, _announce, logging_for
+from halfway.runtime.cli.main import halfway as command_line
+from halfway.runtime.dev.dev import DevOptions, _announce, logging_for
+from halfway.runtime.serve.app import Ready
 from halfway.runtime.settings import load
 
 

@@ -14,9 +14,9 @@ import click
 
 from halfway.domain.errors import ConfigurationError
 from halfway.runtime import settings as configuration
-from halfway.runtime.cli_client import groups, transactions
-from halfway.runtime.cli_keys import keys
-from halfway.runtime.cli_top import top
+from halfway.runtime.cli.keys import keys
+from halfway.runtime.cli.top import top
+from halfway.runtime.cli.transactions import groups, transactions
 from halfway.runtime.terminal import FiniteRange, fail
 
 _MAX_PARTITIONS: Final = 1000
@@ -46,7 +46,7 @@ config_option = click.option(
 @config_option
 def serve(config: Path | None) -> None:
     """Run the coordinator with the Kafka at HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
-    from halfway.runtime.app import run
+    from halfway.runtime.serve.app import run
 
     sys.exit(run(_load(config)))
 
@@ -81,7 +81,7 @@ def serve(config: Path | None) -> None:
 @click.option("--with-parent", is_flag=True, help="Stop when standard input is closed.")
 def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **options: Any) -> None:
     """Run a Kafka broker and the coordinator together on 127.0.0.1 until stopped."""
-    from halfway.runtime.dev import DevOptions, run_dev
+    from halfway.runtime.dev.dev import DevOptions, run_dev
 
     over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
     dev_options = DevOptions(topics=_topics(topics), **options)
@@ -101,7 +101,7 @@ def topics() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def audit_log(config: Path | None, since_s: float, group: str | None, actor: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Show who changed what, from the audit trail in Kafka, oldest first."""
-    from halfway.runtime.audit_log import show
+    from halfway.runtime.cli.audit_log import show
 
     sys.exit(show(_load(config), since_s=since_s, group=group, actor=actor, as_json=as_json))
 
@@ -110,7 +110,7 @@ def audit_log(config: Path | None, since_s: float, group: str | None, actor: str
 @config_option
 def list_topics(config: Path | None) -> None:
     """Show the internal topics and their required settings."""
-    from halfway.runtime.topics import show
+    from halfway.runtime.cli.topics import show
 
     sys.exit(show(_load(config)))
 
@@ -119,7 +119,7 @@ def list_topics(config: Path | None) -> None:
 @config_option
 def verify(config: Path | None) -> None:
     """Compare the internal topics with their required settings, and change nothing."""
-    from halfway.runtime.topics import compare
+    from halfway.runtime.cli.topics import compare
 
     sys.exit(compare(_load(config)))
 
@@ -128,7 +128,7 @@ def verify(config: Path | None) -> None:
 @config_option
 def create(config: Path | None) -> None:
     """Create missing internal topics, and verify the others."""
-    from halfway.runtime.topics import prepare
+    from halfway.runtime.cli.topics import prepare
 
     sys.exit(prepare(_load(config)))
 
@@ -143,7 +143,7 @@ def create(config: Path | None) -> None:
 )
 def shards(health_url: str) -> None:
     """Show the shards that an instance cannot acquire, with the time, the error and the remedy."""
-    from halfway.runtime.topics import not_acquired
+    from halfway.runtime.cli.topics import not_acquired
 
     sys.exit(not_acquired(health_url))
 
@@ -198,7 +198,3 @@ def _open_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-if __name__ == "__main__":
-    main()

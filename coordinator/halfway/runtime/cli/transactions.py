@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from halfway.runtime.cli_jobs import preview, run
-from halfway.runtime.cli_remote import Remote, objects_of, path_of
+from halfway.runtime.cli.jobs import preview, run
+from halfway.runtime.cli.remote import Remote, objects_of, path_of
 from halfway.runtime.terminal import FiniteRange, json_line, printable, say, say_fields, say_rows
 from halfway.service.job_records import MAX_RATE, MIN_RATE, RATE
 

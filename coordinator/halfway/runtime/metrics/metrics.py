@@ -22,12 +22,12 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from halfway.runtime.distribution import Distribution, Tally
+from halfway.runtime.metrics.instruments import Distribution, Tally
 
 if TYPE_CHECKING:
     from halfway.rest.responses.unsent import Unsent
     from halfway.rest.server.api import Api
-    from halfway.runtime.liveness import LoopPauses
+    from halfway.runtime.metrics.event_loop_lag import LoopPauses
     from halfway.service.key_freshness import KeyFreshness
     from halfway.service.shards.shard_table import ShardTable
 

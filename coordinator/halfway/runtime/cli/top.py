@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from halfway.runtime.cli_client import token_option, url_option
-from halfway.runtime.cli_remote import Remote, path_of
+from halfway.runtime.cli.remote import Remote, path_of
+from halfway.runtime.cli.transactions import token_option, url_option
 from halfway.runtime.terminal import FiniteRange, json_line, printable, say
 
 if TYPE_CHECKING:

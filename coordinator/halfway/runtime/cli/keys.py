@@ -9,8 +9,8 @@ import click
 
 from halfway.domain.keys import RANDOM_BYTES, key_text
 from halfway.domain.principal import PrincipalKind
-from halfway.runtime.cli_client import json_option, show_answer, show_rows, token_option, url_option
-from halfway.runtime.cli_remote import Remote, path_of
+from halfway.runtime.cli.remote import Remote, path_of
+from halfway.runtime.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
 from halfway.runtime.terminal import FiniteRange, printable, say
 
 _DAY_S: Final = 86_400.0

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from halfway.runtime.cli_remote import Remote, objects_of, path_of
+from halfway.runtime.cli.remote import Remote, objects_of, path_of
 from halfway.runtime.terminal import complain, printable, say
 
 _POLL_S: Final = 0.5

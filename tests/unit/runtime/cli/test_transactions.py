@@ -19,7 +19,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from halfway.runtime.cli import halfway
+from halfway.runtime.cli.main import halfway
 from halfway.runtime.settings import NOT_SETTINGS, load
 from tests.support.certificates import Authority
 from tests.support.waiting import GENEROUS_S

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from halfway.domain.audit_trail import AuditEvent
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.runtime import audit_log
-from halfway.runtime.cli import halfway
+from halfway.runtime.cli import audit_log
+from halfway.runtime.cli.main import halfway
 from tests.support.records.samples import AUDIT_EVENT
 
 NOW_MS = 1_767_323_045_678

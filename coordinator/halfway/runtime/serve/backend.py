@@ -25,9 +25,9 @@ from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.peers import HttpPeers
-from halfway.runtime.check_caller import authorities, check_caller
 from halfway.runtime.operator_key import first_operator_key
-from halfway.runtime.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.runtime.serve.check_caller import authorities, check_caller
+from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
 from halfway.service.access import KeyedAccess, OpenAccess
 from halfway.service.activity import Activity
 from halfway.service.coordinator import Coordinator

@@ -20,9 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from halfway.checkback import LOOPBACK_NETWORKS
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.topics.admin_requests import admin_client
-from halfway.runtime.app import Ready, cannot_listen, run
-from halfway.runtime.check_caller import check_authorities
-from halfway.runtime.check_echo import HOST, CheckEcho
+from halfway.runtime.dev.check_echo import HOST, CheckEcho
+from halfway.runtime.serve.app import Ready, cannot_listen, run
+from halfway.runtime.serve.check_caller import check_authorities
 from halfway.runtime.terminal import complain, json_line, say
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.runtime.app import time_to_finish
+from halfway.runtime.serve.app import time_to_finish
 from halfway.runtime.settings import load
 
 

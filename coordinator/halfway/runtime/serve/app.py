@@ -31,12 +31,12 @@ from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
-from halfway.runtime.backend import Backend, running_backend
-from halfway.runtime.descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
-from halfway.runtime.garbage import collect_periodically, collect_rarely, freeze_existing
-from halfway.runtime.liveness import LoopPauses
-from halfway.runtime.logging import configure
-from halfway.runtime.metrics import Metrics
+from halfway.runtime.metrics.event_loop_lag import LoopPauses
+from halfway.runtime.metrics.metrics import Metrics
+from halfway.runtime.serve.backend import Backend, running_backend
+from halfway.runtime.serve.file_descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
+from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
+from halfway.runtime.serve.log_setup import configure
 from halfway.runtime.terminal import complain
 
 if TYPE_CHECKING:

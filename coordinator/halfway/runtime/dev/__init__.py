@@ -1,0 +1,1 @@
+"""The process `halfway dev`: a broker and a coordinator together, and an endpoint that answers checks."""

@@ -1,0 +1,1 @@
+"""What Prometheus reads: the metrics of a coordinator, and the instruments behind them."""
