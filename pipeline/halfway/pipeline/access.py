@@ -7,11 +7,12 @@ others.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,16 @@ _PREFIX_FORM: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE: Final = "HALFWAY_CONFIG_FILE"
 _HORIZON: Final = "HALFWAY_OUTCOME_HORIZON_S"
 _FIRST_CHECK: Final = "HALFWAY_POLICY__FIRST_CHECK_AFTER_S"
+_COORDINATOR: Final = (_PREFIX, _FILE, _HORIZON, _FIRST_CHECK, "HALFWAY_KAFKA__BOOTSTRAP_SERVERS")
+"""The settings of the coordinator that the jobs read, with the one property that every job needs."""
+OPTIONS: Final = frozenset(
+    f"HALFWAY_PIPELINE_{name}" for name in ("CONNECTOR_VERSION", "ENGINE", "JARS", "MASTER", "MEMORY", "WEBHOOK")
+)
+"""The variables of options of `halfway-pipeline`."""
+_KEYS: Final = ("kafka", "kafka_prefix", "outcome_horizon_s", "policy")
+"""What the jobs read of the TOML file."""
+_SIMILAR: Final = 0.9
+"""A name this close to one that the jobs read (1 is equal) is taken for that one, misspelt."""
 LONGEST_S: Final = 31_536_000
 """The longest time in the settings of the coordinator: a year."""
 DEFAULT_PREFIX: Final = "_halfway."
@@ -69,11 +80,12 @@ def times(environment: Mapping[str, str] | None = None, *, file: Path | None = N
     """Return the coordinator's times, from the environment over a TOML file, as the coordinator does.
 
     Raises:
-        AccessError: a setting is no time; the message names it.
+        AccessError: a setting is no time, or its name is misspelt; the message names it.
 
     """
     environment = os.environ if environment is None else environment
     of_file = _of_file(_named(environment, file))
+    _refuse_misspelt(environment, of_file)
     policy = of_file.get("policy", {})
     given = {
         "outcome_horizon_s": (_HORIZON, of_file.get("outcome_horizon_s")),
@@ -105,11 +117,12 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     """Return how to reach Kafka, from the environment over a TOML file, as the coordinator does.
 
     Raises:
-        AccessError: a setting is missing, or the Java client cannot use it; the message names it.
+        AccessError: a setting is missing or misspelt, or the Java client cannot use it; the message names it.
 
     """
     environment = os.environ if environment is None else environment
     of_file = _of_file(_named(environment, file))
+    _refuse_misspelt(environment, of_file)
     properties = {_property(name): _text(value) for name, value in dict(of_file.get("kafka", {})).items()}
     properties |= {
         _property(name.removeprefix(_RDKAFKA)): value
@@ -126,6 +139,33 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     if _PREFIX_FORM.fullmatch(prefix) is None:
         raise AccessError(f"{_PREFIX} is {prefix[:80]!r}: it must be up to 64 of A-Z a-z 0-9 . _ -")
     return KafkaAccess(java=java, prefix=prefix, librdkafka={} if given else properties)
+
+
+def _refuse_misspelt(environment: Mapping[str, str], of_file: Mapping[str, Any]) -> None:
+    """Raise AccessError if a setting that a job would ignore is one that it reads, misspelt.
+
+    The environment and the file may be the coordinator's own, so settings that only the coordinator reads are ignored.
+    """
+    misspelt = {
+        variable: _nearest(variable, [*_COORDINATOR, *OPTIONS])
+        for variable in environment
+        if variable.startswith("HALFWAY_") and not variable.startswith((_RDKAFKA, _JAVA)) and variable not in OPTIONS
+    }
+    misspelt |= {key: _nearest(key, _KEYS) for key in of_file}
+    for name, nearest in sorted(misspelt.items()):
+        if nearest == name:
+            continue
+        if nearest is not None:
+            raise AccessError(f"{name} is no setting: did you mean {nearest}?")
+        if name.startswith("HALFWAY_PIPELINE_"):
+            raise AccessError(f"{name} is no setting: remove it, or use one of {', '.join(sorted(OPTIONS))}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """Return the known name that is equal or similar, None if there is none."""
+    short = {one.removeprefix("HALFWAY_"): one for one in known}
+    similar = difflib.get_close_matches(name.removeprefix("HALFWAY_"), short, n=1, cutoff=_SIMILAR)
+    return short[similar[0]] if similar else None
 
 
 def _of_file(file: Path | None) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
 from halfway.domain.policy import CheckPolicy
-from halfway.pipeline.access import Times, load, times
+from halfway.pipeline.access import OPTIONS, Times, load, times
+from halfway.pipeline.cli import pipeline
 from halfway.pipeline.errors import AccessError
-from halfway.runtime.settings import Settings
+from halfway.runtime.settings import NOT_SETTINGS, VARIABLES, Settings
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
 
@@ -130,3 +132,47 @@ def test_what_is_no_time_is_refused_by_name(value: str) -> None:
     """With a horizon of nothing every use of an id would be a transaction of its own."""
     with pytest.raises(AccessError, match="HALFWAY_OUTCOME_HORIZON_S"):
         times({"HALFWAY_OUTCOME_HORIZON_S": value})
+
+
+@pytest.mark.parametrize(
+    "variable, meant",
+    [
+        ("HALFWAY_KAFKA_PREFX", "HALFWAY_KAFKA_PREFIX"),
+        ("HALFWAY_KAFKA_BOOTSTRAP_SERVERS", "HALFWAY_KAFKA__BOOTSTRAP_SERVERS"),
+        ("HALFWAY_OUTCOME_HORIZN_S", "HALFWAY_OUTCOME_HORIZON_S"),
+        ("HALFWAY_PIPELINE_MASTR", "HALFWAY_PIPELINE_MASTER"),
+        ("HALFWAY_PIPELINE_NOTHING", "HALFWAY_PIPELINE_MEMORY"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_right_name(variable: str, meant: str) -> None:
+    """An audit must not quietly judge another deployment."""
+    for read in (load, times):
+        with pytest.raises(AccessError) as refused:
+            read({**SERVERS, variable: "x"})
+        assert variable in str(refused.value)
+        assert meant in str(refused.value)
+
+
+def test_a_misspelt_key_of_the_file_is_refused_with_the_right_name(tmp_path: Path) -> None:
+    file = tmp_path / "halfway.toml"
+    file.write_text("outcome_horizn_s = 900\n")
+    with pytest.raises(AccessError, match="outcome_horizn_s is no setting: did you mean outcome_horizon_s"):
+        times(SERVERS, file=file)
+
+
+def test_settings_that_only_the_coordinator_reads_are_ignored(tmp_path: Path) -> None:
+    """Also if they stand in the environment and the file that the jobs share with it."""
+    environment = {**SERVERS, **dict.fromkeys([*VARIABLES, *NOT_SETTINGS], "5")}
+    file = tmp_path / "halfway.toml"
+    file.write_text("".join(f"{name} = 5\n" for name in Settings.model_fields if name not in {"kafka", "policy"}))
+    assert load(environment, file=file).prefix == "5"
+    assert times(environment, file=file) == Times(outcome_horizon_s=5, first_check_after_s=5)
+
+
+def test_every_variable_of_an_option_is_known() -> None:
+    def variables(command: click.Command) -> set[str]:
+        below = command.commands.values() if isinstance(command, click.Group) else ()
+        own = {option.envvar for option in command.params if isinstance(option.envvar, str)}
+        return own.union(*map(variables, below))
+
+    assert variables(pipeline) == OPTIONS
