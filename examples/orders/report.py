@@ -53,7 +53,7 @@ class Progress:
     ) -> None:
         self._live.stop()
 
-    def say(self, step: str) -> None:
+    def show_step(self, step: str) -> None:
         """Show the current step; without a terminal, print each step once on its own line."""
         self._step.update(text=step)
         if not self._console.is_terminal and step != self._last_step:

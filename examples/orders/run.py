@@ -69,11 +69,11 @@ class Demo:
         await self.start()
         watch = asyncio.create_task(self._progress.watch(self))
         self._stack.callback(watch.cancel)
-        self._progress.say("customers place orders")
+        self._progress.show_step("customers place orders")
         await self.order()
-        self._progress.say("halfway checks the open transactions")
+        self._progress.show_step("halfway checks the open transactions")
         await self.wait_for_outcomes()
-        self._progress.say("the departments read to the end")
+        self._progress.show_step("the departments read to the end")
         await self.wait_for_departments()
         return await self.evidence()
 
@@ -84,12 +84,12 @@ class Demo:
         topics = [f"{topic}:{PARTITIONS}" for topic in TOPICS] + [DEAD_LETTERS]
         self.halfway = await self._stack.enter_async_context(HalfwayDev(self._directory, topics))
         await self.halfway.require_keys()
-        await self.halfway.ready(self._progress.say)
+        await self.halfway.ready(self._progress.show_step)
         self.service = OrderServiceProcess(self._directory, self._session)
         network = LossyNetwork(self.halfway.url, self._faults, self.service.kill_and_restart, self._recorder)
         self.network = await self._stack.enter_async_context(network)
         await self._stack.enter_async_context(self.service)
-        self._progress.say("the order service and the departments start")
+        self._progress.show_step("the order service and the departments start")
         check_url = f"{self.service.url}/check"
         keys = {group: await self.halfway.admit(group, check_url, TOPICS) for group in POLICIES}
         await self.service.serve(self.network.url, keys)
@@ -163,7 +163,7 @@ class Demo:
         """Ask the bank, record its answer in the order service, and end the transaction accordingly."""
         paid = int(order[-4:]) % 2 == 0
         _, answer = await self.service.post(f"/orders/{order}/settle", {"paid": paid})
-        self._progress.say(f"an operator ends {order}: {answer['outcome']}")
+        self._progress.show_step(f"an operator ends {order}: {answer['outcome']}")
         self._recorder.operator_ends(order, answer["outcome"])
         await self.halfway.end_as_operator(order, answer["outcome"])
 
@@ -242,10 +242,10 @@ async def run(orders: Sequence[Planned], seed: int, console: Console) -> dict[st
             stack.callback(recorder.close)
             demo = Demo(orders, stack, directory, progress, recorder)
             evidence = await demo.run()
-            progress.say("the checker reads the topics")
+            progress.show_step("the checker reads the topics")
             bootstrap = demo.halfway.bootstrap_servers
             found_by_checker = await asyncio.to_thread(recorder.judge, bootstrap, evidence.orders, evidence.fenced)
-            progress.say("everything is being stopped")
+            progress.show_step("everything is being stopped")
     except asyncio.CancelledError:
         shutil.rmtree(directory, ignore_errors=True)
         raise

@@ -324,7 +324,7 @@ def test_a_database_whose_transactions_never_commit_is_refused_before_the_first_
     shop.produce("one")
     consumer = shop.consume(inbox=Inbox("sqlite", begin))
     consumer.join(GENEROUS_S)
-    with pytest.raises(UncommittedConnectionError, match="do not commit when their context is left"):
+    with pytest.raises(UncommittedConnectionError, match="do not commit when their context exits"):
         consumer.stop()
     shop.consume()
     shop.wait_for("one")
@@ -424,7 +424,7 @@ def test_what_follows_the_commit_is_called_after_it(shop: Shop) -> None:
 
 
 def test_rows_that_would_go_before_the_topics_records_are_refused(shop: Shop) -> None:
-    with pytest.raises(RetentionTooShortError, match=f"the topic {shop.topic} holds records for up to 1209600 s"):
+    with pytest.raises(RetentionTooShortError, match=f"the topic {shop.topic} keeps records for up to 1209600 s"):
         shop.consume(inbox=Inbox("sqlite", shop.begin, retention_s=3600)).stop()
 
 

@@ -53,7 +53,7 @@ class Transaction:
         self._messages = messages
         self._check_after_s = check_after_s
         self._confirm = confirm
-        self._begun = False
+        self._started = False
         self._ended = False
         self._opener: object = None
         self._scope: Token[Transaction | None] | None = None
@@ -97,9 +97,9 @@ class Transaction:
 
     async def begin(self) -> None:
         """Prepare the messages."""
-        if self._begun:
+        if self._started:
             raise TransactionEndedError(f"the transaction {self.id} was already entered: begin a new one")
-        self._begun = True
+        self._started = True
         await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s, new_id=self._new_id)
 
     def abandon(self) -> None:

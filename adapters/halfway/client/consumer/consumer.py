@@ -71,8 +71,8 @@ class _DatabaseError(Exception):
 
 
 @dataclass(slots=True)
-class _Held:
-    """A record that its partition waits for."""
+class _PendingRecord:
+    """A record that is not finished. After a failure its partition is paused until it is."""
 
     record: Record
     failures: int = 0
@@ -127,7 +127,7 @@ class Consumer:
         self._dead_letter_topic = dead_letter_topic
         self._cleaning = Cleaning(inbox, clean_every_s)
         self._dead_letters: DeadLetters | None = None
-        self._held: dict[Partition, _Held] = {}
+        self._paused: dict[Partition, _PendingRecord] = {}
         self._stopping = threading.Event()
         self._inbox_commits = False
 
@@ -169,50 +169,50 @@ class Consumer:
         }
 
     def _poll(self) -> None:
-        """Process the held records that are due, and the next message of a partition that does not wait."""
+        """Process the pending records that are due, and the next message of a partition that is not paused."""
         if self._dead_letters is not None:
             self._dead_letters.poll()
         now = time.monotonic()
-        for held in [held for held in self._held.values() if held.due_at <= now]:
-            self._process(held)
+        for pending in [pending for pending in self._paused.values() if pending.due_at <= now]:
+            self._process(pending)
         message = self._consumer.poll(self._timeout_s(time.monotonic()))
         if message is None:
             return
         error = message.error()
         if error is None:
-            self._process(_Held(Record.of(message)))
+            self._process(_PendingRecord(Record.of(message)))
         else:
             _raise_if_final(error)
 
     def _timeout_s(self, now: float) -> float:
-        times = [held.due_at for held in self._held.values()]
+        times = [pending.due_at for pending in self._paused.values()]
         if float("inf") in times:
             return _DELIVERY_POLL_S
         return min([_POLL_S, *(max(0.0, due_at - now) for due_at in times)])
 
-    def _process(self, held: _Held) -> None:
-        if held.reason is not None:
-            self._set_aside(held)
+    def _process(self, pending: _PendingRecord) -> None:
+        if pending.reason is not None:
+            self._set_aside(pending)
             return
         try:
-            afterwards = self._apply(held)
+            afterwards = self._apply(pending)
         except _DatabaseError as error:
-            held.outages += 1
-            self._retry_later(held, held.outages)
-            log.warning("%s waits for the database: %s", held.record.id, error.__cause__, exc_info=error.__cause__)
+            pending.outages += 1
+            self._retry_later(pending, pending.outages)
+            log.warning("%s waits for the database: %s", pending.record.id, error.__cause__, exc_info=error.__cause__)
         except _UNUSABLE:
             raise
         except Exception as error:  # noqa: BLE001 - of the handler
-            self._handle_failure(held, error)
+            self._handle_failure(pending, error)
         else:
-            self._finish(held)
+            self._finish(pending)
             if afterwards is not None:
-                _call(afterwards, held.record)
+                _call(afterwards, pending.record)
 
-    def _apply(self, held: _Held) -> Callable[[], object] | None:
+    def _apply(self, pending: _PendingRecord) -> Callable[[], object] | None:
         """Process the record once. Return the function to call after the commit, if any."""
-        record, afterwards = held.record, None
-        is_handling = held.handled = False
+        record, afterwards = pending.record, None
+        is_handling = pending.handled = False
         try:
             if not self._inbox_commits:
                 self._inbox.demand_commits()
@@ -226,7 +226,7 @@ class Consumer:
                     afterwards = self._handle(record, connection)
                 else:
                     log.info("%s has already taken effect", record.id)
-                held.handled = True
+                pending.handled = True
             # Step 4: the commit, when the context exits.
         except _UNUSABLE:
             raise
@@ -234,51 +234,53 @@ class Consumer:
             if is_handling:
                 raise
             raise _DatabaseError from error
-        if not held.handled:
+        if not pending.handled:
             raise InvalidSettingError("the inbox's connection suppressed an exception: its context must not do that")
         return afterwards
 
-    def _handle_failure(self, held: _Held, error: Exception) -> None:
-        held.failures += 1
-        held.outages = 0
-        is_last = held.failures >= self._retries.attempts or isinstance(error, RejectedMessageError)
-        log.warning("attempt %d of %s failed: %s", held.failures, held.record.id, error, exc_info=error)
+    def _handle_failure(self, pending: _PendingRecord, error: Exception) -> None:
+        pending.failures += 1
+        pending.outages = 0
+        is_last = pending.failures >= self._retries.attempts or isinstance(error, RejectedMessageError)
+        log.warning("attempt %d of %s failed: %s", pending.failures, pending.record.id, error, exc_info=error)
         if is_last and self._dead_letters is not None:
-            held.reason = error
-            self._set_aside(held)
+            pending.reason = error
+            self._set_aside(pending)
         else:
-            self._retry_later(held, held.failures)
+            self._retry_later(pending, pending.failures)
 
-    def _set_aside(self, held: _Held) -> None:
+    def _set_aside(self, pending: _PendingRecord) -> None:
         """Send the dead letter. The partition waits until it is delivered."""
-        if self._dead_letters is None or held.reason is None:
-            raise AssertionError(held)
-        if held.handled:
+        if self._dead_letters is None or pending.reason is None:
+            raise AssertionError(pending)
+        if pending.handled:
             try:
-                has_taken_effect = self._has_taken_effect(held.record)
+                has_taken_effect = self._has_taken_effect(pending.record)
             except Exception as error:
-                held.outages += 1
-                self._retry_later(held, held.outages)
-                log.warning("%s waits for the database: %s", held.record.id, error, exc_info=error)
+                pending.outages += 1
+                self._retry_later(pending, pending.outages)
+                log.warning("%s waits for the database: %s", pending.record.id, error, exc_info=error)
                 return
             if has_taken_effect:
-                log.warning("%s has taken effect, although its commit raised an exception", held.record.id)
-                self._finish(held)
+                log.warning("%s has taken effect, although its commit raised an exception", pending.record.id)
+                self._finish(pending)
                 return
 
         def delivered(problem: str | None) -> None:
-            if self._held.get(held.partition) is not held:
+            if self._paused.get(pending.partition) is not pending:
                 return  # the partition was reassigned to another consumer, which starts with this record
             if problem is None:
-                log.error("%s became a dead letter after %d attempts: %s", held.record.id, held.failures, held.reason)
-                self._finish(held)
+                log.error(
+                    "%s became a dead letter after %d attempts: %s", pending.record.id, pending.failures, pending.reason
+                )
+                self._finish(pending)
                 return
-            held.outages += 1
-            self._retry_later(held, held.outages)
-            log.error("the dead letter of %s was not delivered: %s", held.record.id, problem)
+            pending.outages += 1
+            self._retry_later(pending, pending.outages)
+            log.error("the dead letter of %s was not delivered: %s", pending.record.id, problem)
 
-        self._hold(held, float("inf"))
-        self._dead_letters.send(held.record, held.reason, held.failures, delivered)
+        self._pause(pending, float("inf"))
+        self._dead_letters.send(pending.record, pending.reason, pending.failures, delivered)
 
     def _has_taken_effect(self, record: Record) -> bool:
         """Return whether a record has a committed row; wait for a transaction that may still write it."""
@@ -288,30 +290,30 @@ class Consumer:
             raise _RollbackError
         return has_row
 
-    def _retry_later(self, held: _Held, failures: int) -> None:
-        self._hold(held, time.monotonic() + self._retries.pause_s(failures))
+    def _retry_later(self, pending: _PendingRecord, failures: int) -> None:
+        self._pause(pending, time.monotonic() + self._retries.pause_s(failures))
 
-    def _hold(self, held: _Held, due_at: float) -> None:
-        held.due_at = due_at
-        if held.partition not in self._held:
-            self._held[held.partition] = held
-            self._consumer.pause([TopicPartition(*held.partition)])
+    def _pause(self, pending: _PendingRecord, due_at: float) -> None:
+        pending.due_at = due_at
+        if pending.partition not in self._paused:
+            self._paused[pending.partition] = pending
+            self._consumer.pause([TopicPartition(*pending.partition)])
 
-    def _finish(self, held: _Held) -> None:
-        next_offset = TopicPartition(*held.partition, held.record.offset + 1)
+    def _finish(self, pending: _PendingRecord) -> None:
+        next_offset = TopicPartition(*pending.partition, pending.record.offset + 1)
         try:
             self._consumer.store_offsets(offsets=[next_offset])
         except KafkaException as error:
             if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001 - the library's name
                 raise
-            log.info("%s now belongs to another consumer, which skips it", held.record.id)
-        if self._held.pop(held.partition, None) is not None:
-            self._consumer.resume([TopicPartition(*held.partition)])
+            log.info("%s now belongs to another consumer, which skips it", pending.record.id)
+        if self._paused.pop(pending.partition, None) is not None:
+            self._consumer.resume([TopicPartition(*pending.partition)])
 
     def _forget(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
-        """Forget the held records of revoked partitions: another consumer retries them. librdkafka commits offsets."""
+        """Forget records of revoked partitions: another consumer retries them. librdkafka commits offsets."""
         for partition in partitions:
-            if self._held.pop((partition.topic, partition.partition), None) is not None:
+            if self._paused.pop((partition.topic, partition.partition), None) is not None:
                 consumer.resume([TopicPartition(partition.topic, partition.partition)])
 
 

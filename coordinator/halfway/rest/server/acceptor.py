@@ -94,7 +94,7 @@ class Acceptor:
         for listener in self._listeners:
             loop.add_reader(listener, self._accept, listener)
 
-    def made(self, connection: asyncio.Protocol, transport: asyncio.Transport) -> None:
+    def handshake_done(self, connection: asyncio.Protocol, transport: asyncio.Transport) -> None:
         """Record that the handshake of a connection is done; abort the connection if it was ended before."""
         self._handshakes.pop(connection, None)
         if connection in self._ending:

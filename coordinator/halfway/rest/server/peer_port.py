@@ -118,8 +118,8 @@ class PeerPort:
 
     def _admit(self, request: web.BaseRequest) -> None:
         """Validate the headers of a request. The credential comes first, so that a caller without it learns nothing."""
-        shown = request.headers.get(CREDENTIAL_HEADER, "").encode(errors="surrogateescape")
-        matches = [hmac.compare_digest(shown, credential) for credential in self._credentials]
+        presented = request.headers.get(CREDENTIAL_HEADER, "").encode(errors="surrogateescape")
+        matches = [hmac.compare_digest(presented, credential) for credential in self._credentials]
         if not any(matches):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "wrong_credential")
         if request.method != "POST":

@@ -178,7 +178,7 @@ class _Server(web.Server):
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        self.acceptor.made(handler, transport)
+        self.acceptor.handshake_done(handler, transport)
 
     def demand_room(self, newcomer: asyncio.Protocol) -> bool:
         """Close a connection if there is one too many; return False if only the newcomer can be closed."""

@@ -29,7 +29,7 @@ class ServerTls:
         self._certificate = certificate
         self._key = key
         self._client_authorities = client_authorities
-        self._seen = self._changed_at()
+        self._versions = self._file_versions()
         self._current = self._read()
         self.context = self._read()
         """The context of the port. It switches each handshake to the files as last read."""
@@ -56,7 +56,7 @@ class ServerTls:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
         return context
 
-    def _changed_at(self) -> list[tuple[int, int]]:
+    def _file_versions(self) -> list[tuple[int, int]]:
         files = (self._certificate, self._key, self._client_authorities)
         return [(file.stat().st_mtime_ns, file.stat().st_ino) for file in files if file is not None]
 
@@ -69,12 +69,12 @@ class ServerTls:
     def reload_if_changed(self) -> None:
         """Read the files again if they have changed."""
         try:
-            seen = self._changed_at()
-            if seen == self._seen:
+            versions = self._file_versions()
+            if versions == self._versions:
                 return
             self._current = self._read()
         except (OSError, ConfigurationError) as error:
             log.warning("certificate_not_read", certificate=str(self._certificate), error=str(error))
             return
-        self._seen = seen
+        self._versions = versions
         log.info("certificate_read", certificate=str(self._certificate))
