@@ -24,7 +24,7 @@ from halfway.client.barrier import (
     UncommittedConnectionError,
     UncountedRowsError,
 )
-from halfway.client.doubt import may_have_committed
+from halfway.client.commit_uncertainty import may_have_committed
 from tests.support.databases.servers import USER, Server
 from tests.support.waiting import GENEROUS_S, until_true
 

@@ -3,7 +3,9 @@
 `Halfway` is the asynchronous client, `SyncHalfway` the client for threads. docs/producing.md is the tutorial.
 """
 
-from halfway.client.checks import (
+from halfway.client.calls.key import InvalidKeyError, Key
+from halfway.client.calls.transport import InvalidUrlError
+from halfway.client.checks.answers import (
     Check,
     Decide,
     DecideSync,
@@ -12,8 +14,9 @@ from halfway.client.checks import (
     answer_check_sync,
     read_check,
 )
-from halfway.client.client import Halfway
-from halfway.client.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks, join_aiohttp
+from halfway.client.checks.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks, join_aiohttp
+from halfway.client.checks.fetching import CheckWorker
+from halfway.client.checks.verification import CheckVerifier, InvalidSecretError, InvalidSignatureError
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -36,21 +39,18 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
-from halfway.client.key import InvalidKeyError, Key
-from halfway.client.listener import (
+from halfway.client.messages import Data, Message, UnserialisableMessageError, Value
+from halfway.client.outcome import Outcome
+from halfway.client.producer.client import Halfway
+from halfway.client.producer.listener import (
     SyncTransactionListener,
     SyncTransactionProducer,
     TransactionListener,
     TransactionProducer,
 )
-from halfway.client.messages import Data, Message, UnserialisableMessageError, Value
-from halfway.client.outcome import Outcome
-from halfway.client.sending import MixedProducersError, NoBarrierError
-from halfway.client.sync import SyncHalfway, SyncTransaction
-from halfway.client.transaction import Transaction
-from halfway.client.transport import InvalidUrlError
-from halfway.client.verification import CheckVerifier, InvalidSecretError, InvalidSignatureError
-from halfway.client.worker import CheckWorker
+from halfway.client.producer.sending import MixedProducersError, NoBarrierError
+from halfway.client.producer.sync import SyncHalfway, SyncTransaction
+from halfway.client.producer.transaction import Transaction
 
 __all__ = [
     "AiohttpChecks",

@@ -12,13 +12,13 @@ from sqlalchemy.util import await_only
 
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.barrier.drivers import require_transaction, sqlalchemy_connection
-from halfway.client.blocking import wait_for
-from halfway.client.client import Halfway
-from halfway.client.forks import ForkSafeLock
+from halfway.client.concurrency.blocking import wait_for
+from halfway.client.concurrency.forks import ForkSafeLock
 from halfway.client.messages import Data, Message, Value
 from halfway.client.outcome import Outcome
-from halfway.client.sending import MixedProducersError, NoBarrierError, Sending, SendingClient
-from halfway.client.sync import SyncHalfway
+from halfway.client.producer.client import Halfway
+from halfway.client.producer.sending import MixedProducersError, NoBarrierError, Sending, SendingClient
+from halfway.client.producer.sync import SyncHalfway
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Dialect, PoolProxiedConnection, RootTransaction

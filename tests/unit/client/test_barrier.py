@@ -18,8 +18,8 @@ from halfway.client.barrier import (
     UnsupportedConnectionError,
     sqlite_transactions,
 )
-from halfway.client.checks import Check
-from halfway.client.doubt import may_have_committed
+from halfway.client.checks.answers import Check
+from halfway.client.commit_uncertainty import may_have_committed
 
 
 class Shop:

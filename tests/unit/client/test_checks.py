@@ -28,8 +28,8 @@ from halfway.client import (
     answer_check,
     answer_check_sync,
 )
-from halfway.client import checks as checks_module
-from halfway.client.threads import BoundedThreads
+from halfway.client.checks import answers
+from halfway.client.concurrency.threads import BoundedThreads
 from halfway.domain.secrets import CheckSecrets
 from tests.support.client.serving import serving
 
@@ -160,7 +160,7 @@ async def test_what_is_no_check_is_refused(ask: Ask) -> None:
 
 @pytest.mark.parametrize("ask", ENDPOINTS)
 async def test_a_body_is_bounded(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halfway.client.endpoints.MAX_CHECK_BYTES", len(BODY))
+    monkeypatch.setattr("halfway.client.checks.endpoints.MAX_CHECK_BYTES", len(BODY))
     assert (await ask(commit, BODY))[0] == 200
     assert (await ask(commit, BODY + b" "))[0] == 413
 
@@ -202,7 +202,7 @@ async def test_a_service_that_takes_too_long_says_unknown_and_blocks_no_loop() -
 def test_checks_that_are_stuck_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check without a free thread is answered at once, and not decided later."""
     threads = BoundedThreads(2, "test")
-    monkeypatch.setattr(checks_module, "_threads", threads)
+    monkeypatch.setattr(answers, "_threads", threads)
     go_on = threading.Event()
     decided: list[str] = []
 
@@ -271,4 +271,4 @@ def outcome_of(answer: tuple[int, bytes]) -> str:
 def test_a_question_without_a_nonce_is_answered_without_one() -> None:
     body = json.dumps({name: value for name, value in QUESTION.items() if name != "nonce"}).encode()
     assert json.loads(answer_check_sync(body, commit)[1]) == {"outcome": "commit"}  # type: ignore[arg-type]
-    assert checks_module.read_check(BODY).nonce == "qL4c"
+    assert answers.read_check(BODY).nonce == "qL4c"

@@ -56,7 +56,7 @@ async def test_the_next_url_is_asked_at_once(
     world: RestWorld, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     """A proxy without its coordinator does not delay clients that have another URL, and is avoided for a while."""
-    monkeypatch.setattr("halfway.client.transport._AVOID_S", GENEROUS_S)
+    monkeypatch.setattr("halfway.client.calls.transport._AVOID_S", GENEROUS_S)
     stranger.status = status
     async with Halfway([stranger.url, world.url], "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
         for _ in range(3):
@@ -95,7 +95,7 @@ async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeyp
         pausing.set()
         return 50.0
 
-    monkeypatch.setattr("halfway.client.repeating.random", SimpleNamespace(uniform=long_pause))
+    monkeypatch.setattr("halfway.client.calls.retries.random", SimpleNamespace(uniform=long_pause))
     async with Halfway(stranger.url, "shop") as client:
         registering = client.register(topics=["orders"], timeout_s=100)
         with pytest.raises(UnavailableError, match=REMEDY):

@@ -7,7 +7,7 @@ from importlib.resources import files
 from halfway.client import Halfway, SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.django import django_barrier
-from halfway.client.sync import Settings
+from halfway.client.producer.sync import Settings
 
 
 def test_the_client_for_threads_knows_every_setting() -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import carry_out, carry_out_async, pool_of, require_transaction
 from halfway.client.barrier.table import TABLE, BarrierTable, Steps
-from halfway.client.checks import Check
+from halfway.client.checks.answers import Check
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import Outcome
 

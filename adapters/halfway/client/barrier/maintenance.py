@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
-from halfway.client.blocking import call_async
-from halfway.client.client import Halfway
+from halfway.client.cleanup_rate import BATCH, pause_s
+from halfway.client.concurrency.blocking import call_async
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -18,7 +18,7 @@ from halfway.client.errors import (
     RefusedError,
     WrongEventLoopError,
 )
-from halfway.client.pacing import BATCH, pause_s
+from halfway.client.producer.client import Halfway
 
 log = logging.getLogger(__name__)
 

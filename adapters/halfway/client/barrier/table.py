@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from halfway.client.barrier.dialect import MARK_ID, REMOVE, STATEMENTS, Dialect
-from halfway.client.doubt import is_conflict
+from halfway.client.commit_uncertainty import is_conflict
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import Outcome
 

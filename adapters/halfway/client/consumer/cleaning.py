@@ -7,8 +7,8 @@ import random
 import threading
 import time
 
+from halfway.client.cleanup_rate import BATCH, pause_s
 from halfway.client.consumer.inbox import Inbox
-from halfway.client.pacing import BATCH, pause_s
 
 log = logging.getLogger(__name__)
 

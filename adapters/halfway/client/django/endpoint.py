@@ -7,10 +7,10 @@ from typing import Any
 from django.db import connections, transaction
 from django.http import HttpResponse
 
-from halfway.client.checks import ANSWER_WITHIN_S, CONTENT_TYPE, Check, DecideSync
-from halfway.client.endpoints import answer_request
+from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, DecideSync
+from halfway.client.checks.endpoints import answer_request
+from halfway.client.checks.verification import CheckVerifier
 from halfway.client.outcome import Outcome
-from halfway.client.verification import CheckVerifier
 
 
 class DjangoChecks:

@@ -11,8 +11,8 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections
 
 from halfway.client.barrier import NoTransactionError
 from halfway.client.messages import Data, Message, Value
-from halfway.client.sending import MixedProducersError, NoBarrierError, Sending
-from halfway.client.sync import SyncHalfway
+from halfway.client.producer.sending import MixedProducersError, NoBarrierError, Sending
+from halfway.client.producer.sync import SyncHalfway
 
 
 class AtomicProducer:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
+from halfway.client.calls.transport import DeadlinePassedError, NoAnswerError, Reply, Transport
 from halfway.client.errors import QueueFullError
-from halfway.client.transport import DeadlinePassedError, NoAnswerError, Reply, Transport
 
 _MAX_ITEMS: Final = 100
 _MAX_BYTES: Final = 1024 * 1024

@@ -9,13 +9,13 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from halfway.client.doubt import may_have_committed
+from halfway.client.commit_uncertainty import may_have_committed
 from halfway.client.errors import HalfwayError, NestedTransactionError, TransactionEndedError
 
 if TYPE_CHECKING:
-    from halfway.client.client import Halfway
     from halfway.client.messages import Message
     from halfway.client.outcome import Outcome
+    from halfway.client.producer.client import Halfway
 
 _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
 

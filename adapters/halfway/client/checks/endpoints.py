@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from halfway.client.checks import (
+from halfway.client.checks.answers import (
     ANSWER_WITHIN_S,
     CONTENT_TYPE,
     MAX_CHECK_BYTES,
@@ -23,10 +23,10 @@ from halfway.client.checks import (
     refusal,
     too_large,
 )
-from halfway.client.client import Halfway
+from halfway.client.checks.verification import CheckVerifier, Headers
 from halfway.client.outcome import Outcome
-from halfway.client.sending import NoBarrierError
-from halfway.client.verification import CheckVerifier, Headers
+from halfway.client.producer.client import Halfway
+from halfway.client.producer.sending import NoBarrierError
 
 _Event = MutableMapping[str, Any]
 _Decider = tuple[Decide, CheckVerifier | None]

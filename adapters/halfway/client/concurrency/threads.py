@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from halfway.client.forks import ForkSafeLock
+from halfway.client.concurrency.forks import ForkSafeLock
 
 T = TypeVar("T")
 

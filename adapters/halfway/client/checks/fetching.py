@@ -7,8 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from halfway.client.checks import Check, Decide, decide_within
-from halfway.client.client import Halfway
+from halfway.client.checks.answers import Check, Decide, decide_within
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -17,6 +16,7 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.outcome import Outcome
+from halfway.client.producer.client import Halfway
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from halfway.client.blocking import call_async
-from halfway.client.coalescing import Coalescer
+from halfway.client.calls.coalescing import Coalescer
+from halfway.client.calls.key import Key
+from halfway.client.calls.retries import send_until_final
+from halfway.client.calls.transport import Reply, Transport
+from halfway.client.checks.verification import CheckVerifier
+from halfway.client.concurrency.blocking import call_async
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -26,17 +30,13 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
-from halfway.client.key import Key
 from halfway.client.messages import Message
 from halfway.client.outcome import Outcome
-from halfway.client.repeating import send_until_final
-from halfway.client.transaction import Transaction, demand_no_block
-from halfway.client.transport import Reply, Transport
-from halfway.client.verification import CheckVerifier
+from halfway.client.producer.transaction import Transaction, demand_no_block
 
 if TYPE_CHECKING:
     from halfway.client.barrier import AsyncBarrier, Barrier
-    from halfway.client.checks import Decide
+    from halfway.client.checks.answers import Decide
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ class Halfway:
         Without `check_urls`, the client fetches checks and answers them with `decide`, or with the barrier by default.
         A BarrierMaintenance maintains the barrier.
         """
-        from halfway.client.service import log_failure, services  # service imports this module
+        from halfway.client.producer.background import log_failure, services  # service imports this module
 
         coroutines = services(self, check_urls, decide)
         try:

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
 
-from halfway.client.blocking import call_async
-from halfway.client.checks import Check, Decide, DecideSync
-from halfway.client.client import Halfway
+from halfway.client.checks.answers import Check, Decide, DecideSync
+from halfway.client.concurrency.blocking import call_async
 from halfway.client.messages import Message
 from halfway.client.outcome import OUTCOMES, Outcome
-from halfway.client.sync import SyncHalfway
+from halfway.client.producer.client import Halfway
+from halfway.client.producer.sync import SyncHalfway
 
 log = logging.getLogger(__name__)
 

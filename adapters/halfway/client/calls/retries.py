@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+from halfway.client.calls.transport import DeadlinePassedError, NoAnswerError, Reply
 from halfway.client.errors import QueueFullError, UnavailableError, error_of
-from halfway.client.transport import DeadlinePassedError, NoAnswerError, Reply
 
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0

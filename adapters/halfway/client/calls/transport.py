@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from halfway.client.calls.key import Key
 from halfway.client.errors import NOT_HALFWAY, HalfwayError
-from halfway.client.key import Key
 
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _AVOID_S: Final = 5.0

@@ -8,12 +8,12 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.maintenance import BarrierMaintenance
-from halfway.client.sending import NoBarrierError
-from halfway.client.worker import CheckWorker
+from halfway.client.checks.fetching import CheckWorker
+from halfway.client.producer.sending import NoBarrierError
 
 if TYPE_CHECKING:
-    from halfway.client.checks import Decide
-    from halfway.client.client import Halfway
+    from halfway.client.checks.answers import Decide
+    from halfway.client.producer.client import Halfway
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Blocking functions, bounded threads, and locks in a process that forks."""
