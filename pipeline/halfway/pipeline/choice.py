@@ -16,16 +16,19 @@ from halfway.pipeline.machine import free_memory
 from halfway.pipeline.session import GATEWAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines import Engine
     from halfway.pipeline.folders import Files
     from halfway.pipeline.pinned import Source
+    from halfway.pipeline.pins import TopicPin
 
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000
 """Records of half and op (more than three million transactions). With more an audit runs on Spark."""
+MOST_REAL: Final = 30_000_000
+"""Records of real topics, those of other producers included. DuckDB copies all of them to this machine."""
 _BYTES_EACH: Final = 1_600
 """Memory that DuckDB needs for a record of half or op and everything that belongs to it.
 
@@ -44,6 +47,10 @@ class Places:
     access: KafkaAccess | None
     against: str | None = None
     """The folder of an audit with --continue to compare with."""
+    topics: Sequence[str] = ()
+    """Real topics of the command line."""
+    continued: bool = False
+    """Whether only records after those of the last run into the same folder are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +89,17 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
         return Chosen(engine="spark", because="options or variables of Spark are given")
     if hindrance is not None:
         return Chosen(engine="spark", because=hindrance)
-    records = _records(places)
-    there = f"half and op have {records:,} records"
-    if records > MOST:
+    own, real = _records(places)
+    return _by_size(own, real, memory)
+
+
+def _by_size(own: int, real: int, memory: str | None) -> Chosen:
+    there = f"half and op have {own:,} records"
+    if own > MOST:
         return Chosen(engine="spark", because=f"{there}, more than {MOST:,}")
-    needed, free = records * _BYTES_EACH, free_memory()
+    if real > MOST_REAL:
+        return Chosen(engine="spark", because=f"the real topics have {real:,} records, more than {MOST_REAL:,}")
+    needed, free = own * _BYTES_EACH, free_memory()
     if memory is None and free is not None and needed > free:
         reason = f"{there}, for which DuckDB takes about {_gib(needed)} of memory, and {_gib(free)} are free"
         return Chosen(engine="spark", because=f"{reason}: with --engine duckdb --memory it goes to disk")
@@ -108,21 +121,48 @@ def _hindrance(places: Places) -> str | None:
     return None
 
 
-def _records(places: Places) -> int:
-    """Return how many records half and op have."""
+def _records(places: Places) -> tuple[int, int]:
+    """Return how many records half and op have to be read, and how many the real topics that are known by name."""
     from halfway.pipeline.folders import LocalFolder
+    from halfway.pipeline.jobs.audit import STATE
+    from halfway.pipeline.jobs.incremental import State
     from halfway.pipeline.pins import Pins
-    from halfway.pipeline.quick_sources import pin
 
     kinds = ("half", "op")
-    if places.access is not None:
-        pins = pin(places.access, [places.access.topic(kind) for kind in kinds])
-    else:
+    if places.access is None:
         folder = LocalFolder(str(places.snapshot))
         kept, prefix = Pins.from_json(folder.read("offsets.json")), json.loads(folder.read("archive.json"))["prefix"]
         # A real topic can have the name of a kind.
-        pins = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
-    return sum(each.end - each.start for one in pins for each in one.partitions)
+        own = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
+        return _count(own), _count(pin for name, pin in kept.topics.items() if not name.startswith(prefix))
+    own, real = _pinned(places.access, kinds, places.topics)
+    output = LocalFolder(places.output)
+    state = State.read(output) if places.continued and output.exists(STATE) else None
+    if state is not None:
+        own, real = ([state.pins.followed_by(pin) for pin in pins] for pins in (own, real))
+    return _count(own), _count(real)
+
+
+def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) -> tuple[list[TopicPin], list[TopicPin]]:
+    """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
+    from halfway.pipeline.jobs import reading
+    from halfway.pipeline.quick import DuckEngine
+    from halfway.pipeline.quick_sources import QuickKafka, pin
+
+    engine = DuckEngine()
+    try:
+        source = QuickKafka(engine, access)
+        source.pin([access.topic(kind) for kind in (*kinds, "groups")])
+        named = reading.topics_of_groups(engine, reading.groups(engine, source))
+    finally:
+        engine.close()
+    own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
+    real = sorted({*named, *topics})
+    return own, pin(access, real) if real else []
+
+
+def _count(pins: Iterable[TopicPin]) -> int:
+    return sum(each.end - each.start for pin in pins for each in pin.partitions)
 
 
 @contextmanager

@@ -100,6 +100,7 @@ class LogSource:
         *,
         open_since: int | None = None,
         prefix: str = PREFIX,
+        clock: int | None = None,
     ) -> None:
         """Records since `open_since` are in Kafka transactions that are not finished."""
         self._engine = engine
@@ -108,7 +109,8 @@ class LogSource:
         self._committed_until = at if open_since is None else open_since
         self._begun = Pins(at=0, topics={})
         self._again = False
-        self.pins = Pins(at=at, topics={})
+        self._clock = at if clock is None else clock
+        self.pins = Pins(at=self._clock, topics={})
         self.prefix = prefix
         self.when_settled: Callable[[], None] = lambda: None
 
@@ -122,7 +124,7 @@ class LogSource:
             first = next((record.told_at for record in there if record.offset >= start), None)
             one = PartitionPin(partition=0, start=min(start, end), end=end, high=len(there), first_at=first)
             pin = TopicPin(
-                topic=topic, at=self._at, partitions=(one,), compacted=topic in self._log.compacted,
+                topic=topic, at=self._clock, partitions=(one,), compacted=topic in self._log.compacted,
                 made=f"{self._log.made.get(topic, 0)}", kept_ms=self._log.kept_ms,
             )  # fmt: skip
             self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
@@ -140,8 +142,9 @@ class LogSource:
         self._again = True
 
     def reopened(self) -> "LogSource":
+        """Return it with everything that is written later too, as of the same moment."""
         now = max((record.at for record in self._log.records), default=self._at)
-        return LogSource(self._engine, self._log, max(now, self._at))
+        return LogSource(self._engine, self._log, max(now, self._at), clock=self._clock)
 
     def committed(self, topics: Sequence[str]) -> Any:
         return self._read({name: (pin.start, pin.end) for name, pin in self._pinned(topics)})

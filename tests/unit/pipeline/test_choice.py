@@ -1,6 +1,7 @@
 """On which engine an audit runs, and what it says about it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,12 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from halfway.pipeline import choice, cli
+from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.choice import Places, chosen
 from halfway.pipeline.errors import SourceError
+from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.jobs import incremental
 from halfway.pipeline.machine import free_memory
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.quick import DuckEngine
 from halfway.pipeline.session import GATEWAY
+from tests.support.pipeline.audits import committed, continued
+from tests.support.pipeline.logs import PREFIX, START
 
 GIB = 1 << 30
 
@@ -63,6 +69,35 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
     found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
     assert found.engine == engine
     assert because in found.because
+
+
+def test_real_topics_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Few transactions can be among many records of others, which DuckDB would copy."""
+    monkeypatch.setattr(choice, "MOST_REAL", 1_000)
+    assert chosen("auto", archive(tmp_path, 2_000), spark_asked=False).engine == "duckdb"
+    found = chosen("auto", archive(tmp_path, 2_002), spark_asked=False)
+    assert (found.engine, found.because) == ("spark", "the real topics have 1,001 records, more than 1,000")
+
+
+def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However much there is before it."""
+    folder = LocalFolder(str(tmp_path))
+    log = committed(20)
+    continued(log, START + 600_000, folder)
+    read = incremental.State.read(folder)
+    assert read is not None
+    now = {name: replace(pin, partitions=tuple(replace(each, end=10_000_000) for each in pin.partitions))
+           for name, pin in read.pins.topics.items()}  # fmt: skip
+    own, real = [now[PREFIX + "op"]], [now["orders"]]
+    monkeypatch.setattr(choice, "_pinned", lambda *_: (own, real))
+    monkeypatch.setattr(choice, "free_memory", lambda: None)
+    access = KafkaAccess(java={}, librdkafka={"bootstrap.servers": "127.0.0.1:1"})
+    places = Places(output=str(tmp_path), snapshot=None, offsets=None, access=access)
+    whole = chosen("auto", places, spark_asked=False)
+    new = chosen("auto", replace(places, continued=True), spark_asked=False)
+    ended = read.pins.topics[PREFIX + "op"].partitions[0].end
+    assert whole.because == "half and op have 10,000,000 records"
+    assert new.because == f"half and op have {10_000_000 - ended:,} records"
 
 
 def test_an_engine_that_is_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -116,7 +116,15 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             alerts.require_webhook(webhook)
         kafka = kafka_access(config, spark_options) if snapshot is None else None
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
-        places = choice.Places(output=output, snapshot=snapshot, offsets=offsets, access=kafka, against=against)
+        places = choice.Places(
+            output=output,
+            snapshot=snapshot,
+            offsets=offsets,
+            access=kafka,
+            against=against,
+            topics=topics,
+            continued=on,
+        )
         spark_asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
         chosen = choice.chosen(engine, places, spark_asked=spark_asked, memory=spark_options["memory"])
         if engine == "auto" and not spark_asked and chosen.engine == "spark":

@@ -160,6 +160,14 @@ def real_topics(engine: Engine, outcomes: Frame, registered: Frame, prefix: str,
     return sorted(name for name in named | set(given) if not name.startswith(prefix))
 
 
+def topics_of_groups(engine: Engine, registered: Frame) -> list[str]:
+    """Return the real topics that groups name."""
+    sql = (
+        f"select distinct topic from (select {engine.dialect.numbered('topics', 'number', 'topic')} from $groups) named"  # noqa: S608
+    )
+    return sorted(row["topic"] for row in engine.rows(engine.query(sql, groups=registered)))
+
+
 def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
     """Return the union of the frames that are not None."""
     present = [frame for frame in frames if frame is not None]
