@@ -11,7 +11,7 @@ import structlog
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotWrittenError
 from halfway.kafka.clients.owned_thread import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
-from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic
+from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Quarantine, Route
 from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.suspect_lane import SuspectLane
@@ -156,6 +156,7 @@ class LaneThread(OwnedThread):
                 if self.queue.closed or time.monotonic() - started > self._context.config.lane_stall_s:
                     self._context.loop.post(self._context.answer, answers)
                     raise ProducerFailedError("metadata", str(error)) from error
+                batch = still_wanted(self._context, batch, answers)
                 if answers:
                     self._context.loop.post(self._context.answer, list(answers))
                     answers.clear()

@@ -87,11 +87,13 @@ def admit(
     - writes to a topic or partition that does not exist or takes no records now (TopicUnavailableError);
     - writes with a record that the producer would refuse (MessageTooLargeError);
     - writes that cannot be encoded.
+
+    The topics are looked up first, because that may take seconds: in the meantime a check can say commit, and then the
+    write of a policy is no longer current.
     """
-    wanted = still_wanted(context, batch, answers)
-    targets = _targets(context, wanted, shows)
+    targets = _targets(context, batch, shows)
     admitted: list[Encoded] = []
-    for write in wanted:
+    for write in still_wanted(context, batch, answers):
         result = _encode(context, write, targets)
         if isinstance(result, Encoded):
             admitted.append(result)
@@ -119,7 +121,7 @@ def still_wanted(context: LaneContext, batch: Sequence[LaneWrite], answers: list
 
 
 def _targets(
-    context: LaneContext, wanted: Sequence[LaneWrite], shows: ShowsPartitions
+    context: LaneContext, batch: Sequence[LaneWrite], shows: ShowsPartitions
 ) -> dict[str, _Refusal | WritablePartitions]:
     """Return the topics that may not take every message of a batch, each with the error or its writable partitions.
 
@@ -127,7 +129,7 @@ def _targets(
     """
     names: set[str] = set()
     with_partition: set[str] = set()
-    for write in wanted:
+    for write in batch:
         for message in write.messages:
             names.add(message.topic)
             if message.partition is not None:

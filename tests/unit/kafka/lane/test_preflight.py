@@ -97,6 +97,23 @@ async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
     assert max(slow.granted) == slow.granted[0]
 
 
+async def test_a_write_that_is_overtaken_while_its_topics_are_looked_up_is_not_written() -> None:
+    """A check may say commit in the meantime: the rollback of a policy must not follow it."""
+    current = True
+
+    class Overtaken(Known):
+        def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
+            nonlocal current
+            current = False
+            return super().fresh(names, timeout)
+
+    context: Any = context_with(Overtaken(WritablePartitions("orders", 1)))
+    context.listener.current = lambda _write: current
+    answers: list[LaneAnswer] = []
+    assert admit(context, [unexpired("orders")], answers, shown) == []
+    assert [type(error) for _, error in answers] == [NotWrittenError]
+
+
 def refusals(answers: list[LaneAnswer]) -> list[str]:
     assert {type(error) for _, error in answers} <= {TopicUnavailableError}
     return [str(error) for _, error in answers]
