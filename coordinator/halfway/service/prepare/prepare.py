@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import structlog
 from uuid_utils import uuid7
 
 from halfway.domain.errors import HalfwayError, IdReusedError, NotServedError, OutcomeUnknownError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
+
+log = structlog.get_logger(__name__)
 
 _AMBIGUOUS_KEPT: Final = 100_000
 
@@ -262,7 +265,10 @@ class Preparer:
                 result = error
             if one.request.id is not None and (reserved := self._reserved.pop(one.request.id, None)) is not None:
                 reserved.set_result(None)
-            self._answer(one, result)
+            try:
+                self._answer(one, result)
+            except Exception:
+                log.exception("reply_failed")  # it must not cost the others their answers
 
     def _applied(self, number: int, half: Half, offset: int, now: int) -> Prepared:
         """Apply a half that was stored, if its shard is still served here, and return the answer."""
