@@ -164,9 +164,10 @@ class Preparer:
             return self._refresh(one)  # another instance may have just written what the group lacks here
         rules.require_prepares_enabled(self._limits)
         group = self._groups.taking_prepares(request.group)
-        rules.require_legal_id(transaction_id)
-        if transaction_id is not None and (other := self._reserved.get(transaction_id)) is not None:
-            return _released(other, deadline=one.deadline)
+        if transaction_id is not None:
+            rules.require_legal_id(transaction_id)
+            if (other := self._reserved.get(transaction_id)) is not None:
+                return _released(other, deadline=one.deadline)
         one.fingerprint = one.fingerprint or fingerprint(request.group, messages, request.check_after_ms)
         if transaction_id is None:
             shard = self._shards.choose()
@@ -295,13 +296,12 @@ class Preparer:
 
     def _answer(self, one: _Preparation, result: Prepared | Exception) -> None:
         """Count a prepare, and answer it."""
+        group = one.request.group
         if isinstance(result, Prepared):
-            label = "prepared" if result.created else "repeated"
-        else:
+            self._activity.note_prepare(group, "prepared" if result.created else "repeated", one.began)
+        elif not isinstance(result, NotServedError):  # else the owner of the shard counts it
             label = result.code if isinstance(result, HalfwayError) else "internal"
-        if not isinstance(result, NotServedError):  # else the owner of the shard counts it
-            name = one.request.group
-            self._activity.note_prepare("" if self._groups.find(name) is None else name, label, one.began)
+            self._activity.note_prepare("" if self._groups.find(group) is None else group, label, one.began)
         one.answers.answer(one.index, result)
 
     def _note_ambiguous(self, transaction_id: str) -> None:
