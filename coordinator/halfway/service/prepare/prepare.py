@@ -189,6 +189,7 @@ class Preparer:
         rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
             return self._folded_to_end(transaction_id, one.deadline)
+        self._group_limits.require_room(group.name)
         self._store(shard, one)
         return None
 
