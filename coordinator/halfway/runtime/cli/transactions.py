@@ -66,10 +66,15 @@ def transactions() -> None:
 @token_option
 @json_option
 def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: Any) -> None:
-    """List pending, parked and recently ended transactions, oldest first."""
+    """List pending, parked and recently ended transactions, oldest first.
+
+    The last column is the reason for parking, if a row has one.
+    """
     query = {name: str(value) for name, value in filters.items() if value is not None}
     answer = Remote(url, token).ask("GET", path_of("transactions"), query=query)
-    columns = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
+    columns: tuple[str, ...] = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
+    if any(row.get("reason") for row in objects_of(answer, "transactions")):
+        columns += ("reason",)
     show_rows(answer, "transactions", columns, as_json=as_json)
 
 

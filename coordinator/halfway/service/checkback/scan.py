@@ -177,7 +177,7 @@ class Scan:
             if isinstance(decision, Check):
                 self._checks.offer(shard, entry)
             elif isinstance(decision, Park | RollBack):
-                self._carry_out(shard, name, partial(self._give_up, entry.group, decision))
+                self._carry_out(shard, name, partial(self._give_up, entry.group, decision, entry.last_error))
             elif isinstance(decision, ReAnchor):
                 self._carry_out(shard, name, self._resolver.reanchor)
             else:
@@ -193,14 +193,23 @@ class Scan:
                 return
             self._carry_out(shard, entry.id, self._resolver.reanchor)
 
-    async def _give_up(self, group: str, decision: Park | RollBack, transaction_id: str, *, deadline: float) -> None:
-        """Park or roll back a transaction, if the policy still decides so at the time of the write."""
-        action = Action.PARK if isinstance(decision, Park) else Action.ROLLBACK
+    async def _give_up(
+        self, group: str, decision: Park | RollBack, last_error: str | None, transaction_id: str, *, deadline: float
+    ) -> None:
+        """Park or roll back a transaction, if the policy still decides so at the time of the write.
+
+        The reason for parking ends with the last error: a parked transaction has no `last_error` of its own.
+        """
+        action, reason = Action.ROLLBACK, decision.reason
+        if isinstance(decision, Park):
+            action = Action.PARK
+            if last_error is not None:
+                reason = f"{reason}; last error: {last_error}"
         still = partial(self._still_decides, decision)
-        act = Act(action=action, cause=Cause.POLICY, remark=decision.reason, still=still)
+        act = Act(action=action, cause=Cause.POLICY, remark=reason, still=still)
         result = await self._resolver.resolve(transaction_id, act, deadline=deadline)
         if result.changed:
-            log.warning("gave_up", id=transaction_id, group=group, action=action, reason=decision.reason)
+            log.warning("gave_up", id=transaction_id, group=group, action=action, reason=reason)
 
     def _still_decides(self, decision: Decision, entry: Unresolved) -> bool:
         """Return whether the policy still decides the same: a verdict, a new check or an end may have come first."""

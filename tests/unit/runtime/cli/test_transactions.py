@@ -115,6 +115,15 @@ def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, tex
     assert len(refused.stderr.splitlines()) == 2
 
 
+def test_the_list_shows_why_transactions_were_parked(answer: Answer) -> None:
+    reason = "older than max_age_s 4; last error: shop:9000: the connection was refused"
+    answer.set({"transactions": [transaction(), transaction(id="x", state="parked", reason=reason)]})
+    heading, prepared, parked = run(answer, "transactions", "list").stdout.splitlines()
+    assert heading.split()[-1] == "reason"
+    assert prepared.split()[-1] == "-"
+    assert parked.endswith(reason)
+
+
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_json_is_exact_and_printable(answer: Answer, text: str) -> None:
     """--json loses nothing, and is safe to print."""

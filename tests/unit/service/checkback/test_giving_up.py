@@ -12,7 +12,7 @@ from halfway.domain.records import CheckMode, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import unreachable, verdict
 from halfway.service.check_ports import CheckReply, CheckRequest
-from halfway.service.requests import LeasedCheck
+from halfway.service.requests import LeasedCheck, ListQuery
 from tests.support.service.world import ROLLBACK_AT_LAST, World
 from tests.unit.service.resolve.test_ending import ops
 
@@ -198,6 +198,25 @@ async def test_an_endpoint_that_was_never_reached_was_not_asked(world: World) ->
         await world.scan(after_s=40)
     assert len(world.memory.caller.requests) > 3
     assert await world.state(prepared.id) is State.PARKED
+
+
+async def test_the_reason_for_parking_names_the_last_error(world: World) -> None:
+    """The filter on the error finds the transaction, also after a restart."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_age_s=4))
+    world.memory.caller.always(unreachable("shop:9000: the connection was refused"))
+    prepared = await world.prepare()
+    for _ in range(5):
+        await world.scan(after_s=1)
+    reason = "older than max_age_s 4; last error: shop:9000: the connection was refused"
+    assert (await world.get(prepared.id)).reason == reason
+    assert ops(world, prepared.id)[-1].remark == reason
+    again = await world.restart()
+    for error in ("refused", "older"):
+        page = await again.coordinator.list(
+            ListQuery(state=State.PARKED, error=error, limit=10), deadline=again.deadline()
+        )
+        assert [one.id for one in page.transactions] == [prepared.id]
+    await again.stop()
 
 
 @pytest.mark.parametrize("clock_is_set", [False, True])
