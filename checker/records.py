@@ -88,7 +88,10 @@ def write_records(path: Path, records: Iterable[AnyRecord]) -> None:
 
 
 def read_records(path: Path) -> Iterator[AnyRecord]:
-    """Return the records of a file."""
+    """Yield the records of a file; msgspec.DecodeError with the line number if a line is not a record."""
     with path.open("rb") as file:
-        for line in file:
-            yield _DECODER.decode(line)
+        for number, line in enumerate(file, 1):
+            try:
+                yield _DECODER.decode(line)
+            except msgspec.DecodeError as error:
+                raise msgspec.DecodeError(f"{path}:{number}: {error}") from error
