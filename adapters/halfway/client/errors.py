@@ -58,9 +58,18 @@ class RefusedError(HalfwayError):
         self.detail = str(problem.get("detail", ""))
         self.errors = {str(error.get("field")): str(error.get("detail")) for error in problem.get("errors") or ()}
         """The error of each wrong field, by its JSON path."""
-        fields = "".join(f"; {field}: {detail}" for field, detail in self.errors.items())
-        super().__init__(f"{self.error_code}: {self.detail}{fields}")
+        super().__init__(f"{self.error_code}: {self.detail}{self._details_of_fields()}")
         self.add_note(" ".join((type(self).__doc__ or "").split()))  # the remedy, in every traceback
+
+    def _details_of_fields(self) -> str:
+        """Return what `errors` adds to `detail`, which may contain a field's name and its error already."""
+        parts = []
+        for field, detail in self.errors.items():
+            if detail not in self.detail:
+                parts.append(f"; {field}: {detail}")
+            elif field not in self.detail:
+                parts.append(f" ({field})")
+        return "".join(parts)
 
 
 class InvalidRequestError(RefusedError):
