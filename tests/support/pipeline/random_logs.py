@@ -247,6 +247,19 @@ class RandomLog:
                 oldest = max(oldest, first.at)
         return oldest
 
+    @property
+    def proved_since(self) -> int:
+        """Return the latest time of the messages that prove since when the trimmed topics are complete.
+
+        A message with a future date proves nothing.
+        """
+        found = [START]
+        for topic, start in self.log.starts.items():
+            there = (each for each in self.log.records if each.topic == topic and each.offset >= start)
+            proofs = (each.told_at for each in there if each.named and not each.aborted)
+            found.append(next((at for at in proofs if at <= self.end), self.end))
+        return max(found)
+
     def compact(self) -> None:
         """Compact halfway's topics: the first use of an id loses its outcome, and contradictions one of theirs."""
         self.log.compacted = frozenset(PREFIX + kind for kind in KINDS)

@@ -312,7 +312,7 @@ def _first_messages(
         ) heads on read.topic = heads.topic and read."partition" = heads."partition"
             and read."offset" between heads.head and heads.head + {_SEARCHED}
         join $named named on named.id = read.id and named.topic = read.topic and named.slot = read.slot
-            and named.content = read.content
+            and named.content = read.content and named.prepared_at = read.prepared_at
         group by read.topic, read."partition", read."offset"
     ) committed where "at" <= {now.at + skew_ms} group by topic, "partition"
     """  # noqa: S608
