@@ -38,7 +38,7 @@ from halfway.kafka.records import codec
 from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
 
 PLANTED: Final = 10
-"""Transactions of each anomaly."""
+"""The number of transactions of each anomaly."""
 ANOMALIES: Final = ("lost", "torn", "doubled", "payload_changed", "leaked", "contradicted")
 CUT: Final = "cut.json"
 """The offsets of nine tenths of the transactions."""
@@ -147,7 +147,7 @@ def _internal(block: Transactions, contents: Contents) -> Iterator[tuple[str, pa
 
 
 def _real(block: Transactions, contents: Contents) -> Iterator[tuple[str, pa.Table]]:
-    """Return the messages in their topics: those of commits, but for what was planted."""
+    """Return the messages in their topics: those of commits, changed by the planted anomalies."""
     for number, topic in enumerate(TOPICS):
         there = (block.state == COMMITTED) & ~_planted(block, "lost") | _planted(block, "leaked")
         if number:

@@ -1,7 +1,7 @@
 """`python -m bench.pipeline.continued ENGINE ARCHIVE PINS OUTPUT MEMORY`: a run of `audit --continue` over an archive.
 
-An archive does not grow, and `--continue` reads Kafka; here the archive is read up to offsets that a file tells, as a
-topic that had no more then.
+An archive does not grow, and `--continue` reads Kafka. Here the archive is read up to the offsets in a file, like a
+topic that ended there.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Growing:
         self._engine = engine
         self._whole = whole
         self._now = now
-        self._begun = _NOTHING
+        self._before = _NOTHING
         self.pins = Pins(at=now.at, topics={})
 
     @property
     def prefix(self) -> str:
-        """How the names of halfway's own topics begin."""
+        """The prefix of the names of halfway's own topics."""
         return self._whole.prefix
 
     def pin(self, topics: Sequence[str]) -> None:
-        """Pin those that there are, from where the run before ended."""
+        """Pin the topics that exist, from the end of the previous run on."""
         found = {
-            name: self._begun.followed_by(self._now.topics[name])
+            name: self._before.followed_by(self._now.topics[name])
             for name in topics
             if name in self._now.topics and name not in self.pins.topics
         }
@@ -60,7 +60,7 @@ class Growing:
 
     def continue_from(self, pins: Pins) -> None:
         """Begin where earlier pins end."""
-        self._begun = pins
+        self._before = pins
 
     def cover(self, pins: Pins) -> None:
         """Read what earlier pins and those before them cover."""

@@ -84,7 +84,7 @@ class Load:
         self._failed: list[Any] = []
 
     def run(self) -> LoadResult:
-        """Write what stays pending, then by the clock, then end what is left."""
+        """Write the transactions that stay pending, then the load by the clock, then the remaining ends."""
         for first in range(0, self._plan.pending, _AT_ONCE):
             number = np.arange(first, min(first + _AT_ONCE, self._plan.pending), dtype=np.int64)
             block = transactions(self._rng, number, np.full(len(number), round(time.time() * 1000), np.int64))

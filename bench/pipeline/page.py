@@ -60,7 +60,7 @@ SERVICES: Final = (
 
 @dataclass
 class Topics:
-    """The records so far, each with the next offset of its partition."""
+    """The records so far. Each gets the next offset of its partition."""
 
     records: list[tuple[Any, ...]] = field(default_factory=list)
     _next: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -141,7 +141,7 @@ def _transaction(topics: Topics, service: Service, number: int, rng: random.Rand
 
 
 def _ended(service: Service, rng: random.Random) -> tuple[int, Cause, int]:
-    """Return after how many ms a transaction ends, by whom, and after how many checks."""
+    """Return the duration of a transaction in ms, the cause of its end, and the number of checks."""
     if rng.random() >= service.forgotten:
         return max(1, int(rng.lognormvariate(0, 0.6) * service.median_ms)), Cause.PRODUCER, 0
     check = min(int(rng.expovariate(0.7)), len(_CHECKED_AFTER_MS))
@@ -151,7 +151,7 @@ def _ended(service: Service, rng: random.Random) -> tuple[int, Cause, int]:
 
 
 def main(folder: Path) -> None:
-    """Write what `ledger`, `audit` and `report` write, below a folder."""
+    """Write the results of `ledger`, `audit` and `report` below a folder."""
     from halfway.pipeline.engines import SparkEngine
     from halfway.pipeline.folders import Folder
     from halfway.pipeline.jobs import audit, ledger, report

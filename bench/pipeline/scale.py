@@ -38,7 +38,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     memory: str = "4g"
     """Of Spark."""
     duckdb_memory: str | None = None
-    """Of DuckDB; None: what the machine has."""
+    """The limit for DuckDB; None for the free memory."""
     seed: int = 1
     keep: bool = False
 
@@ -56,7 +56,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs, and by job how many times as long each size takes as the one before, for ten times the work."""
+    """All runs, and by job the factor by which the time grows from one size to the next, for ten times the work."""
 
     costs: list[Cost]
     growth: dict[str, list[float]]
@@ -86,7 +86,7 @@ def scale(wanted: Scale, say: Callable[[str], None]) -> Costs:
 
 
 def run(job: Job, halves: int, archive: Path, scratch: Path, wanted: Scale) -> Cost:
-    """Run one job over an archive and check what it says."""
+    """Run one job over an archive and check its result."""
     output, events = scratch / job, scratch / f"{job}-events"
     for folder in (output, events):
         shutil.rmtree(folder, ignore_errors=True)
@@ -126,7 +126,7 @@ def run(job: Job, halves: int, archive: Path, scratch: Path, wanted: Scale) -> C
 
 
 def _measured(command: Sequence[str]) -> tuple[str, float, Watch]:
-    """Run a command; return what it printed, its seconds and what it used."""
+    """Run a command; return its output, its seconds and its resources."""
     began = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Watch(process.pid) as used:  # noqa: S603 - commands of this file
         printed, _ = process.communicate()
@@ -136,7 +136,7 @@ def _measured(command: Sequence[str]) -> tuple[str, float, Watch]:
 
 
 def _shuffled(events: Path) -> tuple[int, int] | None:
-    """Return the bytes that Spark has shuffled, and those that it spilled to disk."""
+    """Return the bytes that Spark has shuffled, and those that it has spilled to disk."""
     written = spilled = 0
     logs = [path for path in events.rglob("*") if path.is_file() and not path.name.startswith(".")]
     for log in logs:
@@ -161,7 +161,7 @@ def _demand(job: str, halves: int, printed: Any) -> None:
 
 
 def growth(costs: Iterable[Cost]) -> dict[str, list[float]]:
-    """Return by job how many times as long each size takes as the one before, for ten times the work."""
+    """Return by job the factor by which the time grows from one size to the next, for ten times the work."""
     by_job: dict[str, list[Cost]] = {}
     for cost in sorted(costs, key=lambda cost: cost.halves):
         by_job.setdefault(cost.job, []).append(cost)

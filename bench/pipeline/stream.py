@@ -1,4 +1,4 @@
-"""The ledger under a steady stream: how far behind it is, what it holds, and whether its table is whole at the end."""
+"""The ledger under a steady stream: its lag, its memory, and whether its table is complete at the end."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stream(wanted: Streaming, say: Callable[[str], None]) -> Stream:
-    """Load a broker's topics at a rate, let the ledger follow, and hold its table against what was ended."""
+    """Load the topics of a broker at a rate, run the ledger, and compare its table with the load."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="halfway-ledger-")))
         say("the broker starts")

@@ -80,7 +80,7 @@ def transactions(rng: np.random.Generator, number: Numbers, at: Numbers) -> Tran
 
 
 def states(number: Numbers) -> Numbers:
-    """Return what becomes of the transactions with these numbers."""
+    """Return the states of the transactions with these numbers."""
     return _OF_A_HUNDRED[number % len(_OF_A_HUNDRED)]
 
 
@@ -99,7 +99,7 @@ def _ids(rng: np.random.Generator, shard: Numbers, at: Numbers) -> Bytes:
 
 
 def hexadecimal(raw: Bytes) -> Bytes:
-    """Return each row's bytes as digits."""
+    """Return the bytes of each row as digits."""
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
     both: Bytes = np.stack((digits[raw >> 4], digits[raw & 15]), axis=2).reshape(len(raw), -1)
     return both
@@ -155,7 +155,7 @@ def op_values(ended: Transactions, kind: OpKind, contents: Contents, ended_at: N
 
 
 def _varint(numbers: Numbers) -> Bytes:
-    """Return times in ms as Avro writes them: six bytes each."""
+    """Return times in ms in Avro's encoding, six bytes each."""
     zigzag = numbers << 1
     encoded = np.stack([zigzag >> 7 * byte & 0x7F | 0x80 for byte in range(_TIME_BYTES)], axis=1)
     encoded[:, -1] &= 0x7F

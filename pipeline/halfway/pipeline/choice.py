@@ -50,7 +50,7 @@ class Places:
     topics: Sequence[str] = ()
     """Real topics of the command line."""
     continued: bool = False
-    """Whether only records after those of the last run into the same folder are read."""
+    """True if the audit reads only what is new since the last run into the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Tables in an Iceberg catalog, through PyIceberg (`halfway[iceberg]`). Each holds its ledger as of one batch."""
+"""Tables in an Iceberg catalog, through PyIceberg (`halfway[iceberg]`). Each has its ledger as of one batch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _LEDGER: Final = "halfway.ledger"
 _BATCH: Final = "halfway.batch"
 _OFFSETS: Final = "halfway.offsets"
 _ONE_ATTEMPT: Final = {"commit.retry.num-retries": "0"}
-"""PyIceberg would repeat an append on top of what another export has appended meanwhile: its rows would stand twice."""
+"""PyIceberg would repeat an append after another export has appended the same rows, which would then be there twice."""
 _PLAIN: Final = {"large_string": "string", "string_view": "string", "large_binary": "binary"}
-"""Types that differ in how Arrow holds them only."""
+"""Arrow types that are the same in Iceberg."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a table holds of a ledger. It is committed with the rows, as properties of the table.
+    """The part of a ledger that a table has. It is committed with the rows, as properties of the table.
 
-    `ledger` is None for a table that holds nothing yet. `offsets` are, by shard, the last ones in op of which it has
-    the outcome.
+    `ledger` is None for a table without rows of a ledger. `offsets` has, by shard, the last offset in op whose outcome
+    the table has.
     """
 
     ledger: str | None = None
@@ -102,10 +102,10 @@ class Tables:
         return self._catalog.load_table(place)
 
     def mark(self, table: Table) -> Mark:
-        """Return what a table holds.
+        """Return the mark of a table.
 
         Raises:
-            SourceError: its properties are none that an export has written.
+            SourceError: its properties are damaged.
 
         """
         properties = table.properties
@@ -144,7 +144,7 @@ class Tables:
 
     @contextmanager
     def _explained(self, remedy: str = "") -> Iterator[None]:
-        """Raise whatever a catalog or its storage raises as SourceError."""
+        """Raise the errors of a catalog and its storage as SourceError."""
         from pyiceberg.exceptions import CommitFailedException
 
         try:
@@ -153,7 +153,7 @@ class Tables:
             raise
         except CommitFailedException as error:
             raise SourceError(
-                f"another writer has changed a table of the Iceberg catalog {self._name!r} meanwhile: run it again"
+                f"another writer has changed a table of the Iceberg catalog {self._name!r}: run it again"
             ) from error
         # A catalog can be a database, a service or a cloud's own, each with exceptions of its own.
         except Exception as error:
@@ -162,7 +162,7 @@ class Tables:
 
 
 def _columns(schema: pa.Schema) -> dict[str, str]:
-    """Return the columns of a schema by name, whatever is equal in Iceberg written alike."""
+    """Return the types of columns by name. Types that are the same in Iceberg have the same text."""
     found = {}
     for column in schema:
         kind = str(column.type).replace("large_list", "list").replace("element:", "item:").replace(" not null", "")

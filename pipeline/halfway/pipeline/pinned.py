@@ -80,7 +80,7 @@ class PinnedKafka(ABC):
 
     @abstractmethod
     def _read(self, ranges: Ranges, isolation_level: str) -> Frame:
-        """Return the records of ranges, of which some can be empty."""
+        """Return the records of ranges. A range can be empty."""
 
     @abstractmethod
     def reopened(self) -> PinnedKafka:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from halfway.pipeline.folders import Folder, LocalFolder
 
 _AT_ONCE: Final = 500_000
-"""Rows of `ended` that are in memory at a time."""
+"""The number of rows of `ended` that are in memory at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What the tables in a catalog hold now, and how many rows were appended to `ended`."""
+    """The batch of the tables in a catalog, the rows that were appended to `ended`, and those of `pending`."""
 
     batch: int
     appended: int
@@ -83,7 +83,7 @@ def to_iceberg(source: Folder | LocalFolder, tables: iceberg.Tables) -> Exported
 
 
 def _mark(table: Table, tables: iceberg.Tables, batch: delta.Batch) -> iceberg.Mark:
-    """Return what a table holds; SourceError if it is of another ledger, or ahead of this one."""
+    """Return the mark of a table; SourceError if it is of another ledger, or ahead of this one."""
     mark, name = tables.mark(table), ".".join(table.name())
     if mark.ledger not in (None, batch.writer):
         raise SourceError(f"the Iceberg table {name} is of another ledger: give another --namespace")
@@ -96,7 +96,7 @@ def _mark(table: Table, tables: iceberg.Tables, batch: delta.Batch) -> iceberg.M
 
 
 def _lacking(source: Dataset, offsets: dict[int, int]) -> Iterator[pa.Table]:
-    """Return the outcomes behind the last offsets of their shards, and move the offsets on to the last of them."""
+    """Return the outcomes after the last offsets of their shards, and advance these offsets."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

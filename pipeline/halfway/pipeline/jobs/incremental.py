@@ -110,7 +110,7 @@ class State(audit.Before):
         """
         there = State.read(output)
         if (None if there is None else there.runs[-1].number) != after:
-            raise SourceError(f"another audit has written into {output.path()!r} meanwhile: run one at a time")
+            raise SourceError(f"another audit has written into {output.path()!r} at the same time: run one at a time")
         content = {
             "format": _FORMAT,
             "runs": [(run.number, run.at, run.latest) for run in self.runs],

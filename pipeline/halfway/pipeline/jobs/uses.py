@@ -19,7 +19,7 @@ _PREPARED_AT: Final = {
 
 
 def forgotten(engine: Engine, verdicts: Frame, events: Mapping[str, Frame], *, before: int) -> Frame:
-    """Return the last verdicts of uses of which no event is kept.
+    """Return the last verdicts of uses without an event that is kept.
 
     They were prepared before every event of their id that is kept, and before the first run whose events are kept
     (`before`, in ms).

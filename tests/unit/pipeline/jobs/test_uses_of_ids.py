@@ -113,7 +113,7 @@ def test_a_run_beside_another_one_does_not_count(tmp_path: Path, monkeypatch: py
         return evidence(*parts, **options)
 
     monkeypatch.setattr(audit, "evidence", beside)
-    with pytest.raises(SourceError, match=r"another audit has written into .* meanwhile: run one at a time"):
+    with pytest.raises(SourceError, match=r"another audit has written into .* at the same time: run one at a time"):
         continued(log, START + HORIZON, folder)
     assert counts_in(tmp_path) == {"rolled_back_ok": 1}
 
