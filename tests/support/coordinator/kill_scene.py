@@ -139,8 +139,10 @@ class Scene:
         points.plan(_OPENER, _QUEUED, *faults)
         ends = [asyncio.create_task(self.end(opener, "commit"))]
         await asyncio.to_thread(points.until_reached, _OPENER.point)
-        ends += [asyncio.create_task(self.end(name, how)) for name, how in zip(self.victims, _OUTCOMES, strict=True)]
-        await asyncio.to_thread(points.until_reached, _QUEUED.point, times=len(ends))
+        for name, how in zip(self.victims, _OUTCOMES, strict=True):
+            ends.append(asyncio.create_task(self.end(name, how)))
+            # One after the other: ends that arrive together are queued as one list.
+            await asyncio.to_thread(points.until_reached, _QUEUED.point, times=len(ends))
         points.release()
         await asyncio.gather(*ends)
 
