@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.rig import RigError
 from bench.runs import beside, checks, client, console, fleets, limits, overload, pipeline, recovery, soak, standard
+from bench.system.rig import RigError
 
 
 def main(arguments: list[str] | None = None) -> int:

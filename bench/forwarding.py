@@ -26,7 +26,7 @@ import uvloop
 from yarl import URL
 
 from bench.figures import cpu_us
-from bench.wire import split
+from bench.load.wire import split
 from halfway.memory import Memory
 from halfway.peers import HttpPeers, client
 from halfway.rest.handlers.calls import Call, Handler, Operation

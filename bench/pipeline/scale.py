@@ -21,8 +21,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from bench.pipeline import archive as made_up
-from bench.processes import Watch
-from bench.rig import RigError
+from bench.system.processes import Watch
+from bench.system.rig import RigError
 
 Job = Literal["audit", "audit-continue", "duckdb", "duckdb-continue", "sweep"]
 JOBS: Final[tuple[Job, ...]] = ("audit", "audit-continue", "duckdb", "duckdb-continue", "sweep")

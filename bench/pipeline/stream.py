@@ -22,8 +22,8 @@ from deltalake import DeltaTable
 
 from bench.pipeline.load import Load, LoadPlan, LoadResult
 from bench.pipeline.transactions import PREFIX, SHARDS
-from bench.processes import Watch
-from bench.rig import RigError
+from bench.system.processes import Watch
+from bench.system.rig import RigError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.pipeline import delta
 from halfway.pipeline.jobs import ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.beside import BesideLine, BesideOptions, beside
+from bench.measures.beside import BesideLine, BesideOptions, beside
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 

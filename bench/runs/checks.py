@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.checks import ChecksOptions, checks
+from bench.measures.checks import ChecksOptions, checks
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 

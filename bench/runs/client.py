@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.client import Compared, compare
+from bench.measures.client import Compared, compare
+from bench.measures.scenarios import Lengths
 from bench.report import counts, wide_console, write_json
-from bench.rig import Rig
 from bench.runs.kinds import Kinds
-from bench.scenarios import Lengths
+from bench.system.rig import Rig
 
 
 def add(kinds: Kinds) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.console import ConsoleOptions, Slices, console
+from bench.measures.console import ConsoleOptions, Slices, console
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.fleet import FleetRig
-from bench.frozen import FrozenLine, FrozenOptions, measure_frozen
-from bench.instances import Instances, InstancesOptions, measure_instances
+from bench.measures.frozen import FrozenLine, FrozenOptions, measure_frozen
+from bench.measures.instances import Instances, InstancesOptions, measure_instances
+from bench.measures.takeover import Takeover, TakeoverOptions, measure_takeovers
 from bench.report import counts, wide_console, write_json
 from bench.runs.kinds import Kinds
-from bench.takeover import Takeover, TakeoverOptions, measure_takeovers
+from bench.system.fleet import FleetRig
 
 
 def add(kinds: Kinds) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.limits import Cost, LimitsOptions, limits, verifying_us
+from bench.measures.limits import Cost, LimitsOptions, limits, verifying_us
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 

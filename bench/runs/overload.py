@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.overload import Overload, OverloadOptions, overload
+from bench.measures.overload import Overload, OverloadOptions, overload
 from bench.report import counts, wide_console, write_json
-from bench.rig import Rig
 from bench.runs.kinds import Kinds
+from bench.system.rig import Rig
 
 
 def add(kinds: Kinds) -> None:

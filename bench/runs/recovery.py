@@ -10,9 +10,9 @@ from pathlib import Path
 import structlog
 from rich.table import Table
 
+from bench.measures.recovery import ENDED, FEW, LATELY, PENDING, Bench, Cell
+from bench.measures.recovery_figures import RecoveryResult
 from bench.plan import VALUE_BYTES
-from bench.recovery import ENDED, FEW, LATELY, PENDING, Bench, Cell
-from bench.recovery_figures import RecoveryResult
 from bench.report import wide_console, write_json
 from bench.runs.kinds import Kinds
 

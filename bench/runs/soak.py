@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
+from bench.measures.soak import Soak, SoakOptions, soak
 from bench.report import wide_console, write_json
-from bench.rig import Rig
 from bench.runs.kinds import Kinds
-from bench.soak import Soak, SoakOptions, soak
+from bench.system.rig import Rig
 
 
 def add(kinds: Kinds) -> None:

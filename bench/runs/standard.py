@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench.audit import Findings
-from bench.partitions import TouchedLine, touched
+from bench.audit.load_audit import Findings
+from bench.measures.partitions import TouchedLine, touched
+from bench.measures.scenarios import Lengths, Line, run_scenarios
 from bench.plan import SCENARIOS
 from bench.report import wide_console, write_json
-from bench.rig import Rig
-from bench.scenarios import Lengths, Line, run_scenarios
+from bench.system.rig import Rig
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:

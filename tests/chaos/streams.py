@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from bench.stream_client import StreamClient, StreamLostError
+from bench.load.stream_client import StreamClient, StreamLostError
 from tests.chaos.answer import NOTHING, Answer
 from tests.chaos.coordinators import Instance
 

@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import Producer
 
 from bench.__main__ import main
-from bench.client import compare
+from bench.measures.client import compare
+from bench.measures.scenarios import Lengths, run_scenarios
+from bench.measures.soak import SoakOptions, soak
 from bench.plan import SCENARIOS, TOPIC
 from bench.report import write_json
-from bench.rig import Rig
-from bench.scenarios import Lengths, run_scenarios
-from bench.soak import SoakOptions, soak
+from bench.system.rig import Rig
 from tests.support.brokers.fixtures import Kafka
 
 KEYS = {

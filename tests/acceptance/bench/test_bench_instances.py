@@ -1,9 +1,9 @@
 """A short run of the benchmarks of several instances, and their reports. The figures are not checked here."""
 
-from bench.fleet import FleetRig
-from bench.frozen import FrozenOptions, measure_frozen
-from bench.instances import InstancesOptions, measure_instances
-from bench.takeover import TakeoverOptions, measure_takeovers
+from bench.measures.frozen import FrozenOptions, measure_frozen
+from bench.measures.instances import InstancesOptions, measure_instances
+from bench.measures.takeover import TakeoverOptions, measure_takeovers
+from bench.system.fleet import FleetRig
 from tests.support.brokers.fixtures import Kafka
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from bench.history import History, Plan, Writer, payloads
-from bench.recovery import Bench, Cell
+from bench.measures.recovery import Bench, Cell
 from bench.report import wide_console, write_json
 from bench.runs.recovery import recovery_lines, recovery_table
+from bench.system.log_history import History, Plan, Writer, payloads
 from halfway.domain.ids import parse_server_id
 from halfway.domain.records import Half, Origin
 from halfway.kafka.log.cursors import KafkaCursors

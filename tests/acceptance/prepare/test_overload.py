@@ -1,9 +1,9 @@
 """Many more callers than may be in flight, with the benchmark's own code. The figures are not checked here."""
 
-from bench.overload import OverloadOptions, overload
+from bench.measures.overload import OverloadOptions, overload
+from bench.measures.scenarios import load_plan, run_audited_load
 from bench.plan import SCENARIOS
-from bench.rig import Rig
-from bench.scenarios import load_plan, run_audited_load
+from bench.system.rig import Rig
 from tests.support.brokers.fixtures import Kafka
 
 SETTINGS = {"HALFWAY_MAX_REQUESTS": "24", "HALFWAY_PREPARE_WAIT_S": "0.05"}

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import aiohttp
 
-from bench.stream_client import StreamClient, StreamLostError
+from bench.load.stream_client import StreamClient, StreamLostError
 from halfway.kafka.records import codec
 from tests.faults.plan import Fault
 from tests.support.coordinator.faulty import FaultyCoordinator

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bench.stream_client import Answer, StreamClient
+from bench.load.stream_client import Answer, StreamClient
 from tests.support.canary import refuse_leaks
 
 

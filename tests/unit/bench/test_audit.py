@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.audit import Audit, content
-from bench.journal import Journal, history
+from bench.audit.journal import Journal, history
+from bench.audit.load_audit import Audit, content
 from bench.plan import GROUP
 from checker.judge import judge
 from checker.records import AnyRecord, Half, Op, Real

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.load.wire import Requests, WireError, id_in, items_in, payloads, split
 from bench.plan import KEYS, VALUE_BYTES
-from bench.wire import Requests, WireError, id_in, items_in, payloads, split
 
 ANSWER = b'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 9\r\nDate: x\r\n\r\n{"id":"a"'
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import halfway.rest
-from bench.stream_client import StreamClient
+from bench.load.stream_client import StreamClient
 from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits
 from tests.support.rest.client import RestWorld

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.stream_client import StreamClient
+from bench.load.stream_client import StreamClient
 from halfway.rest.responses.unsent import Unsent
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true

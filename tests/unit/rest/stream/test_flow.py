@@ -8,7 +8,7 @@ from functools import partial
 import aiohttp
 import pytest
 
-from bench.stream_client import SUBPROTOCOL, StreamClient
+from bench.load.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import aiohttp
 import pytest
 
-from bench.stream_client import SUBPROTOCOL, StreamClient
+from bench.load.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.server.limits import ApiLimits
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true

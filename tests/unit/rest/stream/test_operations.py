@@ -6,7 +6,7 @@ import json
 import aiohttp
 import pytest
 
-from bench.stream_client import StreamClient, StreamLostError
+from bench.load.stream_client import StreamClient, StreamLostError
 from halfway.rest.server.limits import ApiLimits
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true

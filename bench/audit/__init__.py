@@ -1,0 +1,1 @@
+"""Judges a load: its journal, the checker, and what consumers see."""

@@ -1,0 +1,1 @@
+"""The processes that send load, and the parts that they are made of."""
