@@ -23,8 +23,10 @@ class OnExhausted(StrEnum):
 
 
 MAX_SECONDS: Final = 31_536_000
-Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, description=f"seconds, above 0 and at most {MAX_SECONDS}")]
-Checks = Annotated[int, Meta(ge=1, le=10_000, description="from 1 to 10000")]
+Seconds = Annotated[
+    float, Meta(gt=0, le=MAX_SECONDS, description=f"a number of seconds above 0 and at most {MAX_SECONDS}")
+]
+Checks = Annotated[int, Meta(ge=1, le=10_000, description="a whole number from 1 to 10000")]
 
 
 class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -38,6 +38,16 @@ _NAMED_FIELD: Final = re.compile(r"Object (?:contains unknown|missing required) 
 _ANY_JSON: Final = msgspec.json.Decoder(msgspec.Raw)
 _DATA: Final = "data"
 _SHOWN_MESSAGE_FIELDS: Final = ("topic", "partition")
+_TYPED_DATA: Final = "an object with type and data"
+_NOUNS: Final[Mapping[str, str]] = {
+    "object": "an object",
+    "array": "a list",
+    "string": "a string",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "null": "null",
+}
 _TYPES: Final[Mapping[type, str]] = {
     dict: "object",
     list: "list",
@@ -89,7 +99,7 @@ class Explainer:
         }
 
     def refusal(
-        self, model: type[Any], body: bytes, first: tuple[str, str], budget: ExplanationBudget
+        self, model: type[Any], body: bytes, first: tuple[str, str], budget: ExplanationBudget, *, noun: str
     ) -> InvalidRequestError:
         """Return the error for a body: with every wrong field, or with only the `first` one if the budget is used up.
 
@@ -98,16 +108,16 @@ class Explainer:
 
         """
         if not budget.affords(body):
-            _demand_json(body)
-            return invalid([first])
+            _demand_json(body, noun)
+            return invalid([first], noun=noun)
         try:
             document = json.loads(body, parse_constant=_no_constant, parse_int=_integer)
             errors = list(islice(_distinct(self._validators[model].iter_errors(document)), MAX_ERRORS))
         except RecursionError:
-            raise MalformedJsonError("the body is nested too deep") from None
+            raise MalformedJsonError(f"{noun} is nested too deep") from None
         except ValueError as error:
-            raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
-        return invalid(errors or [first])
+            raise MalformedJsonError(f"{noun} is not one JSON document: {error}") from None
+        return invalid(errors or [first], noun=noun)
 
 
 def located(error: msgspec.ValidationError) -> tuple[str, str]:
@@ -121,14 +131,14 @@ def located(error: msgspec.ValidationError) -> tuple[str, str]:
     return field[:MAX_DETAIL], fault[:MAX_DETAIL].encode(errors="backslashreplace").decode()
 
 
-def _demand_json(body: bytes) -> None:
+def _demand_json(body: bytes, noun: str) -> None:
     """Raise MalformedJsonError if a body is not JSON after its first wrong field."""
     try:
         _ANY_JSON.decode(body)
     except RecursionError:
-        raise MalformedJsonError("the body is nested too deep") from None
+        raise MalformedJsonError(f"{noun} is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+        raise MalformedJsonError(f"{noun} is not one JSON document: {error}") from None
 
 
 def _distinct(errors: Iterable[ValidationError]) -> Iterator[tuple[str, str]]:
@@ -173,10 +183,29 @@ def _faults(error: ValidationError) -> Iterator[tuple[str, str]]:
         case "enum":
             yield field, f"{_shown_value(error)} is not one of {', '.join(map(str, value))}"
         case "anyOf" | "oneOf":
-            yield field, f"{_shown_value(error)} is not {' or '.join(_choices(value))}"
-        case keyword:
-            expected = schema.get("description") or (f"of type {value}" if keyword == "type" else "accepted")
-            yield field, f"{_shown_value(error)} is not {expected}"
+            yield field, mismatch(_shown_value(error), _joined_choices(value))
+        case _:
+            yield field, mismatch(_shown_value(error), _expected(schema))
+
+
+def mismatch(shown: str, expected: str) -> str:
+    """Return the fault of a value, from its text and a description of valid values; empty if there is none."""
+    return f"{shown} is not valid: expected {expected}" if expected else f"{shown} is not valid"
+
+
+def parameter_fault(value: str, kind: Any) -> str:
+    """Return the fault of a query parameter that is not a valid `kind`."""
+    _, components = msgspec.json.schema_components((msgspec.defstruct("Parameter", [("value", kind)]),))
+    schema = components["Parameter"]["properties"]["value"]
+    branches = [
+        components[branch["$ref"].rpartition("/")[2]] if "$ref" in branch else branch
+        for branch in schema.get("anyOf", [schema])
+        if branch.get("type") != "null"
+    ]
+    names = [str(name) for branch in branches for name in branch.get("enum", ()) if name is not None]
+    if names:
+        return f"{short(value)} is not one of {', '.join(names)}"
+    return mismatch(short(value), schema.get("description") or _joined_choices(branches))
 
 
 def short(value: object) -> str:
@@ -209,12 +238,20 @@ def _is_wrong_type(outer: ValidationError, inner: ValidationError) -> bool:
     return inner.validator == "type" and inner.absolute_path == outer.absolute_path
 
 
-def _choices(branches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for branch in branches:
-        if "$ref" in branch:
-            yield "an object " + branch["$ref"].rpartition("/")[2]
-        else:
-            yield str(branch.get("description") or branch.get("type") or "accepted")
+def _joined_choices(branches: Sequence[Mapping[str, Any]]) -> str:
+    """Return descriptions of all choices, joined by "or"."""
+    *rest, last = [_expected(branch) for branch in branches]
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def _expected(schema: Mapping[str, Any]) -> str:
+    """Return a description of valid values; that of an object's model would describe the model."""
+    if "$ref" in schema:
+        return _TYPED_DATA if schema["$ref"].endswith("/TypedData") else "an object"
+    kind = schema.get("type")
+    if kind == "object":
+        return _TYPED_DATA if schema.get("title") == "TypedData" else "an object"
+    return str(schema.get("description") or _NOUNS.get(str(kind), ""))
 
 
 def _path(error: ValidationError) -> str:

@@ -58,10 +58,10 @@ class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Stored as the remark of each transaction; required except for a preview."""
     id: JobId | None = None
     """If the same request is sent again with the same id, nothing is done twice."""
-    rate: Annotated[float, Meta(ge=MIN_RATE, le=MAX_RATE, description=f"per second, from {MIN_RATE} to {MAX_RATE}")] = (
-        RATE
-    )
-    most: Annotated[int, Meta(ge=1, le=MAX_ITEMS, description=f"from 1 to {MAX_ITEMS}")] = MAX_ITEMS
+    rate: Annotated[
+        float, Meta(ge=MIN_RATE, le=MAX_RATE, description=f"transactions per second from {MIN_RATE} to {MAX_RATE}")
+    ] = RATE
+    most: Annotated[int, Meta(ge=1, le=MAX_ITEMS, description=f"a whole number from 1 to {MAX_ITEMS}")] = MAX_ITEMS
     preview: bool = False
 
 

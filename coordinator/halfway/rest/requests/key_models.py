@@ -35,7 +35,9 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long the old key stays valid beside the new one, and how long the new one is valid (default: for ever)."""
 
-    keep_s: Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"seconds, from 0 to {MAX_SECONDS}")] = 86_400.0
+    keep_s: Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"a number of seconds from 0 to {MAX_SECONDS}")] = (
+        86_400.0
+    )
     expires_in_s: Seconds | None = None
 
 
@@ -43,7 +45,7 @@ class KeyParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The keys to list."""
 
     name: NewGroupName | None = None
-    limit: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 1000
+    limit: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 1000
     cursor: Annotated[KeyId, Meta(description="`next` of the previous page")] | None = None
 
 

@@ -74,10 +74,10 @@ CheckUrl = Annotated[
     ),
 ]
 Number = Annotated[int, Meta(ge=0, le=2**53 - 1, description="a whole number from 0 to 9007199254740991")]
-PageSize = Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")]
+PageSize = Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")]
 IdStart = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9._~-]{{1,128}}{_END}", description="the beginning of an id")]
 MessageKey = Annotated[str, Meta(max_length=4096, description="a message's key as text, at most 4096 characters")]
-Age = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"seconds, from 0 to {MAX_SECONDS}")]
+Age = Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"a number of seconds from 0 to {MAX_SECONDS}")]
 ErrorPart = Annotated[
     str,
     Meta(
@@ -169,7 +169,7 @@ class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     n: Number
     group: GroupName
-    max: Annotated[int, Meta(ge=0, le=1000, description="from 0 to 1000")]
+    max: Annotated[int, Meta(ge=0, le=1000, description="a whole number from 0 to 1000")]
 
 
 class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -231,8 +231,8 @@ class GroupParameters(msgspec.Struct, frozen=True, kw_only=True):
 class PollParameters(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for the first check, and how many to fetch at most."""
 
-    wait_s: Annotated[float, Meta(ge=0, le=60, description="seconds, from 0 to 60")] = 0.0
-    max: Annotated[int, Meta(ge=1, le=1000, description="from 1 to 1000")] = 10
+    wait_s: Annotated[float, Meta(ge=0, le=60, description="a number of seconds from 0 to 60")] = 0.0
+    max: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 10
 
 
 class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ class StatisticsParameters(msgspec.Struct, frozen=True, kw_only=True):
 class EventParameters(msgspec.Struct, frozen=True, kw_only=True):
     """How many events to send; no limit if it is left out."""
 
-    max: Annotated[int, Meta(ge=1, le=1_000_000, description="from 1 to 1000000")] | None = None
+    max: Annotated[int, Meta(ge=1, le=1_000_000, description="a whole number from 1 to 1000000")] | None = None
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,17 @@ from halfway.domain.transaction import Cause, State
 from halfway.domain.urls import url_refusal
 from halfway.rest.requests import job_models, key_models, models, schemas
 from halfway.rest.requests.data import Data, TypedData, to_bytes
-from halfway.rest.requests.explain import MAX_ERRORS, SHOWN, Explainer, ExplanationBudget, demand_single, located, short
+from halfway.rest.requests.explain import (
+    MAX_ERRORS,
+    SHOWN,
+    Explainer,
+    ExplanationBudget,
+    demand_single,
+    located,
+    mismatch,
+    parameter_fault,
+    short,
+)
 from halfway.rest.responses.errors import EmptyBodyError, MalformedJsonError, invalid
 from halfway.service.requests import End, GroupSpec, ListQuery, Prepare, TransactionFilter
 
@@ -36,6 +46,7 @@ M = TypeVar("M")
 R = TypeVar("R")
 P = TypeVar("P", bound=msgspec.Struct)
 
+_OPERATIONS: Final = (models.StreamPrepare, models.StreamEnd, models.StreamChecks)
 _BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
     models.PrepareRequest,
     models.EndRequest,
@@ -106,14 +117,15 @@ class Validation:
         except msgspec.DecodeError as error:
             if not bytes(body):
                 raise EmptyBodyError from None
-            raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+            raise MalformedJsonError(f"{_noun(model)} is not one JSON document: {error}") from None
         except RecursionError:
-            raise MalformedJsonError("the body is nested too deep") from None
+            raise MalformedJsonError(f"{_noun(model)} is nested too deep") from None
         except UnicodeDecodeError:
-            raise MalformedJsonError("the body is not UTF-8") from None
+            raise MalformedJsonError(f"{_noun(model)} is not UTF-8") from None
         else:
             return converted
-        raise self._explainer.refusal(model, bytes(body), first, explaining or ExplanationBudget())
+        budget = explaining or ExplanationBudget()
+        raise self._explainer.refusal(model, bytes(body), first, budget, noun=_noun(model))
 
     def read_whole(self, model: type[M], body: bytes, convert: Callable[[M], R]) -> R | None:
         """Return what `convert` makes of the many items of a body.
@@ -161,6 +173,13 @@ class Validation:
         )
 
 
+def _noun(model: type) -> str:
+    """Return what errors call a whole document."""
+    if model is models.StreamFrame:
+        return "the frame"
+    return "the operation" if model in _OPERATIONS else "the body"
+
+
 def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End:
     """Return the service's form of an end."""
     if request.remark is not None and not schemas.remark_fits(request.remark):
@@ -199,7 +218,7 @@ def path_parameter(name: str, value: str, kind: Any) -> str:
     """Return a part of the path that satisfies the pattern of its type; InvalidRequestError otherwise."""
     meta = _meta(kind)
     if re.search(meta.pattern or "", value) is None:
-        raise refused(name, f"{short(value)} is not {meta.description}")
+        raise refused(name, mismatch(short(value), meta.description or ""))
     return value
 
 
@@ -216,8 +235,8 @@ def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str]
             continue
         try:
             values[name] = msgspec.convert(value, fields[name].type, strict=False)
-        except msgspec.ValidationError as error:
-            errors.append((name, f"{short(value)} is not accepted: {error}"))
+        except msgspec.ValidationError:
+            errors.append((name, parameter_fault(value, fields[name].type)))
     if errors:
         raise invalid(errors[:MAX_ERRORS])
     return model(**values)

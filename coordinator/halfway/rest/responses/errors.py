@@ -82,10 +82,13 @@ class InternalError(HalfwayError):
     code = "internal"
 
 
-def invalid(errors: Sequence[tuple[str, str]]) -> InvalidRequestError:
-    """Return one error that names every wrong field, from (field as a JSON path, what is wrong and the remedy)."""
+def invalid(errors: Sequence[tuple[str, str]], *, noun: str = "the body") -> InvalidRequestError:
+    """Return one error that names every wrong field, from (field as a JSON path, the fault and the remedy).
+
+    `noun` is what the text calls the whole, which has the empty path.
+    """
     first_field, first_detail = errors[0]
     more = f" (and {len(errors) - 1} more, in `errors`)" if len(errors) > 1 else ""
-    error = InvalidRequestError(f"{first_field or 'the body'}: {first_detail}{more}", field=first_field)
+    error = InvalidRequestError(f"{first_field or noun}: {first_detail}{more}", field=first_field)
     error.fields["errors"] = [{"field": field, "detail": detail} for field, detail in errors]
     return error

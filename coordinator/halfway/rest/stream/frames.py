@@ -91,7 +91,9 @@ class FrameReader:
     def _few(self, frame: F) -> F:
         count = len(frame.prepare) + len(frame.end) + len(frame.checks)
         if not 0 < count <= self._max_operations:
-            raise invalid([("", f"{count} operations: from 1 to {self._max_operations} in one frame")])
+            raise invalid(
+                [("", f"{count} operations: from 1 to {self._max_operations} in one frame")], noun="the frame"
+            )
         return frame
 
     def _one_by_one(self, data: bytes, cause: Cause) -> FrameOperations:
@@ -124,8 +126,9 @@ def _to_end(one: models.StreamEnd, cause: Cause) -> tuple[int, End, bool]:
 def _decoded(decoder: msgspec.json.Decoder[M], data: bytes | msgspec.Raw, field: str) -> M:
     try:
         return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise invalid([(field, str(error))]) from None
+    except msgspec.ValidationError:
+        fault = "not an operation: expected an object with its number n, a whole number from 0 to 9007199254740991"
+        raise invalid([(field, fault)]) from None
     except RecursionError:
         raise MalformedJsonError("the frame is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

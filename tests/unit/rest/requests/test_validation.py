@@ -173,6 +173,54 @@ async def test_a_wrong_parameter_is_422_and_named(world: RestWorld, method: str,
     assert set(answer.fields) == fields
 
 
+WORDING: dict[str, tuple[str, str, object, str]] = {
+    "no list item": ("POST", "/v1/transactions", prepare(messages=[]), "this list is not valid: expected at least one"),
+    "another type": (
+        "POST",
+        "/v1/transactions",
+        message(key=1),
+        "messages[0].key: this number is not valid: expected a string, an object with type and data or null",
+    ),
+    "a list as the body": ("POST", "/v1/transactions", [1], "the body: this list is not valid: expected an object"),
+    "seconds": (
+        "PUT",
+        "/v1/groups/shop",
+        group(policy={"max_age_s": -1}),
+        "policy.max_age_s: -1 is not valid: expected a number of seconds above 0 and at most",
+    ),
+    "rate": (
+        "POST",
+        "/v1/jobs",
+        {"action": "resume", "filter": {}, "reason": "r", "rate": 1000},
+        "rate: 1000 is not valid: expected transactions per second from 0.1 to 500",
+    ),
+    "state": (
+        "GET",
+        "/v1/transactions?state=foo",
+        None,
+        'state: "foo" is not one of committed, parked, prepared, rolled_back',
+    ),
+    "limit": (
+        "GET",
+        "/v1/transactions?limit=5000",
+        None,
+        'limit: "5000" is not valid: expected a whole number from 1 to 1000',
+    ),
+    "cursor": ("GET", "/v1/groups?cursor=a%20b", None, "`next` of the previous page"),
+    "id": ("GET", "/v1/transactions/a%20b", None, 'id: "a b" is not valid: expected 1 to 128 letters, digits and'),
+}
+
+
+@pytest.mark.parametrize("method,path,body,text", WORDING.values(), ids=WORDING.keys())
+async def test_an_error_shows_the_value_and_describes_valid_ones(
+    world: RestWorld, method: str, path: str, body: object, text: str
+) -> None:
+    """In the words of this API, without the names of models or of Python's types."""
+    answer = await world.call(method, path, body)
+    assert answer.status == 422
+    assert text in answer.body["detail"]
+
+
 NOT_JSON = {
     "cut short": b'{"group":',
     "two documents": b"{} {}",

@@ -138,6 +138,29 @@ class TestFrames:
         if field is not None:
             assert problem["errors"][0]["field"] == field
 
+    @pytest.mark.parametrize(
+        "text, detail",
+        [
+            ("[1]", "the frame: this list is not valid: expected an object"),
+            ("{}", "the frame: 0 operations: from 1 to 1000 in one frame"),
+            ("{", "the frame is not one JSON document"),
+            (
+                '{"end": [{"id": "t"}]}',
+                "end[0]: not an operation: expected an object with its number n, a whole number",
+            ),
+        ],
+    )
+    async def test_an_error_in_a_frame_speaks_of_the_frame(self, raw: Raw, text: str, detail: str) -> None:
+        await raw.send(text)
+        problem, _ = await raw.end()
+        assert problem is not None
+        assert detail in problem["detail"]
+
+    async def test_an_error_in_an_operation_speaks_of_the_operation(self, raw: Raw) -> None:
+        await raw.send('{"end": [{"n": 1, "id": "t", "outcome": "commit", "confirm": 1}]}')
+        (answer,) = (await raw.frame())["answers"]
+        assert answer["problem"]["detail"].startswith("confirm: 1 is not valid: expected true or false")
+
     async def test_bytes_that_are_not_utf_8_are_an_error_of_their_operation(self, raw: Raw) -> None:
         text = b'{"end": [{"n": 1, "id": "\xff", "outcome": "commit"}]}'
         await raw.socket.send_frame(text, aiohttp.WSMsgType.TEXT)
