@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -31,9 +31,9 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.rest.server.limits import ApiLimits
 from halfway.runtime.operator_key import demand_operator_key_fits
 from halfway.runtime.policy_settings import Policy
+from halfway.runtime.settings_errors import PREFIX, SHOWN, Sources, explain
 from halfway.service.requests import ServiceLimits
 
-PREFIX: Final = "HALFWAY_"
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
 """Variables of the command line: the URLs of the coordinator and its health port, the key, and the settings file."""
@@ -53,7 +53,6 @@ _USUAL_PROPERTIES: Final = (
 )
 """Properties of librdkafka that a misspelt variable may have meant. Any other property passes through as well."""
 _SIMILARITY: Final = 0.85
-_SHOWN: Final = 80
 _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
@@ -198,7 +197,7 @@ class Settings(BaseModel):
                 "a prepare of that size would be refused"
             )
         if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
-            raise ValueError(f"instance_url {self.instance_url[:_SHOWN]!r}: {refusal}")
+            raise ValueError(f"instance_url {self.instance_url[:SHOWN]!r}: {refusal}")
         for credential in self._set_credentials():
             if not _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL or not credential.isascii():
                 raise ValueError(
@@ -311,13 +310,12 @@ def load(
     environment = os.environ if environment is None else environment
     if file is None and (path := environment.get("HALFWAY_CONFIG_FILE")):
         file = Path(path)
-    values: dict[str, Any] = _read_file(file) if file is not None else {}
-    values = _merged(values, _read_environment(environment))
-    values = _merged(values, dict(over or {}))
+    in_file: dict[str, Any] = _read_file(file) if file is not None else {}
+    others = _merged(_read_environment(environment), dict(over or {}))
     try:
-        return Settings(**values)
+        return Settings(**_merged(in_file, others))
     except ValidationError as error:
-        raise ConfigurationError(_explain(error, values)) from None
+        raise ConfigurationError(explain(error, Sources(file, in_file, others), VARIABLES, _SECRETS, suggest)) from None
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -328,8 +326,17 @@ def _read_file(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"the settings file {str(file)!r} is not TOML: {error}") from None
     if isinstance(values.get("kafka"), dict):
-        values["kafka"] = {_property(name): _text(value) for name, value in values["kafka"].items()}
+        values["kafka"] = {_property(name): _text(value) for name, value in _flat(values["kafka"])}
     return values
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the properties of a table and of the tables in it: TOML reads a name with dots as nested tables."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -349,18 +356,17 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         *sections, name = path
         (values.setdefault(sections[0], {}) if sections else values)[name] = value
     if unknown:
-        names = ", ".join(map(_with_suggestion, sorted(unknown)))
+        names = ", ".join(f"{one} (did you mean {near}?)" if (near := suggest(one)) else one for one in sorted(unknown))
         raise ConfigurationError(
             f"{names}: not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
         )
     return values
 
 
-def _with_suggestion(variable: str) -> str:
-    """Return the variable, with the setting that was probably meant."""
+def suggest(variable: str) -> str | None:
+    """Return the setting that was probably meant by an unknown variable."""
     known = [*VARIABLES, *(KAFKA_PREFIX + name for name in _USUAL_PROPERTIES), *NOT_SETTINGS]
-    nearest = difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_SIMILARITY)
-    return f"{variable} (did you mean {nearest[0]}?)" if nearest else variable
+    return next(iter(difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_SIMILARITY)), None)
 
 
 def _property(name: str) -> str:
@@ -377,26 +383,3 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         if isinstance(below.get(name), dict) and isinstance(above.get(name), dict):
             merged[name] = {**below[name], **above[name]}
     return merged
-
-
-def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
-    """Return a text that names each wrong setting, with its value unless it is a secret, and a remedy."""
-    lines = []
-    for problem in error.errors(include_url=False, include_context=False):
-        # The index within a list is not part of a variable's name.
-        path = [part for part in problem["loc"] if isinstance(part, str)]
-        if not path:
-            lines.append(problem["msg"].removeprefix("Value error, "))
-            continue
-        variable = PREFIX + "__".join(path).upper()
-        if path[0] == "kafka" or path[0] in _SECRETS:
-            lines.append(f"{variable}: {problem['msg']}")
-            continue
-        value: Any = values
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        is_unknown = problem["type"] == "extra_forbidden"
-        remedy = "not a setting of halfway: remove it or correct its name" if is_unknown else problem["msg"]
-        name = _with_suggestion(variable) if is_unknown else variable
-        lines.append(f"{name} is {str(value)[:_SHOWN]!r}: {remedy}")
-    return "; ".join(lines)

@@ -89,8 +89,9 @@ def test_without_keys_it_listens_to_this_machine_only_unless_the_operator_says_s
 def test_without_keys_a_console_on_the_health_port_puts_the_api_on_no_open_address() -> None:
     """The health port then serves the API too, and by default everybody can reach it."""
     served = {"HALFWAY_HOST": "127.0.0.1", "HALFWAY_CONSOLE": "health"}
-    with pytest.raises(ConfigurationError, match=r"HALFWAY_HEALTH_HOST=127\.0\.0\.1"):
+    with pytest.raises(ConfigurationError, match=r"HALFWAY_HEALTH_HOST=127\.0\.0\.1") as caught:
         app.demand_guarded(load(served))
+    assert "because of HALFWAY_CONSOLE=health" in caught.value.detail
     for more in ("HALFWAY_HEALTH_HOST", "127.0.0.1"), ("HALFWAY_OPEN_ACCESS", "true"), ("HALFWAY_CONSOLE", "api"):
         app.demand_guarded(load(served | dict([more])))
     assert not is_served("evil.example", served | {"HALFWAY_OPEN_ACCESS": "true"})

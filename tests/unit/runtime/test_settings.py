@@ -92,6 +92,37 @@ def test_a_wrong_value_is_named(variable: str, value: str) -> None:
     assert repr(value) in raised.value.detail
 
 
+@pytest.mark.parametrize(
+    "variable,value,remedy",
+    [
+        ("HALFWAY_PORT", "eighty", "it must be a whole number"),
+        ("HALFWAY_SCAN_INTERVAL_S", "soon", "it must be a number"),
+        ("HALFWAY_OPEN_METRICS", "perhaps", "it must be true or false"),
+        ("HALFWAY_SHARDS", "0", "it must be greater than or equal to 1"),
+        ("HALFWAY_LOG_LEVEL", "loud", "it must be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+def test_a_wrong_value_is_explained(variable: str, value: str, remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load(BOOTSTRAP | {variable: value})
+    assert raised.value.detail == f"{variable} is {value!r}: {remedy}"
+
+
+@pytest.mark.parametrize(
+    "given,variables",
+    [
+        ({"MASTER_SECRET": "short"}, "HALFWAY_MASTER_SECRET, HALFWAY_MASTER_SECRET_PREVIOUS"),
+        ({"MASTER_SECRET": "n" * 32, "OPERATOR_KEY": "nonsense"}, "HALFWAY_OPERATOR_KEY"),
+        ({"INSTANCE_URL": "ftp://a"}, "HALFWAY_INSTANCE_URL"),
+        ({"POLICY__MAX_AGE_S": "604800"}, "HALFWAY_OP_RETENTION_MS, HALFWAY_POLICY__MAX_AGE_S"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named_as_variables(given: dict[str, str], variables: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load(BOOTSTRAP | {f"HALFWAY_{name}": value for name, value in given.items()})
+    assert raised.value.detail.startswith(f"{variables}: ")
+
+
 @pytest.mark.parametrize("variable", ["HALFWAY_PROT", "HALFWAY_POLICY__MAX_CHEKS", "HALFWAY_PORT__X", "HALFWAY_KAFKA"])
 def test_an_unknown_variable_is_named(variable: str) -> None:
     """A misspelt setting is not ignored."""
@@ -218,6 +249,26 @@ def test_a_misspelt_key_of_the_file_is_answered_with_the_nearest_right_one(tmp_p
     file.write_text("prot = 1\n")
     with pytest.raises(ConfigurationError, match=r"HALFWAY_PROT \(did you mean HALFWAY_PORT\?\)"):
         load(BOOTSTRAP, file=file)
+
+
+def test_a_wrong_setting_of_the_file_is_named_with_the_file_and_its_key(tmp_path: Path) -> None:
+    """Unless the environment overrides it."""
+    file = tmp_path / "halfway.toml"
+    file.write_text("max_pendng = 5\nport = 8080\n[policy]\nmax_checks = 'x'\n")
+    with pytest.raises(ConfigurationError) as refused:
+        load(BOOTSTRAP | {"HALFWAY_PORT": "x"}, file=file)
+    assert f"(max_pendng in {str(file)!r}, did you mean max_pending?)" in refused.value.detail
+    assert f"it must be a whole number (policy.max_checks in {str(file)!r})" in refused.value.detail
+    assert "HALFWAY_PORT is 'x': it must be a whole number;" in f"{refused.value.detail};"
+
+
+@pytest.mark.parametrize("key", ["bootstrap.servers", '"bootstrap.servers"', "bootstrap_servers"])
+def test_a_kafka_property_in_the_file_may_have_dots_or_underscores(tmp_path: Path, key: str) -> None:
+    """TOML reads a name with dots as nested tables."""
+    file = tmp_path / "halfway.toml"
+    file.write_text(f'[kafka]\n{key} = "here:9092"\nsecurity.protocol = "ssl"\n')
+    properties = load({}, file=file).kafka_config("").properties
+    assert properties == {"bootstrap.servers": "here:9092", "security.protocol": "ssl"}
 
 
 @pytest.mark.parametrize("value", ["open\udcffsesame", "open\0sesame"])

@@ -27,6 +27,7 @@ _DIGEST_BYTES: Final = 48
 _TOPIC_BYTES: Final = 252
 _LEAST_MESSAGE_BYTES: Final = 6
 """The fewest bytes that a message takes in a half record."""
+_NAMED_PROPERTY: Final = re.compile(r"(?<![\w./])[a-z]+(?:\.[a-z]+)+(?![\w./])")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
@@ -340,3 +341,10 @@ def _require_text(name: str, value: str) -> None:
 
 def _variable_suffix(name: str) -> str:
     return name.upper().replace(".", "_")
+
+
+def named_variables(message: str, properties: Mapping[str, str]) -> str:
+    """Return the variables of the properties that a message of librdkafka names: those that are set, else any."""
+    named = dict.fromkeys(_NAMED_PROPERTY.findall(message))
+    names = [name for name in named if name in properties] or list(named)
+    return ", ".join(f"HALFWAY_KAFKA__{_variable_suffix(name)}" for name in names) or "the HALFWAY_KAFKA__ settings"

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
-from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.config import KafkaConfig, named_variables
 
 T = TypeVar("T")
 
@@ -57,9 +57,9 @@ def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
     try:
         return AdminClient(config.admin(**over))
     except KafkaException as exception:
-        raise ConfigurationError(
-            f"a Kafka property cannot be used: {exception.args[0].str()}: correct HALFWAY_KAFKA__…"
-        ) from exception
+        text = exception.args[0].str()
+        variables = named_variables(text, config.properties)
+        raise ConfigurationError(f"a Kafka property cannot be used: {text}: correct {variables}") from exception
 
 
 class _ReportedErrors:

@@ -324,8 +324,9 @@ def demand_guarded(settings: Settings) -> None:
         return
     for variable, host in _api_hosts(settings).items():
         if not _is_loopback(host):
+            cause = " because of HALFWAY_CONSOLE=health" if variable == "HALFWAY_HEALTH_HOST" else ""
             raise ConfigurationError(
-                f"the API would listen on {host or 'every address'} without asking for keys: set "
+                f"the API would listen on {host or 'every address'} without asking for keys{cause}: set "
                 "HALFWAY_MASTER_SECRET (openssl rand -hex 32) and HALFWAY_OPERATOR_KEY (halfway keys generate), or "
                 f"{variable}=127.0.0.1, or HALFWAY_OPEN_ACCESS=true if everybody who can reach it may do everything"
             )

@@ -1,0 +1,81 @@
+"""Explains which settings are wrong: the name, the place in the file if it is from there, the value and a remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+PREFIX: Final = "HALFWAY_"
+SHOWN: Final = 80
+"""Shown characters of a value."""
+_WORD: Final = re.compile(r"[a-z_.]+")
+
+
+class Sources(NamedTuple):
+    """The values of the settings by their source. The other values override those in the file."""
+
+    file: Path | None
+    in_file: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+
+def explain(
+    error: ValidationError,
+    sources: Sources,
+    variables: Mapping[str, tuple[str, ...]],
+    secrets: Collection[str],
+    suggest: Callable[[str], str | None],
+) -> str:
+    """Return a text that names each wrong setting, with its value unless it is a secret, and a remedy."""
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False):
+        # The index within a list is not part of a variable's name.
+        path = tuple(part for part in problem["loc"] if isinstance(part, str))
+        fault = _plain(problem["msg"])
+        if not path:
+            names = ", ".join(_named_in(fault, variables))
+            lines.append(f"{names}: {fault}" if names else fault)
+            continue
+        variable = PREFIX + "__".join(path).upper()
+        value = _value(sources.others, path)
+        in_file = None
+        if value is None and sources.file is not None:
+            value = _value(sources.in_file, path)
+            in_file = f"{'.'.join(path)} in {str(sources.file)!r}"
+        name = variable
+        if problem["type"] == "extra_forbidden":
+            fault = "not a setting of halfway: remove it or correct its name"
+            near = suggest(variable)
+            if near is not None:
+                name = f"{variable} (did you mean {near}?)"
+                if in_file is not None and near in variables:
+                    in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"
+        if path[0] != "kafka" and path[0] not in secrets:
+            name = f"{name} is {str(value)[:SHOWN]!r}"
+        lines.append(f"{name}: {fault}" if in_file is None else f"{name}: {fault} ({in_file})")
+    return "; ".join(lines)
+
+
+def _plain(message: str) -> str:
+    """Return a message of pydantic as a remedy, without its own terms."""
+    message = message.removeprefix("Value error, ").partition(", unable to ")[0]
+    message = message.replace("Input should be a valid integer", "Input should be a whole number")
+    message = message.replace("Input should be a valid boolean", "Input should be true or false")
+    return message.replace("Input should be a valid", "it must be a").replace("Input should be", "it must be")
+
+
+def _named_in(fault: str, variables: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the variables of the settings that a message names as keys of the file."""
+    words = set(_WORD.findall(fault))
+    return [variable for variable, path in variables.items() if "_" in path[-1] and ".".join(path) in words]
+
+
+def _value(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = values
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
