@@ -191,7 +191,9 @@ class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How checks reach a group: by HTTP at its `urls`, or the group fetches them (`"mode": "pull"`)."""
 
-    urls: Annotated[list[CheckUrl], Meta(min_length=1, max_length=MAX_URLS, description="1 to 10 URLs")] | None = None
+    urls: (
+        Annotated[list[CheckUrl], Meta(max_length=MAX_URLS, description="1 to 10 URLs; none with mode pull")] | None
+    ) = None
     mode: Literal["push", "pull"] | None = None
 
 

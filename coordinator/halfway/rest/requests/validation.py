@@ -154,7 +154,9 @@ class Validation:
         check = request.check
         if check.mode == "pull" and check.urls:
             raise FieldRefusedError("check", "mode pull fetches its checks: leave out urls, or the mode")
-        if check.mode != "pull" and not check.urls:
+        if check.mode != "pull" and check.urls is not None and not check.urls:
+            raise FieldRefusedError("check.urls", mismatch("[]", "1 to 10 URLs"))
+        if check.mode != "pull" and check.urls is None:
             raise FieldRefusedError("check", 'give urls, or "mode": "pull"')
         for number, url in enumerate(check.urls or ()):
             refusal = url_refusal(url)

@@ -43,6 +43,17 @@ class TestGroups:
         assert shown.body["check"] == {"mode": "pull", "urls": []}
         assert shown.body["topics"] == ["orders"]
 
+    @pytest.mark.parametrize("check", [{"mode": "pull"}, {"urls": ["http://shop:9000/check"]}], ids=["pull", "push"])
+    async def test_the_parts_of_a_group_that_was_shown_can_be_put_again(
+        self, world: RestWorld, check: dict[str, Any]
+    ) -> None:
+        await world.call("PUT", "/v1/groups/shop", {"check": check, "topics": ["orders"]})
+        shown = (await world.call("GET", "/v1/groups/shop")).body
+        parts = {name: shown[name] for name in ("check", "topics", "policy")}
+        again = await world.call("PUT", "/v1/groups/shop", parts)
+        assert again.status == 200
+        assert {name: again.body[name] for name in parts} == parts
+
     async def test_groups_are_listed_by_name_and_deleted(self, world: RestWorld) -> None:
         await world.call("PUT", "/v1/groups/bank", SHOP)
         listed = await world.call("GET", "/v1/groups")
