@@ -118,7 +118,7 @@ class AlreadyEndedError(RefusedError):
 
 
 class OutcomeExpiredError(RefusedError):
-    """The transaction ended so long ago that halfway no longer has its outcome. This does not mean rolled back."""
+    """The id is so old that halfway no longer has its outcome, or it never existed. This does not mean rolled back."""
 
 
 _BY_CODE: Final[dict[str, type[RefusedError]]] = {

@@ -66,21 +66,23 @@ class UnknownTransactionError(HalfwayError):
     def __init__(self, transaction_id: str) -> None:
         """Name the id."""
         super().__init__(
-            f"transaction {transaction_id!r} is not known here; this does not mean that it was rolled back",
+            f"transaction {transaction_id!r} is not known here; this does not mean that it was rolled back: "
+            f"GET /v1/transactions/{transaction_id}/history may still have its outcome",
             id=transaction_id,
         )
 
 
 class OutcomeExpiredError(HalfwayError):
-    """The transaction is older than the outcome horizon. This does not mean that it was rolled back."""
+    """The id is older than the outcome horizon, and unknown. This does not mean that it was rolled back."""
 
     code = "outcome_expired"
 
     def __init__(self, transaction_id: str, *, horizon_s: float) -> None:
         """Name the id, and the outcome horizon in seconds."""
         super().__init__(
-            f"transaction {transaction_id!r} ended more than {horizon_s:g} s ago and its outcome is no longer "
-            "held here; this does not mean that it was rolled back: the op topic and the audit still have the outcome",
+            f"transaction {transaction_id!r} is not known here: outcomes are kept for {horizon_s:g} s, and its id is "
+            "older; this does not mean that it was rolled back: "
+            f"GET /v1/transactions/{transaction_id}/history may still have its outcome",
             id=transaction_id,
         )
 

@@ -259,8 +259,12 @@ async def test_an_outcome_that_is_no_longer_held_is_expired_not_unknown(world: W
     with pytest.raises(OutcomeExpiredError):
         await world.end(prepared.id, Outcome.COMMIT)
     again = await world.restart()
-    with pytest.raises(OutcomeExpiredError):
+    with pytest.raises(OutcomeExpiredError) as expired:
         await again.end(prepared.id, Outcome.ROLLBACK)
+    assert "is not known here" in expired.value.detail
+    assert f"GET /v1/transactions/{prepared.id}/history" in expired.value.detail
+    with pytest.raises(UnknownTransactionError, match="GET /v1/transactions/never-prepared/history"):
+        await again.end("never-prepared", Outcome.COMMIT)
     assert len(ops(world, prepared.id)) == 1
     await again.stop()
 
