@@ -83,6 +83,10 @@ class InternalTopics:
         """
         return await self._call(lambda session: session.watch(), timeout_s)
 
+    async def plans(self, *, timeout_s: float = 10.0) -> list[TopicPlan]:
+        """Return the topics as `ensure` would create them in this cluster; errors as for `watch`."""
+        return await self._call(lambda session: session.plans(), timeout_s)
+
     def close(self) -> None:
         """End the thread; a call under way raises KafkaUnavailableError within about a second."""
         self._closed.set()
@@ -140,10 +144,13 @@ class _Session:
         if layout is None or overwritten:
             record.write(layout)
 
+    def plans(self) -> list[TopicPlan]:
+        """Plan the topics for the live brokers."""
+        return plans(self._config, len(self._requests.brokers()))
+
     def watch(self) -> list[Problem]:
         """Verify the topics."""
-        brokers = self._requests.brokers()
-        planned = plans(self._config, len(brokers))
+        planned = self.plans()
         return self._problems(planned, self._describe(planned), recorded=True)
 
     def _problems(

@@ -17,17 +17,26 @@ if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
 
 _BROKERS: Final = 3
-"""The assumed size of the cluster if HALFWAY_REPLICATION_FACTOR is not set."""
+"""The assumed size of a cluster that does not answer."""
+_ANSWER_S: Final = 5.0
 
 
 def show(settings: Settings) -> int:
-    """Print each internal topic with its required partitions, replication and settings, without asking Kafka."""
+    """Print each internal topic with its required partitions, replication and settings.
 
-    async def print_plans(_: InternalTopics) -> int:
+    Without HALFWAY_REPLICATION_FACTOR the replication depends on the number of brokers, so Kafka is asked.
+    """
+
+    async def print_plans(topics: InternalTopics) -> int:
         config = settings.kafka_config("")
+        try:
+            planned = await topics.plans(timeout_s=_ANSWER_S) if config.replication_factor is None else None
+        except HalfwayError as error:
+            complain(f"{error.detail}: this shows what a cluster of {_BROKERS} brokers needs")
+            planned = None
         rows = [
             (plan.name, str(plan.partitions), str(plan.replication), _settings(plan.settings))
-            for plan in plans(config, _BROKERS)
+            for plan in planned or plans(config, _BROKERS)
         ]
         say_rows(("topic", "partitions", "replication", "settings"), rows)
         return 0
