@@ -36,8 +36,8 @@ from halfway.rest.server.api import Api, Routes
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
 from halfway.service.coordinator import Coordinator
-from halfway.service.peer_calls import EndCall
 from halfway.service.ports import OwnerHint
+from halfway.service.records.peer_calls import EndCall
 from halfway.service.requests import ServiceLimits
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from halfway.domain.principal import Permission, PrincipalKind
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.ports import HOST
 from halfway.runtime.serve.scheduler import SystemClock
-from halfway.service.access import KeyedAccess
+from halfway.service.access.access import KeyedAccess
 
 TOPIC: Final = "limits"
 FLOOD: Final = "flood"

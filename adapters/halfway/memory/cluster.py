@@ -16,7 +16,7 @@ from halfway.memory.membership import MemoryMembership
 from halfway.memory.peers import MemoryOwners, MemoryPeers
 from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryKeys, MemoryTopics
 from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
-from halfway.service.access import OpenAccess
+from halfway.service.access.access import OpenAccess
 from halfway.service.check_ports import CheckCaller
 from halfway.service.ports import (
     AuditTrail,

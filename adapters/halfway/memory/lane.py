@@ -18,7 +18,6 @@ from halfway.domain.errors import (
 )
 from halfway.memory.faults import Faults
 from halfway.memory.log import MemoryLog, half_headers, kept_headers, real_headers
-from halfway.service.figures import Quarantined
 from halfway.service.ports import (
     Clock,
     LaneAnswer,
@@ -29,6 +28,7 @@ from halfway.service.ports import (
     Tombstone,
     Written,
 )
+from halfway.service.records.statistics_records import Quarantined
 
 _HELD_S = 0.001
 

@@ -16,8 +16,8 @@ from halfway.domain.ids import partition_for_key
 from halfway.domain.keys import KeyTable
 from halfway.domain.principal import Principal
 from halfway.domain.records import Barrier, Group, Half, Message, Op, Parked
-from halfway.service.peer_calls import PeerCall
 from halfway.service.ports import Cursors, OwnerHint, TopicFacts
+from halfway.service.records.peer_calls import PeerCall
 
 BARRIER_KEY = "!barrier"
 """The key of a barrier; no transaction id can be equal to it."""

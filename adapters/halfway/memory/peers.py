@@ -17,8 +17,8 @@ from halfway.service.cluster.peer_wire import (
     encode_request,
 )
 from halfway.service.cluster.peer_wire import decode_result as read_result
-from halfway.service.peer_calls import PeerCall
 from halfway.service.ports import OwnerHint
+from halfway.service.records.peer_calls import PeerCall
 
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 

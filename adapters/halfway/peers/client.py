@@ -23,7 +23,8 @@ from yarl import URL
 from halfway.domain.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.domain.principal import Principal
 from halfway.service.cluster.peer_wire import CONTENT_TYPE, AnswerReader, decode_result, encode_call, encode_request
-from halfway.service.peer_calls import (
+from halfway.service.ports import OwnerHint
+from halfway.service.records.peer_calls import (
     CREDENTIAL_HEADER,
     PATH,
     TO_HEADER,
@@ -32,7 +33,6 @@ from halfway.service.peer_calls import (
     DueCall,
     PeerCall,
 )
-from halfway.service.ports import OwnerHint
 
 log = structlog.get_logger(__name__)
 

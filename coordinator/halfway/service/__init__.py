@@ -1,4 +1,5 @@
 """The protocol of halfway, and the ports that it needs.
 
-The folders import downwards only: cluster, jobs, checkback, prepare and resolve, query, shards.
+The folders import downwards only: cluster, jobs, checkback, prepare and resolve, query, shards, access and activity,
+records.
 """

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from halfway.domain.audit_trail import Audited
 from halfway.domain.principal import ANYBODY, Permission, Principal
 from halfway.domain.secrets import CheckSecrets
-from halfway.service.activity import Activity
+from halfway.service.activity.activity import Activity
+from halfway.service.activity.audit_trail import Auditor, LogOnlyAuditTrail, describe_group_change
 from halfway.service.answers import Answers
-from halfway.service.audit_trail import Auditor, LogOnlyAuditTrail, describe_group_change
 from halfway.service.checkback.dispatcher import CheckDispatcher
 from halfway.service.checkback.pull import FetchedChecks, IsConnected, always
 from halfway.service.checkback.scan import Scan
@@ -21,7 +21,11 @@ from halfway.service.cluster.job_work import JobWork
 from halfway.service.cluster.peer_handler import PeerHandler
 from halfway.service.cluster.statistics import ClusterStatistics
 from halfway.service.jobs.jobs import Jobs
-from halfway.service.peer_calls import (
+from halfway.service.prepare.prepare import Preparer
+from halfway.service.query.get_and_list import Queries
+from halfway.service.query.history import Histories, NoHistory
+from halfway.service.query.lookup import Lookup
+from halfway.service.records.peer_calls import (
     CheckCall,
     EndCall,
     FiguresCall,
@@ -35,10 +39,6 @@ from halfway.service.peer_calls import (
     StartJobCall,
     StopJobCall,
 )
-from halfway.service.prepare.prepare import Preparer
-from halfway.service.query.get_and_list import Queries
-from halfway.service.query.history import Histories, NoHistory
-from halfway.service.query.lookup import Lookup
 from halfway.service.resolve.caller_requests import CallerRequests
 from halfway.service.resolve.resolver import Resolver
 from halfway.service.shards.groups import Groups
@@ -48,9 +48,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
+    from halfway.service.access.keys import Keys
     from halfway.service.check_ports import CheckCaller
-    from halfway.service.keys import Keys
-    from halfway.service.peer_calls import FindResult, HistoryView
     from halfway.service.ports import (
         AuditTrail,
         Authority,
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
         ShardListener,
         Topics,
     )
+    from halfway.service.records.peer_calls import FindResult, HistoryView
     from halfway.service.requests import (
         End,
         EndResult,

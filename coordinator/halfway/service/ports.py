@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from halfway.domain.records import Foreign, Group, Half, Message, Op, Parked
     from halfway.domain.shard import ShardState
     from halfway.domain.transaction import State
-    from halfway.service.figures import Quarantined
-    from halfway.service.peer_calls import PeerCall
+    from halfway.service.records.peer_calls import PeerCall
+    from halfway.service.records.statistics_records import Quarantined
 
 
 class Tombstone(Enum):

@@ -10,7 +10,7 @@ import pytest
 from halfway.domain.errors import HalfwayError, ShardUnavailableError
 from halfway.domain.transaction import Outcome
 from halfway.kafka.records import codec
-from halfway.service.peer_calls import EndCall, GetCall
+from halfway.service.records.peer_calls import EndCall, GetCall
 from halfway.service.requests import End
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.fleet import (

@@ -14,7 +14,7 @@ import aiohttp
 from halfway.domain.ids import shard_of
 from halfway.domain.principal import ANYBODY
 from halfway.service.cluster.peer_wire import AnswerReader, decode_result, encode_call, encode_request
-from halfway.service.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
+from halfway.service.records.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest, message

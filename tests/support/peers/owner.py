@@ -12,8 +12,8 @@ from halfway.domain.principal import Principal, PrincipalKind
 from halfway.domain.transaction import Outcome, State
 from halfway.peers import HttpPeers
 from halfway.rest.server.peer_port import PeerPort
-from halfway.service.peer_calls import EndCall, PeerCall
 from halfway.service.ports import OwnerHint
+from halfway.service.records.peer_calls import EndCall, PeerCall
 from halfway.service.requests import End, EndResult
 
 HOST = "127.0.0.1"

@@ -17,8 +17,8 @@ from halfway.rest.server.api import Api
 from halfway.rest.server.limits import ApiLimits
 from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
+from halfway.service.access.keys import Keys
 from halfway.service.coordinator import Coordinator
-from halfway.service.keys import Keys
 from halfway.service.requests import ServiceLimits
 from tests.support.waiting import GENEROUS_S
 

@@ -9,8 +9,8 @@ from halfway.domain.ids import shard_of
 from halfway.domain.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.domain.principal import Principal, PrincipalKind
 from halfway.memory import Memory
-from halfway.service.access import KeyedAccess
-from halfway.service.keys import Keys, KeySpec
+from halfway.service.access.access import KeyedAccess
+from halfway.service.access.keys import Keys, KeySpec
 from tests.support.rest.client import SHOP, Answer, RestWorld
 
 SHARDS = 2

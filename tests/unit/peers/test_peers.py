@@ -8,7 +8,7 @@ import pytest
 from halfway.domain.errors import OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.domain.principal import ANYBODY
 from halfway.peers import HttpPeers, PeerLimits
-from halfway.service.peer_calls import DueCall, EndCall
+from halfway.service.records.peer_calls import DueCall, EndCall
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import CALLER, SECRET, Owner, Serve, ask, within
 from tests.support.waiting import until_true

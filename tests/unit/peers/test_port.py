@@ -15,7 +15,7 @@ from yarl import URL
 from halfway.domain.errors import ShardUnavailableError
 from halfway.peers import HttpPeers
 from halfway.rest.server.peer_port import PATH
-from halfway.service.peer_calls import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
+from halfway.service.records.peer_calls import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
 from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within
 from tests.support.waiting import GENEROUS_S
 

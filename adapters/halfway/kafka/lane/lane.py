@@ -19,8 +19,8 @@ from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.codec import KIND_OWNER, record_headers
 from halfway.kafka.records.lane_records import Encoded
 from halfway.kafka.records.validation import owner_key
-from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneAnswer, LaneAnswers, LaneWrite
+from halfway.service.records.statistics_records import Quarantined
 
 log = structlog.get_logger()
 

@@ -21,7 +21,7 @@ from halfway.domain.errors import (
     RetryableError,
     TopicUnavailableError,
 )
-from halfway.service.figures import Quarantined
+from halfway.service.records.statistics_records import Quarantined
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
@@ -107,7 +107,7 @@ class _Suspect:
         return self.blame is not None and not self.blame.of_internal_records
 
     def state(self, now: float) -> str | None:
-        """Return the state, as `service.figures.Quarantined` names it; None if it is trusted again."""
+        """Return the state in the words of `statistics_records.Quarantined`, None if it is trusted again."""
         if self.blame is not None and now < self.until:
             return "refused"
         if self.alone:

@@ -20,11 +20,11 @@ from halfway.rest.requests import job_models as models
 from halfway.rest.requests.data import rfc3339_or_none
 from halfway.rest.requests.validation import FieldRefusedError, parameters, path_parameter, to_filter
 from halfway.rest.responses.answer import Answer, answer
-from halfway.service.job_records import JobSpec
+from halfway.service.records.job_records import JobSpec
 
 if TYPE_CHECKING:
     from halfway.rest.handlers.calls import Call
-    from halfway.service.job_records import JobAction, JobView
+    from halfway.service.records.job_records import JobAction, JobView
     from halfway.service.requests import TransactionFilter
 
 _ID_BYTES = 12

@@ -14,12 +14,12 @@ from halfway.rest.requests import key_models as models
 from halfway.rest.requests.data import rfc3339_or_none
 from halfway.rest.requests.validation import parameters, path_parameter
 from halfway.rest.responses.answer import Answer, answer
-from halfway.service.keys import KeySpec
+from halfway.service.access.keys import KeySpec
 
 if TYPE_CHECKING:
     from halfway.domain.keys import Key
     from halfway.rest.handlers.calls import Call
-    from halfway.service.keys import Keys, NewKey
+    from halfway.service.access.keys import Keys, NewKey
 
 
 M = TypeVar("M")

@@ -14,11 +14,11 @@ from halfway.rest.requests.data import rfc3339_or_none
 from halfway.rest.requests.models import TransactionId
 from halfway.rest.requests.validation import parameters, path_parameter
 from halfway.rest.responses.answer import Answer, answer
-from halfway.service.figures import FailingTopic, Quarantined, RefusedWrite, Skipped
+from halfway.service.records.statistics_records import FailingTopic, Quarantined, RefusedWrite, Skipped
 
 if TYPE_CHECKING:
     from halfway.rest.handlers.calls import Call
-    from halfway.service.figures import GroupFigures, InstanceFigures, Lane, ShardPlace, Statistics
+    from halfway.service.records.statistics_records import GroupFigures, InstanceFigures, Lane, ShardPlace, Statistics
 
 _DIGITS = 3
 AWAY: Final = "an instance does not answer"

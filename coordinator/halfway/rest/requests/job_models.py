@@ -21,7 +21,7 @@ from halfway.rest.requests.models import (
     TransactionId,
     TransactionSummary,
 )
-from halfway.service.job_records import MAX_RATE, MIN_RATE, RATE, ItemResult, JobAction, JobState
+from halfway.service.records.job_records import MAX_RATE, MIN_RATE, RATE, ItemResult, JobAction, JobState
 
 MAX_ITEMS = 100_000
 SAMPLE = 20

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError
 from halfway.service.cluster.peer_wire import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
-from halfway.service.peer_calls import (
+from halfway.service.records.peer_calls import (
     CREDENTIAL_HEADER,
     PATH,
     SUPPORTED_VERSIONS,

@@ -11,7 +11,7 @@ import click
 from halfway.runtime.cli.jobs import preview, run
 from halfway.runtime.cli.remote import Remote, objects_of, path_of
 from halfway.runtime.terminal import FiniteRange, json_line, printable, say, say_fields, say_rows
-from halfway.service.job_records import MAX_RATE, MIN_RATE, RATE
+from halfway.service.records.job_records import MAX_RATE, MIN_RATE, RATE
 
 url_option = click.option(
     "--url", envvar="HALFWAY_URL", default="http://127.0.0.1:8080", show_default=True, help="The coordinator's URL."

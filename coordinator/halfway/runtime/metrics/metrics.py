@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from halfway.rest.responses.unsent import Unsent
     from halfway.rest.server.api import Api
     from halfway.runtime.metrics.event_loop_lag import LoopPauses
-    from halfway.service.key_freshness import KeyFreshness
+    from halfway.service.access.key_freshness import KeyFreshness
     from halfway.service.shards.shard_table import ShardTable
 
 MAX_GROUPS: Final = 500

@@ -28,11 +28,11 @@ from halfway.peers import HttpPeers
 from halfway.runtime.operator_key import first_operator_key
 from halfway.runtime.serve.check_caller import authorities, check_caller
 from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
-from halfway.service.access import KeyedAccess, OpenAccess
-from halfway.service.activity import Activity
+from halfway.service.access.access import KeyedAccess, OpenAccess
+from halfway.service.access.key_freshness import KeyFreshness
+from halfway.service.access.keys import Keys
+from halfway.service.activity.activity import Activity
 from halfway.service.coordinator import Coordinator
-from halfway.service.key_freshness import KeyFreshness
-from halfway.service.keys import Keys
 
 if TYPE_CHECKING:
     from halfway.kafka.clients.config import KafkaConfig

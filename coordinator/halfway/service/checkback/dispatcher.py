@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from halfway.domain.principal import Principal
     from halfway.domain.shard import Entry
-    from halfway.service.activity import Activity
+    from halfway.service.activity.activity import Activity
     from halfway.service.check_ports import CheckCaller
     from halfway.service.ports import Clock
     from halfway.service.query.lookup import Lookup

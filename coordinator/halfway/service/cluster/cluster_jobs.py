@@ -13,20 +13,20 @@ from halfway.domain.errors import HalfwayError, JobIdReusedError, ShardUnavailab
 from halfway.domain.ids import partition_for_key
 from halfway.domain.principal import ANYBODY, Permission
 from halfway.service.cluster.job_work import PERMISSIONS
-from halfway.service.job_records import AllJobs, Away, ItemResult, JobList, JobPage, JobSpec, JobView
 from halfway.service.jobs.jobs import MAX_ITEMS_OF_GROUP_JOB
-from halfway.service.peer_calls import JobCall, JobsCall, KnownJobCall, PeerCall, StartJobCall, StopJobCall
+from halfway.service.records.job_records import AllJobs, Away, ItemResult, JobList, JobPage, JobSpec, JobView
+from halfway.service.records.peer_calls import JobCall, JobsCall, KnownJobCall, PeerCall, StartJobCall, StopJobCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from halfway.domain.principal import Principal
-    from halfway.service.audit_trail import Auditor
+    from halfway.service.activity.audit_trail import Auditor
     from halfway.service.cluster.forward import Forwarder
     from halfway.service.cluster.job_work import JobWork
     from halfway.service.jobs.jobs import Jobs
-    from halfway.service.peer_calls import AnyJobCall
     from halfway.service.ports import Authority, OwnerHint
+    from halfway.service.records.peer_calls import AnyJobCall
     from halfway.service.requests import TransactionView
     from halfway.service.shards.shard_table import ShardTable
 

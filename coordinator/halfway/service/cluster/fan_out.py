@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from halfway.domain.errors import HalfwayError
 from halfway.service.checkback.pull import LOOK_EVERY_S, always
 from halfway.service.cluster.forward import gather_all
-from halfway.service.peer_calls import (
+from halfway.service.query.get_and_list import encode_cursor, sort_key
+from halfway.service.records.peer_calls import (
     CountCall,
     DueCall,
     DueResult,
@@ -22,7 +23,6 @@ from halfway.service.peer_calls import (
     ListCall,
     SearchCall,
 )
-from halfway.service.query.get_and_list import encode_cursor, sort_key
 from halfway.service.requests import LeasedCheck, ListQuery, Page
 
 if TYPE_CHECKING:

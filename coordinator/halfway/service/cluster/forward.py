@@ -16,7 +16,7 @@ from halfway.domain.errors import (
     PeerLostError,
     ShardUnavailableError,
 )
-from halfway.service.peer_calls import EndCall, PeerCall, PrepareCall, ResumeCall
+from halfway.service.records.peer_calls import EndCall, PeerCall, PrepareCall, ResumeCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

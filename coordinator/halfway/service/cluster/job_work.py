@@ -9,21 +9,21 @@ from halfway.domain.audit_trail import Audited
 from halfway.domain.principal import Permission
 from halfway.domain.transaction import Cause, Outcome
 from halfway.service.answers import Answers
-from halfway.service.job_records import JobAction
 from halfway.service.jobs.job import ActResult
-from halfway.service.peer_calls import CheckCall, EndCall, FindResult, ResumeCall
+from halfway.service.records.job_records import JobAction
+from halfway.service.records.peer_calls import CheckCall, EndCall, FindResult, ResumeCall
 from halfway.service.requests import End
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.domain.principal import Principal
-    from halfway.service.audit_trail import Auditor
+    from halfway.service.activity.audit_trail import Auditor
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.cluster.fan_out import FanOut
     from halfway.service.cluster.forward import Forwarder
-    from halfway.service.job_records import JobItem, JobSpec
     from halfway.service.ports import Clock
+    from halfway.service.records.job_records import JobItem, JobSpec
     from halfway.service.requests import EndResult, TransactionView
     from halfway.service.resolve.caller_requests import CallerRequests
 

@@ -11,7 +11,7 @@ import msgspec
 from halfway.domain.errors import NotServedError, ShardUnavailableError
 from halfway.domain.principal import Permission, Principal
 from halfway.service.answers import Answers
-from halfway.service.peer_calls import (
+from halfway.service.records.peer_calls import (
     CheckCall,
     CountCall,
     DueCall,

@@ -10,7 +10,7 @@ import msgspec
 from halfway.domain import errors
 from halfway.domain.errors import HalfwayError, RetryableError, ShardUnavailableError
 from halfway.domain.principal import PEER, Principal, PrincipalKind
-from halfway.service.peer_calls import ANSWERS, PeerCall
+from halfway.service.records.peer_calls import ANSWERS, PeerCall
 
 CONTENT_TYPE: Final = "application/msgpack"
 _LENGTH_BYTES: Final = 4

@@ -9,16 +9,23 @@ import msgspec
 
 from halfway.domain.errors import HalfwayError
 from halfway.domain.principal import ANYBODY, PEER, Permission
-from halfway.service.activity import MAX_ENTRIES
-from halfway.service.figures import GroupFigures, InstanceFigures, ShardFigures, ShardPlace, Statistics, Tally
-from halfway.service.job_records import Away
-from halfway.service.peer_calls import FiguresCall
+from halfway.service.activity.activity import MAX_ENTRIES
+from halfway.service.records.job_records import Away
+from halfway.service.records.peer_calls import FiguresCall
+from halfway.service.records.statistics_records import (
+    GroupFigures,
+    InstanceFigures,
+    ShardFigures,
+    ShardPlace,
+    Statistics,
+    Tally,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from halfway.domain.principal import Principal
-    from halfway.service.activity import Activity
+    from halfway.service.activity.activity import Activity
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.cluster.forward import Forwarder
     from halfway.service.ports import Authority, Clock, Lane, OwnerHint

@@ -20,12 +20,12 @@ from halfway.domain.errors import (
     UnauthenticatedError,
 )
 from halfway.domain.transaction import State
-from halfway.service.job_records import ItemResult, JobItem, JobSpec, JobState, JobView
+from halfway.service.records.job_records import ItemResult, JobItem, JobSpec, JobState, JobView
 
 if TYPE_CHECKING:
     from halfway.domain.principal import Principal
-    from halfway.service.peer_calls import FindResult
     from halfway.service.ports import Clock
+    from halfway.service.records.peer_calls import FindResult
 
 log = structlog.get_logger(__name__)
 

@@ -10,13 +10,13 @@ import structlog
 
 from halfway.domain.errors import JobIdReusedError, OverloadedError, UnknownJobError
 from halfway.domain.principal import ANYBODY, Principal, PrincipalKind
-from halfway.service.job_records import ItemResult, JobItem, JobList, JobPage
 from halfway.service.jobs.job import Job
+from halfway.service.records.job_records import ItemResult, JobItem, JobList, JobPage
 
 if TYPE_CHECKING:
-    from halfway.service.job_records import JobSpec, JobView
     from halfway.service.jobs.job import ActOnItem, FindItems
     from halfway.service.ports import Clock
+    from halfway.service.records.job_records import JobSpec, JobView
 
 log = structlog.get_logger(__name__)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
     from halfway.domain.principal import Principal
-    from halfway.service.activity import Activity
+    from halfway.service.activity.activity import Activity
     from halfway.service.answers import Answers
     from halfway.service.ports import Authority, Clock, HalfLog, TopicFacts, Topics
     from halfway.service.requests import ServiceLimits

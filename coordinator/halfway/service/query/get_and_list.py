@@ -14,9 +14,9 @@ import msgspec
 from halfway.domain.errors import InvalidRequestError, OverloadedError
 from halfway.domain.principal import Permission, Principal
 from halfway.domain.shard import Ended, Entry
-from halfway.service.peer_calls import FindResult, ListResult
 from halfway.service.query.filters import Filter
 from halfway.service.query.views import view
+from halfway.service.records.peer_calls import FindResult, ListResult
 from halfway.service.requests import ListQuery, TransactionView
 from halfway.service.shards.shard_table import not_served
 

@@ -14,10 +14,10 @@ from halfway.domain.principal import Permission, Principal, PrincipalKind
 from halfway.domain.records import OpKind
 from halfway.domain.shard import Ended, ParkedEntry, Pending
 from halfway.domain.transaction import Cause, Outcome, State
-from halfway.service.audit_trail import DONE
-from halfway.service.journal_records import HistoryEvent
-from halfway.service.peer_calls import HistoryView, MessagePlace
+from halfway.service.activity.audit_trail import DONE
 from halfway.service.ports import OpsRead, PlacesRead
+from halfway.service.records.journal_records import HistoryEvent
+from halfway.service.records.peer_calls import HistoryView, MessagePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from halfway.domain.audit_trail import AuditEvent
     from halfway.domain.records import Op
     from halfway.domain.shard import Entry
-    from halfway.service.journal import Journal
+    from halfway.service.activity.journal import Journal
     from halfway.service.ports import Authority, History, LoggedOp
     from halfway.service.query.lookup import Lookup
     from halfway.service.shards.shard_table import ShardTable

@@ -34,7 +34,7 @@ from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, no
 from halfway.service.shards.shard_table import Claim
 
 if TYPE_CHECKING:
-    from halfway.service.activity import Activity
+    from halfway.service.activity.activity import Activity
     from halfway.service.ports import Clock, Lane
     from halfway.service.query.lookup import Lookup
     from halfway.service.shards.shard_table import Shard, ShardTable

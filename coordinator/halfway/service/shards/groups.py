@@ -20,7 +20,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.principal import Permission, Principal
 from halfway.domain.records import Group
-from halfway.service.peer_calls import GroupCounts
+from halfway.service.records.peer_calls import GroupCounts
 from halfway.service.requests import GroupPage, GroupSpec, GroupView
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import pytest
 
 from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.principal import Permission
-from halfway.service.access import KeyedAccess
-from halfway.service.key_freshness import KeyFreshness
+from halfway.service.access.access import KeyedAccess
+from halfway.service.access.key_freshness import KeyFreshness
 from tests.support.loop_time import LoopTime
 from tests.support.rest.guarded import FIRST, SECRET, Guarded
 from tests.support.waiting import until_true

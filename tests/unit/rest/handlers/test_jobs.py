@@ -8,7 +8,7 @@ import pytest
 
 from halfway.memory import Memory, no_verdict
 from halfway.service.jobs import jobs
-from halfway.service.peer_calls import FindResult
+from halfway.service.records.peer_calls import FindResult
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.waiting import GENEROUS_S, eventually

@@ -15,8 +15,8 @@ from halfway.domain.transaction import Outcome
 from halfway.memory import Memory
 from halfway.rest.server import events
 from halfway.service.check_ports import CheckAttempt, CheckReply
-from halfway.service.figures import Quarantined
 from halfway.service.ports import LaneWrite
+from halfway.service.records.statistics_records import Quarantined
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
 from tests.support.waiting import GENEROUS_S

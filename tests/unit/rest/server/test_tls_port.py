@@ -16,7 +16,7 @@ from halfway.memory import Memory
 from halfway.rest.requests.authentication import caller_of, names_in
 from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
-from halfway.service.keys import KeySpec
+from halfway.service.access.keys import KeySpec
 from tests.support.certificates import Authority
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import OPERATOR, deadline, enable_access

@@ -7,7 +7,7 @@ import pytest
 from halfway.kafka.ownership.concurrent_acquisition import ShardTrouble
 from halfway.kafka.ownership.membership import MembershipStatus
 from halfway.runtime.serve.backend import Backend
-from halfway.service.key_freshness import KeyFreshness
+from halfway.service.access.key_freshness import KeyFreshness
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")
 

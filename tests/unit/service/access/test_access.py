@@ -7,7 +7,7 @@ from halfway.domain.errors import ForbiddenError, UnauthenticatedError
 from halfway.domain.keys import RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, public_id
 from halfway.domain.principal import ANYBODY, PEER, RULES, Permission, PrincipalKind
 from halfway.memory import ManualClock
-from halfway.service.access import KeyedAccess, OpenAccess
+from halfway.service.access.access import KeyedAccess, OpenAccess
 
 SECRET, OLD = MasterSecret(b"new" * 12), MasterSecret(b"old" * 12)
 TEXT = key_text(PrincipalKind.GROUP, bytes(range(RANDOM_BYTES)))

@@ -20,8 +20,8 @@ from halfway.domain.errors import (
 from halfway.domain.keys import RANDOM_BYTES, Key, MasterSecret, key_text
 from halfway.domain.principal import Principal, PrincipalKind
 from halfway.memory import Memory
-from halfway.service.access import KeyedAccess
-from halfway.service.keys import EXPIRED_KEPT_MS, Keys, KeySpec, NewKey
+from halfway.service.access.access import KeyedAccess
+from halfway.service.access.keys import EXPIRED_KEPT_MS, Keys, KeySpec, NewKey
 
 SECRET = MasterSecret(b"s" * 32)
 SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")

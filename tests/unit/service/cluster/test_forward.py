@@ -20,7 +20,7 @@ from halfway.domain.records import CheckMode, Message
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import Memory
 from halfway.service.coordinator import Coordinator
-from halfway.service.peer_calls import CountCall, GetCall, ListCall
+from halfway.service.records.peer_calls import CountCall, GetCall, ListCall
 from halfway.service.requests import End, ListQuery, Prepare
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S

@@ -18,7 +18,6 @@ from halfway.domain.errors import (
 from halfway.domain.principal import ANYBODY, PEER, Principal, PrincipalKind
 from halfway.domain.records import Message
 from halfway.domain.transaction import Cause, Outcome, State
-from halfway.service import peer_calls
 from halfway.service.cluster.peer_wire import (
     AnswerReader,
     decode_call,
@@ -28,20 +27,8 @@ from halfway.service.cluster.peer_wire import (
     encode_call,
     encode_request,
 )
-from halfway.service.figures import (
-    Endpoint,
-    FailingTopic,
-    GroupFigures,
-    InstanceFigures,
-    Lane,
-    LaneFailure,
-    Quarantined,
-    RefusedWrite,
-    ShardFigures,
-    Skipped,
-    Tally,
-)
-from halfway.service.job_records import (
+from halfway.service.records import peer_calls
+from halfway.service.records.job_records import (
     ItemResult,
     JobAction,
     JobItem,
@@ -51,8 +38,8 @@ from halfway.service.job_records import (
     JobState,
     JobView,
 )
-from halfway.service.journal_records import HistoryEvent
-from halfway.service.peer_calls import (
+from halfway.service.records.journal_records import HistoryEvent
+from halfway.service.records.peer_calls import (
     ANSWERS,
     CheckCall,
     CountCall,
@@ -80,6 +67,19 @@ from halfway.service.peer_calls import (
     SearchCall,
     StartJobCall,
     StopJobCall,
+)
+from halfway.service.records.statistics_records import (
+    Endpoint,
+    FailingTopic,
+    GroupFigures,
+    InstanceFigures,
+    Lane,
+    LaneFailure,
+    Quarantined,
+    RefusedWrite,
+    ShardFigures,
+    Skipped,
+    Tally,
 )
 from halfway.service.requests import (
     End,

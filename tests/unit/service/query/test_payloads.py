@@ -10,7 +10,7 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.principal import Principal, PrincipalKind
 from halfway.domain.records import CheckMode, Message
 from halfway.memory import Memory
-from halfway.service.access import KeyedAccess
+from halfway.service.access.access import KeyedAccess
 from halfway.service.requests import GroupSpec, ListQuery, Prepare
 from tests.support.service.world import SHARDS, World
 

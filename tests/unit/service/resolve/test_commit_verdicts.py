@@ -8,7 +8,7 @@ from halfway.domain.principal import PEER, Principal, PrincipalKind
 from halfway.domain.records import CheckMode, Message
 from halfway.domain.transaction import Outcome
 from halfway.memory import Memory
-from halfway.service.access import KeyedAccess
+from halfway.service.access.access import KeyedAccess
 from halfway.service.requests import End, GroupSpec, Prepare
 from tests.support.service.world import QUICK, SHARDS, World
 

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from halfway.domain.records import Half
 from halfway.domain.transaction import Action, State
-from halfway.service.figures import Endpoint, FailingTopic, Lane, LaneFailure, RefusedWrite, Skipped, Tally
-from halfway.service.journal import Journal
-from halfway.service.journal_records import HistoryEvent
+from halfway.service.activity.journal import Journal
+from halfway.service.records.journal_records import HistoryEvent
+from halfway.service.records.statistics_records import (
+    Endpoint,
+    FailingTopic,
+    Lane,
+    LaneFailure,
+    RefusedWrite,
+    Skipped,
+    Tally,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,10 +4,10 @@ import pytest
 
 from halfway.domain.transaction import Outcome
 from halfway.memory import ManualClock, RecordingObserver
-from halfway.service import activity, journal
-from halfway.service.activity import Activity
+from halfway.service.activity import activity, journal
+from halfway.service.activity.activity import Activity
+from halfway.service.activity.journal import Journal
 from halfway.service.check_ports import CheckAttempt, CheckReply
-from halfway.service.journal import Journal
 
 
 class Seconds:

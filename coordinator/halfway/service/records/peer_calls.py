@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from halfway.domain.transaction import State
-from halfway.service.figures import InstanceFigures
-from halfway.service.job_records import ItemResult, JobList, JobPage, JobSpec, JobView
-from halfway.service.journal_records import HistoryEvent
+from halfway.service.records.job_records import ItemResult, JobList, JobPage, JobSpec, JobView
+from halfway.service.records.journal_records import HistoryEvent
+from halfway.service.records.statistics_records import InstanceFigures
 from halfway.service.requests import End, EndResult, LeasedCheck, ListQuery, Prepare, Prepared, TransactionView
 
 VERSION: Final = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from halfway.service.job_records import Away
+from halfway.service.records.job_records import Away
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections import deque
 from sys import getsizeof, intern
 from typing import TYPE_CHECKING, Final
 
-from halfway.service.journal_records import HistoryEvent
+from halfway.service.records.journal_records import HistoryEvent
 
 if TYPE_CHECKING:
     from halfway.service.check_ports import CheckReply

@@ -1,0 +1,1 @@
+"""Records of statistics, histories and jobs, and the calls between instances. Imports only `requests`."""
