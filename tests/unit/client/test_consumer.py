@@ -1,17 +1,20 @@
 """The consumer's decisions without Kafka: ids of records, refused settings, and pauses."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as KafkaConsumer
 
 from halfway.client.barrier import NoTransactionError
 from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
 from halfway.client.consumer.retention import _compare
 from halfway.client.consumer.settings import connection_settings
+from tests.support.waiting import GENEROUS_S
 
 KAFKA = {"bootstrap.servers": "127.0.0.1:1"}
 DAY_MS = 86_400_000
@@ -154,6 +157,28 @@ def test_pauses_double_up_to_their_limit() -> None:
     assert retries.pause_s(10**6) <= 10
     with pytest.raises(ValueError, match="at least 1 attempt"):
         Retries(attempts=0)
+
+
+def test_the_lines_of_the_kafka_clients_go_to_a_logger(
+    inbox: Inbox, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not to standard error, between the lines of the service's own log."""
+    consumer = Consumer(
+        {"bootstrap.servers": "127.0.0.1:9"},
+        group="points",
+        topics=["orders"],
+        handle=lambda _record, _connection: None,
+        inbox=inbox,
+    )
+    client = KafkaConsumer(consumer._consumer_settings())
+    try:
+        until = time.monotonic() + GENEROUS_S
+        while not caplog.records and time.monotonic() < until:
+            client.poll(0.05)
+    finally:
+        client.close()
+    assert {line.name for line in caplog.records} == {"halfway.client.consumer.librdkafka"}
+    assert "rdkafka#" not in capfd.readouterr().err
 
 
 def test_what_only_consumers_know_is_not_given_to_producers() -> None:

@@ -29,6 +29,8 @@ from halfway.client.consumer.retries import RejectedMessageError, Retries
 from halfway.client.errors import HalfwayError
 
 log = logging.getLogger(__name__)
+librdkafka_log = logging.getLogger("halfway.client.consumer.librdkafka")
+"""Takes the log lines of the Kafka clients, which otherwise go to standard error."""
 
 Handler = Callable[[Record, Any], Callable[[], object] | None]
 """Processes a record on a connection whose transaction the consumer commits. If it returns a function, the consumer
@@ -115,10 +117,11 @@ class Consumer:
     ) -> None:
         """Take librdkafka's settings, such as `bootstrap.servers`, and the handler. Nothing is connected yet.
 
-        The default of `auto.offset.reset` is `earliest`. Raises InvalidSettingError.
+        The default of `auto.offset.reset` is `earliest`, that of `logger` is the logger
+        `halfway.client.consumer.librdkafka`. Raises InvalidSettingError.
         """
         _demand_usable(settings, group, topics, dead_letter_topic)
-        self._settings = dict(settings)
+        self._settings = {"logger": librdkafka_log, **settings}
         self._group = group
         self._topics = list(topics)
         self._handle = handle

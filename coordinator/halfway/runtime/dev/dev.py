@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from confluent_kafka import KafkaException
@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from halfway.checkback import LOOPBACK_NETWORKS
 from halfway.domain.errors import ConfigurationError
+from halfway.kafka.clients.librdkafka_log import LibrdkafkaLog
 from halfway.kafka.topics.admin_requests import admin_client
 from halfway.runtime.dev.check_echo import HOST, CheckEcho
 from halfway.runtime.serve.app import Ready, cannot_listen, run
@@ -123,7 +124,8 @@ def _stop_when_stdin_closes() -> None:
 
 
 def _create(bootstrap: str, topics: Mapping[str, int]) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    properties: dict[str, Any] = {"bootstrap.servers": bootstrap, "logger": LibrdkafkaLog()}
+    admin = AdminClient(properties)
     new_topics = [NewTopic(name, num_partitions=count, replication_factor=1) for name, count in topics.items()]
     if not new_topics:
         return

@@ -3,6 +3,7 @@
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,9 +13,20 @@ from click.testing import CliRunner, Result
 import halfway.embedded
 from halfway.embedded.ports import pick_port
 from halfway.runtime.cli.main import halfway as command_line
+from halfway.runtime.dev import dev as dev_module
 from halfway.runtime.dev.dev import DevOptions, _announce, logging_for
 from halfway.runtime.serve.app import Ready
 from halfway.runtime.settings import load
+
+
+def test_lines_of_the_kafka_client_go_to_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Not to standard error, where they would stand between the lines of the log."""
+    monkeypatch.setattr(dev_module, "_ADMIN_TIMEOUT_S", 0.5)
+    with suppress(TimeoutError):
+        dev_module._create("127.0.0.1:9", {"orders": 1})
+    assert "rdkafka#" not in capfd.readouterr().err
 
 
 @pytest.fixture(autouse=True)
