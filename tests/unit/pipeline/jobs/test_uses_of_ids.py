@@ -18,11 +18,14 @@ from tests.support.pipeline.logs import HORIZON, START, Log, LogSource
 DAY = 24 * 3_600_000
 
 
-def test_an_id_that_is_used_daily_keeps_the_numbers_of_its_uses(tmp_path: Path) -> None:
+def test_an_id_that_is_used_daily_keeps_the_numbers_of_its_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though the first uses are forgotten by then: each leak is reported, none twice, and all are counted."""
     log, folder = Log(), LocalFolder(str(tmp_path))
     writer = Writer(log)
-    days = 19
+    monkeypatch.setattr(incremental, "KEPT_MS", 3 * DAY)
+    days = 9
     for day in range(days):
         at = START + day * DAY
         writer.half("daily", MESSAGES, at)
@@ -35,7 +38,7 @@ def test_an_id_that_is_used_daily_keeps_the_numbers_of_its_uses(tmp_path: Path) 
         continued(log, at + 60_000, folder)
     wanted = {("daily", day): "leaked" if day % 3 == 1 else "committed_ok" for day in range(days)}
     assert last_in(tmp_path) == wanted
-    assert counts_in(tmp_path) == {"committed_ok": 13, "leaked": 6}
+    assert counts_in(tmp_path) == {"committed_ok": 6, "leaked": 3}
     told = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
     assert sorted((row["run"], row["life"]) for row in told) == [(day, day) for day in range(1, days, 3)]
 
@@ -65,15 +68,16 @@ def test_a_message_that_an_earlier_run_has_read_is_not_lost_when_that_run_is_for
     assert counts_in(tmp_path) == {"committed_ok": 4, "lost": 1}
 
 
-def test_an_id_that_is_open_keeps_the_numbers_of_its_uses(tmp_path: Path) -> None:
+def test_an_id_that_is_open_keeps_the_numbers_of_its_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is open is carried from run to run, after the first uses have been forgotten too."""
     log, folder = Log(), LocalFolder(str(tmp_path))
     writer = Writer(log)
-    days = [*range(0, 16, 5), 16, 17, 18]
+    monkeypatch.setattr(incremental, "KEPT_MS", 3 * DAY)
+    days = [0, 2, 4, 5, 6]
     for day in days:
         at = START + day * DAY
         writer.half("mine", MESSAGES, at)
-        if day == 17:
+        if day == 5:
             log.settle()
             continued(log, at + 60_000, folder)
         writer.commit("mine", MESSAGES, at + 120_000, at)
