@@ -35,7 +35,7 @@ from bench.pipeline.transactions import (
 )
 from halfway.domain.records import OpKind
 from halfway.kafka.records import codec
-from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 
 PLANTED: Final = 10
 """The number of transactions of each anomaly."""

@@ -14,15 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline import choice, connector
-from halfway.pipeline.engines import union
+from halfway.pipeline.commands import engine_choice
+from halfway.pipeline.commands.running import running, source_of
+from halfway.pipeline.engines import spark_connector
+from halfway.pipeline.engines.engine import union
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.pins import Pins
-from halfway.pipeline.running import running, source_of
+from halfway.pipeline.sources.pins import Pins
 
 if TYPE_CHECKING:
-    from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.sources.pinned import Source
 
 _NOTHING: Final = Pins(at=0, topics={})
 
@@ -88,28 +89,30 @@ class Growing:
 
 
 @contextmanager
-def _opened(engine: str, places: choice.Places, memory: str) -> Iterator[choice.Parts]:
+def _opened(engine: str, places: engine_choice.Places, memory: str) -> Iterator[engine_choice.Parts]:
     if engine == "duckdb":
-        with choice.quick(places, memory=memory or None) as parts:
+        with engine_choice.on_duckdb(places, memory=memory or None) as parts:
             yield parts
         return
-    version = connector.DEFAULT_VERSION
+    version = spark_connector.DEFAULT_VERSION
     with running(
         "audit", kafka=False, master=None, memory=memory, conf=(), connector_version=version, jars=""
     ) as spark:
-        from halfway.pipeline.engines import SparkEngine
-        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.engines.engine import SparkEngine
+        from halfway.pipeline.tables.folders import Folder
 
         made = SparkEngine(spark)
         source = source_of(spark, None, places.snapshot, None)
-        yield choice.Parts(engine=made, source=source, output=Folder(spark, places.output))
+        yield engine_choice.Parts(engine=made, source=source, output=Folder(spark, places.output))
         made.close()
 
 
 def main(engine: str, archive: str, pins: str, output: str, memory: str) -> None:
     """Print the verdicts of all runs over these offsets and those before, as `--json` does."""
     now = Pins.from_json(Path(archive, pins).read_text(encoding="utf-8"))
-    with _opened(engine, choice.Places(output=output, snapshot=archive, offsets=None, access=None), memory) as parts:
+    with _opened(
+        engine, engine_choice.Places(output=output, snapshot=archive, offsets=None, access=None), memory
+    ) as parts:
         source = Growing(parts.engine, parts.source, now)
         summary = incremental.run(parts.engine, source, parts.output, audit.AuditOptions())
     print(json.dumps({**summary.verdicts, "quarantined": summary.quarantined}))

@@ -152,11 +152,11 @@ def _ended(service: Service, rng: random.Random) -> tuple[int, Cause, int]:
 
 def main(folder: Path) -> None:
     """Write the results of `ledger`, `audit` and `report` below a folder."""
-    from halfway.pipeline.engines import SparkEngine
-    from halfway.pipeline.folders import Folder
+    from halfway.pipeline.engines.engine import SparkEngine
+    from halfway.pipeline.engines.spark_session import SparkOptions, prepared
     from halfway.pipeline.jobs import audit, ledger, report
-    from halfway.pipeline.session import SparkOptions, prepared
-    from halfway.pipeline.sources import SnapshotSource
+    from halfway.pipeline.sources.spark import SnapshotSource
+    from halfway.pipeline.tables.folders import Folder
 
     spark = prepared("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), kafka=False)()
     try:

@@ -25,8 +25,8 @@ from bench.pipeline.transactions import PREFIX, SHARDS
 from bench.system.processes import Watch
 from bench.system.rig import RigError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
-from halfway.pipeline import delta
 from halfway.pipeline.jobs import ledger
+from halfway.pipeline.tables import delta
 
 _LOOK_S: Final = 0.2
 _CATCH_UP_S: Final = 600.0

@@ -14,10 +14,10 @@ from checker.cases import CLOCKS_APART_MS, COMMITTED, ROLLED_BACK, Case
 from checker.history import wire_id
 from checker.rules import Finding
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.quick import DuckEngine
-from halfway.pipeline.quick_sources import QuickKafka
+from halfway.pipeline.sources.duckdb import QuickKafka
+from halfway.pipeline.tables.folders import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 
 Row = Mapping[str, Any]

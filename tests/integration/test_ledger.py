@@ -7,11 +7,11 @@ from msgspec import structs
 
 from halfway.domain.records import MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
-from halfway.pipeline import delta
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions, Progress
-from halfway.pipeline.records import LATEST_MS
+from halfway.pipeline.sources.headers import LATEST_MS
+from halfway.pipeline.tables import delta
+from halfway.pipeline.tables.folders import Folder
 from tests.support.pipeline.fixtures import Command
 from tests.support.pipeline.ledgers import CREATED, SHARDS, Topics, ended_ids, parked_ids, pending_ids, run, unreadable
 

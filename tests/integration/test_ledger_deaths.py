@@ -14,10 +14,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 
-from halfway.pipeline import delta
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
+from halfway.pipeline.tables import delta
+from halfway.pipeline.tables.folders import Folder
 from tests.support.pipeline import dying_ledger
 from tests.support.pipeline.dying_ledger import UNFINISHED, Moment, dying
 from tests.support.pipeline.fixtures import QUICK, as_options, without_spark

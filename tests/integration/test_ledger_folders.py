@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from halfway.pipeline import delta
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import export, ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
+from halfway.pipeline.tables import delta
+from halfway.pipeline.tables.folders import Folder
 from tests.support.pipeline.ledgers import Topics, ended_ids, pending_ids, run
 
 if TYPE_CHECKING:

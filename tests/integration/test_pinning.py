@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from halfway.pipeline import quick_sources
-from halfway.pipeline.brokers import Brokers
+from halfway.pipeline.sources import duckdb as duckdb_sources
+from halfway.pipeline.sources.brokers import Brokers
 from tests.support.pipeline.ledgers import Topics
 
 if TYPE_CHECKING:
@@ -21,6 +21,6 @@ def test_both_clients_tell_a_topic_by_the_same_id(spark: "SparkSession", topics:
         of_spark = {pin.topic: pin.made for pin in brokers.pin(names)}
     finally:
         brokers.close()
-    assert {pin.topic: pin.made for pin in quick_sources.pin(access, names)} == of_spark
+    assert {pin.topic: pin.made for pin in duckdb_sources.pin(access, names)} == of_spark
     assert of_spark.keys() == {*names[:2]}
     assert len({*of_spark.values()} - {None}) == 2

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.errors import AccessError
-from halfway.pipeline.sources import KafkaSource
+from halfway.pipeline.sources.spark import KafkaSource
 from tests.support.brokers.fixtures import Kafka
 
 if TYPE_CHECKING:

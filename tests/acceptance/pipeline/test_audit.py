@@ -18,11 +18,11 @@ from checker.judge import judge
 from checker.records import AnyRecord
 from halfway.domain.records import Message
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.engines import SparkEngine
-from halfway.pipeline.folders import Folder
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
-from halfway.pipeline.sources import KafkaSource
+from halfway.pipeline.sources.spark import KafkaSource
+from halfway.pipeline.tables.folders import Folder
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest

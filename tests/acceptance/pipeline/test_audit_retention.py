@@ -24,11 +24,11 @@ from halfway.domain.records import Barrier, Half, Message, MessageDigest, Op, Op
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess, load
-from halfway.pipeline.engines import SparkEngine
-from halfway.pipeline.folders import Folder
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
-from halfway.pipeline.sources import KafkaSource
+from halfway.pipeline.sources.spark import KafkaSource
+from halfway.pipeline.tables.folders import Folder
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.topics import Cluster, Record
 from tests.support.pipeline.archives import verdicts_in

@@ -14,8 +14,8 @@ from halfway.domain.records import Message, MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.jobs.audit import VERDICTS
-from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
-from halfway.pipeline.quick_sources import RECORD
+from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 
 PREFIX = "_halfway."
 AT = 1_700_000_000_000

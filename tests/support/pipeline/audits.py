@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow.dataset as ds
 
 from halfway.domain.records import Message
-from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import AuditOptions
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.tables.folders import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.log_writer import Writer

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 from py4j.java_gateway import java_import
 
-from halfway.pipeline import cli, running
-from halfway.pipeline.session import SparkOptions, prepared
+from halfway.pipeline import cli
+from halfway.pipeline.commands import running
+from halfway.pipeline.engines.spark_session import SparkOptions, prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,9 +12,9 @@ from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Par
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
+from halfway.pipeline.tables.folders import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

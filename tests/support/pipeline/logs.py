@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from halfway.pipeline.engines import SparkEngine
-from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
-from halfway.pipeline.quick import DuckEngine
-from halfway.pipeline.quick_sources import RECORD
-from halfway.pipeline.sources import nothing
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.sources.spark import nothing
 
 PREFIX = "_halfway."
 START = 1_700_000_000_000

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from halfway.pipeline.engines import Engine
+from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 from halfway.pipeline.transforms.verdict import verdicts
 

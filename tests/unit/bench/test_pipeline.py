@@ -11,10 +11,10 @@ from bench.pipeline.scale import Cost, growth
 from bench.pipeline.stream import Batch, by_minute
 from halfway.domain.records import OpKind
 from halfway.kafka.records import codec
-from halfway.pipeline.folders import LocalFolder
+from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.quick import DuckEngine
-from halfway.pipeline.quick_sources import QuickArchive
+from halfway.pipeline.sources.duckdb import QuickArchive
+from halfway.pipeline.tables.folders import LocalFolder
 
 HALVES = 500
 

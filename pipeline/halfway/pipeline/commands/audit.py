@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from halfway.pipeline import access, alerts, choice
-from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
-from halfway.pipeline.parameters import (
+from halfway.pipeline import access
+from halfway.pipeline.commands import alerts, engine_choice
+from halfway.pipeline.commands.parameters import (
     BETWEEN,
     CONFIG,
     HORIZON,
@@ -27,8 +27,9 @@ from halfway.pipeline.parameters import (
     require_order,
     several,
 )
-from halfway.pipeline.printing import print_table
-from halfway.pipeline.running import PARTS, kafka_access, reporting_failures, running, source_of
+from halfway.pipeline.commands.printing import print_table
+from halfway.pipeline.commands.running import PARTS, kafka_access, reporting_failures, running, source_of
+from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
 
 
 @click.command()
@@ -83,7 +84,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     topics: tuple[str, ...],
     grace_s: float,
     clock_skew_s: float,
-    engine: choice.Name,
+    engine: engine_choice.Name,
     against: str | None,
     fail_on: tuple[str, ...],
     metrics: str | None,
@@ -116,7 +117,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             alerts.require_webhook(webhook)
         kafka = kafka_access(config, spark_options) if snapshot is None else None
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
-        places = choice.Places(
+        places = engine_choice.Places(
             output=output,
             snapshot=snapshot,
             offsets=offsets,
@@ -126,7 +127,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             continued=on,
         )
         spark_asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
-        chosen = choice.chosen(engine, places, spark_asked=spark_asked, memory=spark_options["memory"])
+        chosen = engine_choice.chosen(engine, places, spark_asked=spark_asked, memory=spark_options["memory"])
         if engine == "auto" and not spark_asked and chosen.engine == "spark":
             click.echo(f"halfway-pipeline audit: runs on Spark: {chosen.because}", err=True)
     options = AuditOptions(
@@ -184,21 +185,25 @@ def say(summary: Summary, output: str) -> None:
 
 
 @contextmanager
-def _quick(places: choice.Places, memory: str | None) -> Iterator[choice.Parts]:
-    with reporting_failures("audit"), choice.quick(places, memory=memory) as parts:
+def _quick(places: engine_choice.Places, memory: str | None) -> Iterator[engine_choice.Parts]:
+    with reporting_failures("audit"), engine_choice.on_duckdb(places, memory=memory) as parts:
         yield parts
 
 
 @contextmanager
-def _on_spark(places: choice.Places, *, config: Path | None, **spark_options: Any) -> Iterator[choice.Parts]:
+def _on_spark(
+    places: engine_choice.Places, *, config: Path | None, **spark_options: Any
+) -> Iterator[engine_choice.Parts]:
     with running("audit", kafka=places.access is not None, config=config, **spark_options) as spark:
-        from halfway.pipeline.engines import SparkEngine
-        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.engines.engine import SparkEngine
+        from halfway.pipeline.tables.folders import Folder
 
         engine = SparkEngine(spark)
         source = source_of(spark, places.access, places.snapshot, places.offsets)
         try:
             against = None if places.against is None else Folder(spark, places.against)
-            yield choice.Parts(engine=engine, source=source, output=Folder(spark, places.output), against=against)
+            yield engine_choice.Parts(
+                engine=engine, source=source, output=Folder(spark, places.output), against=against
+            )
         finally:
             engine.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.parameters import (
+from halfway.pipeline.commands.parameters import (
     CONFIG,
     HORIZON,
     KAFKA,
@@ -19,10 +19,10 @@ from halfway.pipeline.parameters import (
     SPARK,
     several,
 )
-from halfway.pipeline.running import kafka_access, reporting_failures, running
+from halfway.pipeline.commands.running import kafka_access, reporting_failures, running
 
 if TYPE_CHECKING:
-    from halfway.pipeline.folders import Folder, LocalFolder
+    from halfway.pipeline.tables.folders import Folder, LocalFolder
 
 
 @click.command()
@@ -45,8 +45,8 @@ def ledger(
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
     with running("ledger", kafka=True, config=config, **spark_options) as spark:
-        from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import ledger as job
+        from halfway.pipeline.tables.folders import Folder
 
         horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
         options = job.LedgerOptions(
@@ -110,13 +110,13 @@ def export(
     from halfway.pipeline.jobs import export as job
 
     if output is not None:
-        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.tables.folders import Folder
 
         with running("export", kafka=False, **spark_options) as spark:
             job.to_parquet(spark, Folder(spark, ledger_folder), Folder(spark, output))
         return
     with _opened(ledger_folder, **spark_options) as source:
-        from halfway.pipeline.iceberg import Tables
+        from halfway.pipeline.tables.iceberg import Tables
 
         written = job.to_iceberg(source, Tables(catalog or "default", namespace or "halfway"))
     click.echo(f"batch {written.batch}: {written.appended:,} rows into ended, {written.pending:,} in pending")
@@ -125,7 +125,7 @@ def export(
 @contextmanager
 def _opened(folder: str, **spark_options: Any) -> Iterator[Folder | LocalFolder]:
     """Open the folder of a ledger, without Spark if it is on this machine."""
-    from halfway.pipeline.folders import Folder, LocalFolder, is_local
+    from halfway.pipeline.tables.folders import Folder, LocalFolder, is_local
 
     if is_local(folder):
         with reporting_failures("export"):

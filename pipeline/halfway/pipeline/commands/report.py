@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.parameters import (
+from halfway.pipeline.commands.parameters import (
     BETWEEN,
     CONFIG,
     OBJECTIVE,
@@ -18,7 +18,7 @@ from halfway.pipeline.parameters import (
     require_order,
     several,
 )
-from halfway.pipeline.running import running, source_of
+from halfway.pipeline.commands.running import running, source_of
 
 
 @click.command()
@@ -59,8 +59,8 @@ def report(  # noqa: PLR0913 - one for each option
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
     require_order(since, until)
     with running("report", kafka=trail and snapshot is None, config=config, **spark_options) as spark:
-        from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import report as job
+        from halfway.pipeline.tables.folders import Folder
 
         kafka = access.load(file=config) if trail and snapshot is None else None
         sources = job.Sources(

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.parameters import (
+from halfway.pipeline.commands.parameters import (
     CONFIG,
     HORIZON,
     KAFKA,
@@ -20,8 +20,8 @@ from halfway.pipeline.parameters import (
     require_fitting,
     several,
 )
-from halfway.pipeline.printing import print_table
-from halfway.pipeline.running import kafka_access, running, source_of
+from halfway.pipeline.commands.printing import print_table
+from halfway.pipeline.commands.running import kafka_access, running, source_of
 
 
 @click.command()
@@ -47,8 +47,8 @@ def sweep(
     """Count pending and due transactions, by group and age, without decoding payloads."""
     require_fitting(archive=snapshot is not None, again=offsets is not None)
     with running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
-        from halfway.pipeline.folders import Folder
         from halfway.pipeline.jobs import sweep as job
+        from halfway.pipeline.tables.folders import Folder
 
         times = access.times(file=config)
         options = job.SweepOptions(
@@ -76,9 +76,9 @@ def sweep(
 def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
     with running("archive", kafka=True, config=config, **spark_options) as spark:
-        from halfway.pipeline.engines import SparkEngine
-        from halfway.pipeline.folders import Folder
+        from halfway.pipeline.engines.engine import SparkEngine
         from halfway.pipeline.jobs import archive as job
+        from halfway.pipeline.tables.folders import Folder
 
         pins = job.run(
             SparkEngine(spark),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.pipeline import records, sources
 from halfway.pipeline.jobs import reading
+from halfway.pipeline.sources import headers, spark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from halfway.pipeline.engines import Engine
-    from halfway.pipeline.folders import Folder
-    from halfway.pipeline.pinned import Source
-    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.engines.engine import Engine
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.sources.pins import Pins
+    from halfway.pipeline.tables.folders import Folder
 
 
 def run(engine: Engine, source: Source, output: Folder, topics: Sequence[str]) -> Pins:
@@ -25,9 +25,9 @@ def run(engine: Engine, source: Source, output: Folder, topics: Sequence[str]) -
     source.pin([op])
     reading.require(source, ["op"])
     source.pin(others)
-    outcomes = reading.decoded_outcomes(engine, records.internal(engine, source.committed([op]), "'op'"))
+    outcomes = reading.decoded_outcomes(engine, headers.internal(engine, source.committed([op]), "'op'"))
     real = reading.real_topics(engine, outcomes, reading.groups(engine, source), source.prefix, topics)
     source.pin(real)
     reading.require_given(source, topics)
     source.extend_unsettled(op)
-    return sources.archive(source, [op, *others, *real], output)
+    return spark.archive(source, [op, *others, *real], output)

@@ -7,20 +7,20 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from halfway.pipeline import records
-from halfway.pipeline.engines import union
+from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
+from halfway.pipeline.sources import headers
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.folders import Files
-    from halfway.pipeline.pinned import Source
-    from halfway.pipeline.pins import Pins, TopicPin
+    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.sources.pins import Pins, TopicPin
+    from halfway.pipeline.tables.folders import Files
 
 VERDICTS: Final = "verdicts"
 ANOMALIES: Final = "anomalies"
@@ -143,11 +143,11 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     )
     source.pin([op_topic])
     reading.require(source, ["op"])
-    final = ", ".join(f"'{state}'" for state in records.FINAL)
+    final = ", ".join(f"'{state}'" for state in headers.FINAL)
     op = engine.keep(
         engine.query(
             f"select * from $read where fault is not null or state in ({final})",  # noqa: S608
-            read=records.internal(engine, source.committed([op_topic]), "'op'"),
+            read=headers.internal(engine, source.committed([op_topic]), "'op'"),
         )
     )
     outcomes = engine.keep(reading.decoded_outcomes(engine, op))
@@ -156,10 +156,10 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     half = engine.keep(
         engine.query(
             f'select id, "group", "at", prepared_at, alive, fault, {_PLACE} from $read',  # noqa: S608
-            read=records.internal(engine, source.committed([half_topic]), "'half'"),
+            read=headers.internal(engine, source.committed([half_topic]), "'half'"),
         )
     )
-    of_parked = engine.keep(records.internal(engine, source.committed([parked_topic]), "'parked'"))
+    of_parked = engine.keep(headers.internal(engine, source.committed([parked_topic]), "'parked'"))
     parked = engine.keep(
         reading.decoded_parked(engine, engine.query("select * from $read where fault is null", read=of_parked))
     )
@@ -170,7 +170,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     source.pin(names)
     reading.require_given(source, options.topics)
     source.extend_unsettled(op_topic)
-    real_records = engine.keep(records.messages(engine, source.committed(names), source.prefix))
+    real_records = engine.keep(headers.messages(engine, source.committed(names), source.prefix))
     messages = engine.query("select * from $read where fault is null", read=real_records)
     unsettled = engine.keep(_unsettled(engine, source, names))
     # This count reads everything. Records that Kafka has removed by then may have been removed before they were read.
@@ -264,10 +264,10 @@ def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
     A Kafka transaction that ends or resumes a transaction becomes visible in one topic after the other: half can still
     lack what parked or op already has.
     """
-    kinds = {kind: records.internal(engine, source.unsettled([source.prefix + kind]), f"'{kind}'") for kind in _KINDS}
-    frames = [records.outcomes(engine, kinds["op"])]
+    kinds = {kind: headers.internal(engine, source.unsettled([source.prefix + kind]), f"'{kind}'") for kind in _KINDS}
+    frames = [headers.outcomes(engine, kinds["op"])]
     frames += [engine.query("select * from $read where fault is null", read=kinds[kind]) for kind in ("half", "parked")]
-    frames.append(records.messages(engine, source.unsettled(names), source.prefix))
+    frames.append(headers.messages(engine, source.unsettled(names), source.prefix))
     known = 'select id, "at" from $frame where id is not null'
     return union(engine, [engine.query(known, frame=frame) for frame in frames])
 
@@ -277,7 +277,7 @@ _KINDS: Final = ("op", "half", "parked")
 
 def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
     """Return what was written to op since then: compaction may have removed the earlier outcome of such an id."""
-    written = records.internal(engine, source.later([op_topic], now), "'op'")
+    written = headers.internal(engine, source.later([op_topic], now), "'op'")
     return engine.query('select id, "at" from $written where fault is null', written=written)
 
 
@@ -370,7 +370,7 @@ def _is_read(read: TopicPin | None, now: TopicPin | None) -> bool:
 
 def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame | None:
     compacted = [name for name in names if name in now.pins.topics and now.pins.topics[name].compacted]
-    return records.latest_of_keys(engine, now.committed(compacted)) if compacted else None
+    return headers.latest_of_keys(engine, now.committed(compacted)) if compacted else None
 
 
 def _limits(source: Source, op: TopicPin | None, options: AuditOptions, created_at: int) -> Limits:

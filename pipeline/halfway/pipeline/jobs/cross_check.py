@@ -6,19 +6,19 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline import records
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.incremental import State
+from halfway.pipeline.sources import headers
 from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.folders import Files
-    from halfway.pipeline.pinned import Source
-    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.sources.pins import Pins
+    from halfway.pipeline.tables.folders import Files
 
 _STALE_MS: Final = 3_600_000
 """The greatest age of the last run: Kafka compacts further, and the whole audit must see what the runs saw."""
@@ -108,7 +108,7 @@ def _differences(
         when uses <> other_uses or continued is null then false
         when whole = 'lost' and messages = 0 and continued in ('pending', 'parked') then false
         when whole in ('pending', 'parked') and continued in ('committed_ok', 'rolled_back_ok')
-            and not {records.server_made(d)} then false
+            and not {headers.server_made(d)} then false
         when whole = continued then whole in ({names}) and not reported and prepared_at >= {since}
         when whole in ({names}) and continued not in ({names}) then true
         when continued = 'contradicted' then false

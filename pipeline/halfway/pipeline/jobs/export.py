@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline import delta, iceberg
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import ledger
+from halfway.pipeline.tables import delta, iceberg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
-    from halfway.pipeline.folders import Folder, LocalFolder
+    from halfway.pipeline.tables.folders import Folder, LocalFolder
 
 _AT_ONCE: Final = 500_000
 """The number of rows of `ended` that are in memory at a time."""

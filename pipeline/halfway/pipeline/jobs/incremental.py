@@ -16,19 +16,19 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from halfway.pipeline import records
-from halfway.pipeline.engines import union
+from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, uses
-from halfway.pipeline.pins import Pins
+from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.pins import Pins
 from halfway.pipeline.transforms import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.folders import Files
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.tables.folders import Files
 
 EVENTS: Final = "events"
 OPEN: Final = "open"
@@ -309,7 +309,7 @@ def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
     found = engine.rows(
         engine.query(
             "select min(made_at) as oldest, count(*) - count(made_at) as brought from "  # noqa: S608
-            f"(select {records.made_at(engine.dialect)} as made_at from $ids) times",
+            f"(select {headers.made_at(engine.dialect)} as made_at from $ids) times",
             ids=ids,
         )
     )[0]
@@ -336,7 +336,7 @@ def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
 
 
 def _latest(engine: Engine, seen: Frame) -> int:
-    sql = f"select coalesce(max({records.made_at(engine.dialect)}), -1) as latest from $seen"  # noqa: S608
+    sql = f"select coalesce(max({headers.made_at(engine.dialect)}), -1) as latest from $seen"  # noqa: S608
     return int(engine.rows(engine.query(sql, seen=seen))[0]["latest"])
 
 

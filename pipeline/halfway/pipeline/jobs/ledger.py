@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline import decoding, delta, records
-from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.engines import decoding
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
-from halfway.pipeline.sources import COLUMNS, KafkaSource, kafka_options
+from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.spark import COLUMNS, KafkaSource, kafka_options
+from halfway.pipeline.tables import delta
 from halfway.pipeline.transforms import ledger as transform
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.folders import Folder, LocalFolder
-    from halfway.pipeline.pins import TopicPin
+    from halfway.pipeline.sources.pins import TopicPin
+    from halfway.pipeline.tables.folders import Folder, LocalFolder
 
 ENDED: Final = "ended"
 PENDING: Final = "pending"
@@ -149,7 +151,7 @@ class Tables:
             outcomes, has_errors = reading.noting(reading.decoded_outcomes(engine, op.records), "error")
             ended = self._add(transform.ledger(outcomes), ENDED, number)
             pending = self._change_pending(
-                others.records, records.outcomes(engine, op.records).select("id", "at"), number
+                others.records, headers.outcomes(engine, op.records).select("id", "at"), number
             )
             undecoded = decoding.quarantined(outcomes) if has_errors() else None
             wrong = reading.all_of([op.faulty(), others.faulty(), undecoded])

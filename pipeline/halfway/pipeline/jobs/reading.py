@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline import decoding, records
+from halfway.pipeline.engines import decoding
 from halfway.pipeline.errors import SourceError
+from halfway.pipeline.sources import headers
 from halfway.schemas import LAYOUT_KEY
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from halfway.pipeline.engines import Engine, Frame
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.sources.pinned import Source
 
 _PLACE: Final = 'topic, "partition", "offset"'
 _LARGEST: Final = 1 << 40
@@ -41,7 +42,7 @@ class InternalRecords:
 
     def __init__(self, engine: Engine, read: DataFrame, kind: str) -> None:
         """Take records of a topic whose kind is SQL. Nothing is read yet."""
-        self._all: DataFrame = records.internal(engine, read, kind)
+        self._all: DataFrame = headers.internal(engine, read, kind)
         noted, self._has_faults = noting(self._all, "fault")
         self.records = noted.where("fault is null")
         """The records that can be used."""
@@ -74,16 +75,16 @@ def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
     """
     ended = engine.query(
         f'select id as "key", "at" as written_at, "value", {_PLACE} from $ops',  # noqa: S608
-        ops=records.outcomes(engine, ops),
+        ops=headers.outcomes(engine, ops),
     )
-    final = ", ".join(f"'{state}'" for state in records.FINAL)
+    final = ", ".join(f"'{state}'" for state in headers.FINAL)
     sql = f"""
     select "key", written_at, {_PLACE}, kind, id, "group", half_offset, cause, prepared_at, "at", checks,
         commit_verdict, remark, messages, case
             when error is not null then error
             when id <> "key" then 'the value has another id than the key'
             when lower(kind) not in ({final}) then concat('the header has an outcome, the value is ', kind)
-            when prepared_at not between 0 and {records.LATEST_MS} or "at" not between 0 and {records.LATEST_MS}
+            when prepared_at not between 0 and {headers.LATEST_MS} or "at" not between 0 and {headers.LATEST_MS}
                 then 'an impossible time'
             when {engine.dialect.any("messages", f"one.size not between 0 and {_LARGEST}")} then 'an impossible size'
             end as error
@@ -100,7 +101,7 @@ def decoded_parked(engine: Engine, parked: Frame) -> Frame:
     )
     sql = f"""
     select parked_id as id, "at", parked_group as "group", true as alive, {_PLACE},
-        case when half.prepared_at between 0 and {records.LATEST_MS} then half.prepared_at end as prepared_at, reason,
+        case when half.prepared_at between 0 and {headers.LATEST_MS} then half.prepared_at end as prepared_at, reason,
         error
     from $decoded
     union all
@@ -130,7 +131,7 @@ def created_at(engine: Engine, source: Source) -> int:
     )
     found = engine.rows(engine.decode(layouts, "layout", decoding.LAYOUT))
     times = [row["created_at"] for row in found if row["error"] is None]
-    return min((time for time in times if 0 <= time <= records.LATEST_MS), default=0)
+    return min((time for time in times if 0 <= time <= headers.LATEST_MS), default=0)
 
 
 def audit_trail(records: DataFrame) -> DataFrame:

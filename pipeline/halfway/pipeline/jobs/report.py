@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline import plots
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, ledger, reading
-from halfway.pipeline.records import LATEST_MS
+from halfway.pipeline.report import plots
+from halfway.pipeline.sources.headers import LATEST_MS
 from halfway.pipeline.transforms.rollup import CAUSES, OBJECTIVE_SHARE, OUTCOMES, rollup, within
 from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, VERDICTS
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from halfway.pipeline.folders import Folder
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.tables.folders import Folder
 
 PAGE: Final = "report.html"
 _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}
@@ -326,7 +326,7 @@ def _first(all_of_them: list[str], parts: int | None) -> list[str]:
 def _page(facts: Mapping[str, Any], figures: Mapping[str, str], tables: Mapping[str, Table]) -> str:
     import jinja2
 
-    source = (files("halfway.pipeline") / "report.html").read_text(encoding="utf-8")
+    source = (files("halfway.pipeline.report") / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"number": _number, "duration": plots.duration, "share": "{:.1%}".format}
     return environment.from_string(source).render(facts=facts, figures=figures, tables=tables, anomalies=ANOMALIES)

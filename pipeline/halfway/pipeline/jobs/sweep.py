@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline import decoding, records
 from halfway.pipeline.access import LONGEST_S
-from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.engines import decoding
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import reading
+from halfway.pipeline.sources import headers
 from halfway.pipeline.transforms import sweep as transform
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from halfway.pipeline.folders import Folder
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.tables.folders import Folder
 
 UNRESOLVED: Final = "unresolved"
 SWEEP: Final = "sweep"
@@ -44,7 +45,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
         for kind in ("op", "half")
     )
     registered = engine.keep(reading.groups(engine, source))
-    open_still = transform.unresolved(half.records, records.outcomes(engine, op.records), horizon_ms=options.horizon_ms)
+    open_still = transform.unresolved(half.records, headers.outcomes(engine, op.records), horizon_ms=options.horizon_ms)
     open_still.write.mode("overwrite").parquet(output.path(UNRESOLVED))
     first = F.col("policy.first_check_after_s")
     due_after = registered.where(F.col("error").isNull()).select(

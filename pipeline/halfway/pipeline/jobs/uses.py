@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline import records
+from halfway.pipeline.sources import headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from halfway.pipeline.engines import Engine, Frame
+    from halfway.pipeline.engines.engine import Engine, Frame
 
 _PREPARED_AT: Final = {
     **dict.fromkeys(("ops", "messages"), "prepared_at"),
@@ -31,7 +31,7 @@ def forgotten(engine: Engine, verdicts: Frame, events: Mapping[str, Frame], *, b
     sql = f"""
     select earlier.* from $verdicts earlier join (
         select id, min(prepared_at) as first_at from ({times}) times
-        where not {records.server_made(engine.dialect)} group by id
+        where not {headers.server_made(engine.dialect)} group by id
     ) known on known.id = earlier.id
     where earlier.prepared_at < least(known.first_at, {before})
     """  # noqa: S608

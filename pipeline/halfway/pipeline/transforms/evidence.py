@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline.engines import union
-from halfway.pipeline.records import COMMITTED, content, server_made
+from halfway.pipeline.engines.engine import union
+from halfway.pipeline.sources.headers import COMMITTED, content, server_made
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from halfway.pipeline.engines import Dialect, Engine, Frame
+    from halfway.pipeline.engines.engine import Dialect, Engine, Frame
 
 _CONTENT: Final = ("wanted", "wanted_headers", "wanted_key", "lowest", "highest", "lowest_headers", "highest_headers")
 """Hashes, as numbers: as texts, those of millions of messages would need most of the memory."""

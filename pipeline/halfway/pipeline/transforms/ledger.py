@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline.delta import Merge
+from halfway.pipeline.tables.delta import Merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

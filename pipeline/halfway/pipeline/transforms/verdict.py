@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline.records import COMMITTED, ROLLED_BACK, server_made
+from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK, server_made
 from halfway.pipeline.transforms.evidence import events, place
 
 if TYPE_CHECKING:
-    from halfway.pipeline.engines import Dialect, Engine, Frame
+    from halfway.pipeline.engines.engine import Dialect, Engine, Frame
     from halfway.pipeline.transforms.evidence import Evidence, Limits
 
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.engines.duckdb import DuckEngine
 
 
 @pytest.fixture

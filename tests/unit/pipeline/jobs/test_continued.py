@@ -9,10 +9,10 @@ import pyarrow.dataset as ds
 import pytest
 
 from halfway.domain.records import Message, OpKind
+from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import LocalFolder
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.tables.folders import LocalFolder
 from tests.support.pipeline.audits import (
     MESSAGES,
     OPTIONS,

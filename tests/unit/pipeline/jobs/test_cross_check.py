@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from halfway.domain.records import Message
 from halfway.pipeline import cli
-from halfway.pipeline.alerts import FailOn
+from halfway.pipeline.commands.alerts import FailOn
 from halfway.pipeline.commands.audit import say
-from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import Folder, LocalFolder
 from halfway.pipeline.jobs import audit, cross_check, incremental
 from halfway.pipeline.jobs.audit import Summary
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.tables.folders import Folder, LocalFolder
 from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource

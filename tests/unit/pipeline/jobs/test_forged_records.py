@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from halfway.domain.records import MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
-from halfway.pipeline.engines import SparkEngine
-from halfway.pipeline.folders import Folder, LocalFolder
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.quick import DuckEngine
-from halfway.pipeline.records import UNREADABLE
+from halfway.pipeline.sources.headers import UNREADABLE
+from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, committed, found_in

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from halfway.pipeline.engines import SparkEngine
-from halfway.pipeline.folders import Folder, LocalFolder
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.pipeline.audits import (
     OPTIONS,

@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql.functions import lit
 
 from halfway.kafka.records import codec
-from halfway.pipeline import delta
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import Folder
 from halfway.pipeline.jobs import audit, ledger, report
-from halfway.pipeline.sources import SnapshotSource
+from halfway.pipeline.sources.spark import SnapshotSource
+from halfway.pipeline.tables import delta
+from halfway.pipeline.tables.folders import Folder
 from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import PREFIX, write_records
 from tests.support.records.samples import AUDIT_EVENT

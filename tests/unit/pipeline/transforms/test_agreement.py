@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from checker.judge import judge
 from checker.records import AnyRecord, Half, Op, Parked, Real
 from checker.rules import RULES, Finding
-from halfway.pipeline.engines import Engine, SparkEngine
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 from halfway.pipeline.transforms.verdict import ANOMALIES, verdicts
 from tests.support.checker.forgeries import FORGERIES, good

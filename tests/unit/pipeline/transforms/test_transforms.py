@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 from pyspark.testing import assertDataFrameEqual
 
-from halfway.pipeline import delta
+from halfway.pipeline.tables import delta
 from halfway.pipeline.transforms import ledger, rollup, sweep
 
 if TYPE_CHECKING:

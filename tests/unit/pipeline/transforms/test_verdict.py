@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from halfway.pipeline.engines import Engine, SparkEngine
-from halfway.pipeline.quick import DuckEngine
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from tests.support.pipeline import scenarios
 from tests.support.pipeline.scenarios import (
     EVERYTHING_STANDS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.errors import AccessError, ConnectorError
-from halfway.pipeline.pins import PartitionPin, TopicPin
+from halfway.pipeline.sources.pins import PartitionPin, TopicPin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from halfway.pipeline.brokers import Brokers
 from halfway.pipeline.errors import AccessError, SourceError
-from halfway.pipeline.pinned import ABOUT, COMMITTED, LATER, PINS, UNSETTLED, PinnedArchive, PinnedKafka, Ranges
-from halfway.pipeline.pins import Pins, TopicPin
-from halfway.pipeline.quick_sources import LATEST_MS, client_settings, read_part
+from halfway.pipeline.sources.brokers import Brokers
+from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
+from halfway.pipeline.sources.pinned import ABOUT, COMMITTED, LATER, PINS, UNSETTLED, PinnedArchive, PinnedKafka, Ranges
+from halfway.pipeline.sources.pins import Pins, TopicPin
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.folders import Folder
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.tables.folders import Folder
 
 RECORD: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from halfway.pipeline import delta
+from halfway.pipeline.tables import delta
 from halfway.pipeline.transforms.ledger import MERGE, PENDING_COLUMNS
 
 SCHEMA = pa.schema(

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from halfway.pipeline.brokers import Bounds, Cleanup, Offsets
 from halfway.pipeline.errors import AccessError
-from halfway.pipeline.pinned import COMMITTED, LATER, PinnedArchive, PinnedKafka, Ranges
-from halfway.pipeline.records import UNREADABLE
+from halfway.pipeline.sources.brokers import Bounds, Cleanup, Offsets
+from halfway.pipeline.sources.headers import UNREADABLE
+from halfway.pipeline.sources.pinned import COMMITTED, LATER, PinnedArchive, PinnedKafka, Ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines import Frame
-    from halfway.pipeline.folders import LocalFolder
-    from halfway.pipeline.pins import Pins, TopicPin
-    from halfway.pipeline.quick import DuckEngine
+    from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.engines.engine import Frame
+    from halfway.pipeline.sources.pins import Pins, TopicPin
+    from halfway.pipeline.tables.folders import LocalFolder
 
 RECORD: Final = pa.schema(
     [

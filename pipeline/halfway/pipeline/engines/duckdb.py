@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halfway import schemas
-from halfway.pipeline import decoding
-from halfway.pipeline.engines import INPUT, Dialect, DuckDialect, Frame
-from halfway.pipeline.machine import free_memory
+from halfway.pipeline.engines import decoding
+from halfway.pipeline.engines.engine import INPUT, Dialect, DuckDialect, Frame
+from halfway.pipeline.engines.free_memory import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

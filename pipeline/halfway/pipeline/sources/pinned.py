@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.pins import Pins, TopicPin
+from halfway.pipeline.sources.pins import Pins, TopicPin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines import Frame
-    from halfway.pipeline.folders import Files
+    from halfway.pipeline.engines.engine import Frame
+    from halfway.pipeline.tables.folders import Files
 
 Ranges = dict[str, dict[int, tuple[int, int]]]
 """By topic and partition: the first offset to read, and the one after the last."""

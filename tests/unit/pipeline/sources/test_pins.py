@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.pipeline.pins import PartitionPin, TopicPin
+from halfway.pipeline.sources.pins import PartitionPin, TopicPin
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

@@ -13,7 +13,7 @@ from halfway.domain.records import MessageDigest, Op, OpKind
 from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.kafka.records.avro import Registry
-from halfway.pipeline import decoding
+from halfway.pipeline.engines import decoding
 from halfway.pipeline.jobs import reading
 from tests.support.records.samples import AUDIT_EVENT
 

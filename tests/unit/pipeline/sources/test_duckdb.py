@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka import admin as kafka
 
-from halfway.pipeline import quick_sources
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.errors import AccessError
-from halfway.pipeline.quick_sources import copy, pin
-from halfway.pipeline.records import UNREADABLE
+from halfway.pipeline.sources import duckdb as duckdb_sources
+from halfway.pipeline.sources.duckdb import copy, pin
+from halfway.pipeline.sources.headers import UNREADABLE
 from tests.support.waiting import GENEROUS_S
 
 TOPIC = "orders"
@@ -121,7 +121,7 @@ def test_errors_that_come_again_and_again_are_no_answer(
     monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
 ) -> None:
     """A broker that gives nothing else gives nothing."""
-    monkeypatch.setattr(quick_sources, "_SILENT_S", -1)
+    monkeypatch.setattr(duckdb_sources, "_SILENT_S", -1)
 
     class Refused(Told):
         def error(self) -> KafkaError:
@@ -159,7 +159,7 @@ def test_what_others_write_keeps_nobody_waiting_for_a_silent_partition(
     monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
 ) -> None:
     """A partition without a leader says nothing, while records come of one that has been read."""
-    monkeypatch.setattr(quick_sources, "_SILENT_S", -1)
+    monkeypatch.setattr(duckdb_sources, "_SILENT_S", -1)
     told += [Told(0), Told(1)]
     with pytest.raises(AccessError, match="Kafka gave no record of orders"):
         copy({}, [(TOPIC, 0, 0, 1), (TOPIC, 1, 0, 1)], str(tmp_path))
@@ -169,7 +169,7 @@ def test_large_records_are_written_before_there_are_many(
     monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
 ) -> None:
     """However few fill the memory."""
-    monkeypatch.setattr(quick_sources, "_HELD", 2 * len(b"keyvalue"))
+    monkeypatch.setattr(duckdb_sources, "_HELD", 2 * len(b"keyvalue"))
     told += [Told(number) for number in range(5)]
     assert read(tmp_path, 0, 5) == list(range(5))
     assert pq.ParquetFile(tmp_path / TOPIC / "0.parquet").num_row_groups == 3

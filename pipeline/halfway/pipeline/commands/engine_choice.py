@@ -10,19 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from halfway.pipeline.engines.free_memory import free_memory
+from halfway.pipeline.engines.spark_session import GATEWAY
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import is_local
-from halfway.pipeline.machine import free_memory
-from halfway.pipeline.session import GATEWAY
+from halfway.pipeline.tables.folders import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines import Engine
-    from halfway.pipeline.folders import Files
-    from halfway.pipeline.pinned import Source
-    from halfway.pipeline.pins import TopicPin
+    from halfway.pipeline.engines.engine import Engine
+    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.sources.pins import TopicPin
+    from halfway.pipeline.tables.folders import Files
 
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000
@@ -123,10 +123,10 @@ def _hindrance(places: Places) -> str | None:
 
 def _records(places: Places) -> tuple[int, int]:
     """Return how many records half and op have to be read, and how many the real topics that are known by name."""
-    from halfway.pipeline.folders import LocalFolder
     from halfway.pipeline.jobs.audit import STATE
     from halfway.pipeline.jobs.incremental import State
-    from halfway.pipeline.pins import Pins
+    from halfway.pipeline.sources.pins import Pins
+    from halfway.pipeline.tables.folders import LocalFolder
 
     kinds = ("half", "op")
     if places.access is None:
@@ -145,9 +145,9 @@ def _records(places: Places) -> tuple[int, int]:
 
 def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) -> tuple[list[TopicPin], list[TopicPin]]:
     """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
+    from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.jobs import reading
-    from halfway.pipeline.quick import DuckEngine
-    from halfway.pipeline.quick_sources import QuickKafka, pin
+    from halfway.pipeline.sources.duckdb import QuickKafka, pin
 
     engine = DuckEngine()
     try:
@@ -166,14 +166,14 @@ def _count(pins: Iterable[TopicPin]) -> int:
 
 
 @contextmanager
-def quick(places: Places, *, memory: str | None) -> Iterator[Parts]:
+def on_duckdb(places: Places, *, memory: str | None) -> Iterator[Parts]:
     """Open DuckDB, and close it with its temporary files at the end; SourceError if its memory is not enough."""
     import duckdb
 
-    from halfway.pipeline.folders import LocalFolder
-    from halfway.pipeline.pins import Pins
-    from halfway.pipeline.quick import DuckEngine
-    from halfway.pipeline.quick_sources import QuickArchive, QuickKafka
+    from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.sources.duckdb import QuickArchive, QuickKafka
+    from halfway.pipeline.sources.pins import Pins
+    from halfway.pipeline.tables.folders import LocalFolder
 
     engine = DuckEngine(memory=memory)
     try:

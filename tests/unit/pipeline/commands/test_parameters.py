@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from halfway.pipeline import cli
-from halfway.pipeline.parameters import MOMENT, OBJECTIVE
+from halfway.pipeline.commands.parameters import MOMENT, OBJECTIVE
 
 
 @pytest.mark.parametrize(

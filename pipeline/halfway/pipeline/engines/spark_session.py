@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline import connector, java
+from halfway.pipeline.engines import java, spark_connector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ class SparkOptions:
 
     master: str | None = None
     memory: str | None = None
-    connector_version: str = connector.DEFAULT_VERSION
+    connector_version: str = spark_connector.DEFAULT_VERSION
     jars: Sequence[str] = ()
     """The jars of the connector. Without any they are resolved by name."""
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -103,5 +103,5 @@ def _settings(options: SparkOptions, *, submitted: bool, kafka: bool) -> dict[st
             ):
                 del settings[key]
         if kafka:
-            settings["spark.jars"] = ",".join(options.jars or map(str, connector.jars(options.connector_version)))
+            settings["spark.jars"] = ",".join(options.jars or map(str, spark_connector.jars(options.connector_version)))
     return settings | dict(options.conf)

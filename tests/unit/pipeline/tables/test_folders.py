@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import Folder
+from halfway.pipeline.tables.folders import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

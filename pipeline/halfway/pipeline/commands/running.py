@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from halfway.pipeline import access
+from halfway.pipeline.engines.spark_session import SparkOptions, prepared
 from halfway.pipeline.errors import PipelineError
-from halfway.pipeline.session import SparkOptions, prepared
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.pinned import Source
+    from halfway.pipeline.sources.pinned import Source
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
@@ -130,9 +130,9 @@ def source_of(
         AccessError: neither is given.
 
     """
-    from halfway.pipeline.folders import Folder
-    from halfway.pipeline.pins import Pins
-    from halfway.pipeline.sources import KafkaSource, SnapshotSource
+    from halfway.pipeline.sources.pins import Pins
+    from halfway.pipeline.sources.spark import KafkaSource, SnapshotSource
+    from halfway.pipeline.tables.folders import Folder
 
     if snapshot is not None:
         return SnapshotSource(spark, Folder(spark, snapshot))

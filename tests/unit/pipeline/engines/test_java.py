@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from halfway.pipeline.engines.java import require
 from halfway.pipeline.errors import JavaError
-from halfway.pipeline.java import require
 
 
 def fake_java(folder: Path, version: str, *, modules: bool = True) -> Path:

@@ -9,16 +9,17 @@ import duckdb
 import pytest
 from click.testing import CliRunner
 
-from halfway.pipeline import choice, cli
+from halfway.pipeline import cli
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.choice import Places, chosen
+from halfway.pipeline.commands import engine_choice
+from halfway.pipeline.commands.engine_choice import Places, chosen
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.free_memory import free_memory
+from halfway.pipeline.engines.spark_session import GATEWAY
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import LocalFolder
 from halfway.pipeline.jobs import incremental
-from halfway.pipeline.machine import free_memory
-from halfway.pipeline.pins import PartitionPin, Pins, TopicPin
-from halfway.pipeline.quick import DuckEngine
-from halfway.pipeline.session import GATEWAY
+from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.tables.folders import LocalFolder
 from tests.support.pipeline.audits import committed, continued
 from tests.support.pipeline.logs import PREFIX, START
 
@@ -48,11 +49,11 @@ def archive(folder: Path, records: int) -> Places:
         # A million transactions, which take 3.5 GiB (docs/pipeline.md).
         (2_900_000, 5 * GIB, None, "duckdb", "half and op have 2,900,000 records"),
         (2_900_000, 7 * GIB // 2, None, "spark", "DuckDB takes about 4.3 GiB of memory, and 3.5 GiB are free"),
-        (choice.MOST, 16 * GIB, None, "duckdb", "half and op have 10,000,000 records"),
+        (engine_choice.MOST, 16 * GIB, None, "duckdb", "half and op have 10,000,000 records"),
         (3_000_000, 2 * GIB, None, "spark", "2.0 GiB are free: with --engine duckdb --memory it goes to disk"),
         (3_000_000, 2 * GIB, "1g", "duckdb", "half and op have 3,000,000 records"),
         (3_000_000, None, None, "duckdb", "half and op have 3,000,000 records"),
-        (choice.MOST + 2, 1_000 * GIB, None, "spark", "more than 10,000,000"),
+        (engine_choice.MOST + 2, 1_000 * GIB, None, "spark", "more than 10,000,000"),
     ],
 )
 def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
@@ -65,7 +66,7 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
     because: str,
 ) -> None:
     """With a limit DuckDB uses the disk. If the free memory is unknown, the size decides."""
-    monkeypatch.setattr(choice, "free_memory", lambda: free)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda: free)
     found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
     assert found.engine == engine
     assert because in found.because
@@ -73,7 +74,7 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
 
 def test_real_topics_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few transactions can be among many records of others, which DuckDB would copy."""
-    monkeypatch.setattr(choice, "MOST_REAL", 1_000)
+    monkeypatch.setattr(engine_choice, "MOST_REAL", 1_000)
     assert chosen("auto", archive(tmp_path, 2_000), spark_asked=False).engine == "duckdb"
     found = chosen("auto", archive(tmp_path, 2_002), spark_asked=False)
     assert (found.engine, found.because) == ("spark", "the real topics have 1,001 records, more than 1,000")
@@ -89,8 +90,8 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
     now = {name: replace(pin, partitions=tuple(replace(each, end=10_000_000) for each in pin.partitions))
            for name, pin in read.pins.topics.items()}  # fmt: skip
     own, real = [now[PREFIX + "op"]], [now["orders"]]
-    monkeypatch.setattr(choice, "_pinned", lambda *_: (own, real))
-    monkeypatch.setattr(choice, "free_memory", lambda: None)
+    monkeypatch.setattr(engine_choice, "_pinned", lambda *_: (own, real))
+    monkeypatch.setattr(engine_choice, "free_memory", lambda: None)
     access = KafkaAccess(java={}, librdkafka={"bootstrap.servers": "127.0.0.1:1"})
     places = Places(output=str(tmp_path), snapshot=None, offsets=None, access=access)
     whole = chosen("auto", places, spark_asked=False)
@@ -102,8 +103,8 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
 
 def test_an_engine_that_is_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However much there is to read."""
-    monkeypatch.setattr(choice, "free_memory", lambda: 0)
-    places = archive(tmp_path, 2 * choice.MOST)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda: 0)
+    places = archive(tmp_path, 2 * engine_choice.MOST)
     for name in ("duckdb", "spark"):
         assert chosen(name, places, spark_asked=False).engine == name
     assert chosen("auto", archive(tmp_path, 2), spark_asked=True).engine == "spark"
@@ -137,7 +138,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     taken.touch()
     with (
         pytest.raises(SourceError, match=f"'{taken}/verdicts' cannot be used: Not a directory"),
-        choice.quick(
+        engine_choice.on_duckdb(
             Places(output=str(taken), snapshot=str(tmp_path), offsets=None, access=None), memory=None
         ) as parts,
     ):

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from halfway.pipeline import access, connector
+from halfway.pipeline import access
+from halfway.pipeline.engines import spark_connector
 
 _SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
 _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
@@ -117,7 +118,7 @@ SPARK: Final = several(
     click.option(
         "--connector-version",
         envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
-        default=connector.DEFAULT_VERSION,
+        default=spark_connector.DEFAULT_VERSION,
         show_default=True,
         help="Version of Spark's Kafka connector.",
     ),

@@ -15,11 +15,12 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.utils.config import Config
 
-from halfway.pipeline import cli, delta
+from halfway.pipeline import cli
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.folders import LocalFolder
-from halfway.pipeline.iceberg import Tables
 from halfway.pipeline.jobs import export, ledger
+from halfway.pipeline.tables import delta
+from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables.iceberg import Tables
 
 BEGIN = datetime(2026, 1, 30, 22, tzinfo=UTC)
 MOMENT = pa.timestamp("us", "UTC")

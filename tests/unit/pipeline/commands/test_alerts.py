@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.alerts import FailOn, call_webhook, require_webhook, write_metrics
+from halfway.pipeline.commands.alerts import FailOn, call_webhook, require_webhook, write_metrics
 from halfway.pipeline.errors import AlertError
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.transforms.verdict import VERDICTS

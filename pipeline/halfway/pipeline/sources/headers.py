@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from halfway.pipeline.engines import Dialect, Engine, Frame
+    from halfway.pipeline.engines.engine import Dialect, Engine, Frame
 
 COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled_back"

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from halfway.pipeline import running
+from halfway.pipeline.commands import running
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before Spark's own handler", "after it"])

@@ -10,7 +10,7 @@ import re
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from halfway.pipeline.decoding import decode
+from halfway.pipeline.engines.decoding import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

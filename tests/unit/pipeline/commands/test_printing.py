@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.pipeline.printing import print_table
+from halfway.pipeline.commands.printing import print_table
 
 
 def test_a_name_that_others_wrote_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:

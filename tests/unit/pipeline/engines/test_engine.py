@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from halfway.pipeline.engines import SparkEngine
+from halfway.pipeline.engines.engine import SparkEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

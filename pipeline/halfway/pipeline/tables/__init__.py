@@ -1,0 +1,1 @@
+"""Where results are kept: folders, Delta tables, an Iceberg catalog."""
