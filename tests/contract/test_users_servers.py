@@ -63,7 +63,7 @@ def endpoint() -> Iterator[str]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as served:
-        thread = threading.Thread(target=served.serve_forever)
+        thread = threading.Thread(target=served.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{served.server_port}/check"
         served.shutdown()

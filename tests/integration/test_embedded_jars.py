@@ -91,7 +91,7 @@ def repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Repo
     """Return a repository that fills empty caches; the environment of subprocesses points to it too."""
     jars = resolve_jars()  # so that the local repository contains them
     with Repository(GlobalSettings.load().repo_cache, names(jars)) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         settings = tmp_path / "jgo.conf"
         settings.write_text(f"[repositories]\ncentral = {server.url}\n", encoding="utf-8")

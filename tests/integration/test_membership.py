@@ -235,7 +235,7 @@ async def test_a_lane_that_was_closed_by_a_failure_hands_its_waiting_ends_back(c
         incarnation = instance.cluster.membership._incarnation
         assert incarnation is not None
         futures = [submitted(instance.cluster.lane, commit_of(0, half(f"w-{number}"), 0)) for number in range(500)]
-        incarnation.fail(ProducerFailedError("test", "made up"))
+        incarnation.fail(ProducerFailedError("lane", "made up"))
         async with asyncio.timeout(PATIENCE_S):
             results = await asyncio.gather(*futures, return_exceptions=True)
         for result in results:

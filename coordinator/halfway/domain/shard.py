@@ -263,7 +263,8 @@ class ShardState:
     def _end(self, op: Op) -> None:
         tombstone = self._tombstones.pop(op.id, None)
         self._notes.pop(op.id, None)
-        self._drop_parked(op.id)
+        if self._parked:
+            self._drop_parked(op.id)
         held = self._halves.get(op.id)
         if held is not None:
             self._drop_half(op.id)

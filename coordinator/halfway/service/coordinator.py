@@ -114,13 +114,13 @@ class Coordinator:
         self._shards = ShardTable(limits, clock)
         self.authority = authority
         self.now_ms = clock.now_ms
-        self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance)
-        """Records manual actions, and actions on groups and keys."""
         self._check_secrets = check_secrets or CheckSecrets()
         self.keys = keys
         """None if there is no master secret to make keys with."""
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
         self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
+        self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance, self._lookup.group_here)
+        """Records manual actions, and actions on groups and keys."""
         activity = Activity.around(observer, clock)
         self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
         self._preparer = Preparer(limits, authority, self._shards, half_log, self._groups, topics, clock, activity)

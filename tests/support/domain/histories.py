@@ -50,6 +50,8 @@ IDS = ("a", "b", "c")
 CONTENTS = "AB"
 GAPS = 2
 PARTITIONS = ("half", "op", "parked")
+STEP_BYTES = 2
+"""More than 100 times as many values as there are steps, so that each step is about equally likely."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,10 @@ def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare",
     actions = draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True))
     ids = IDS[: draw(st.integers(1, 3))]
     kinds = (*actions, *always)
-    # One draw for each step, because drawing takes most of the time.
-    step = st.integers(0, len(kinds) * len(ids) * len(CONTENTS) * GAPS * len(ORDERS) - 1)
-    return [
-        _step(drawn, kinds, ids)
-        for drawn in draw(st.lists(step, min_size=draw(st.sampled_from([0, 6, 15])), max_size=30))
-    ]
+    # One draw for all steps, because drawing takes most of the time.
+    drawn = draw(st.binary(min_size=STEP_BYTES * draw(st.sampled_from([0, 4, 8, 15, 15])), max_size=STEP_BYTES * 30))
+    numbers = (int.from_bytes(drawn[at : at + STEP_BYTES]) for at in range(0, len(drawn) - 1, STEP_BYTES))
+    return [_step(number, kinds, ids) for number in numbers]
 
 
 def _step(number: int, kinds: Sequence[Action], ids: Sequence[str]) -> Step:
@@ -84,8 +84,8 @@ def _step(number: int, kinds: Sequence[Action], ids: Sequence[str]) -> Step:
     number, order = divmod(number, len(ORDERS))
     number, gap = divmod(number, GAPS)
     number, content = divmod(number, len(CONTENTS))
-    kind, name = divmod(number, len(ids))
-    return Step(action=kinds[kind], id=ids[name], content=CONTENTS[content], gap=gap, order=order)
+    number, name = divmod(number, len(ids))
+    return Step(action=kinds[number % len(kinds)], id=ids[name], content=CONTENTS[content], gap=gap, order=order)
 
 
 steps = _histories()

@@ -1,6 +1,7 @@
 """The check endpoint of `halfway dev --check-echo`, called by the coordinator and by wrong requests."""
 
 import socket
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
@@ -8,6 +9,13 @@ import pytest
 from halfway.domain.transaction import Outcome
 from halfway.runtime.dev.check_echo import CheckEcho
 from tests.unit.checkback.conftest import Ask
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[CheckEcho]:
+    """Return an endpoint that answers `commit`; to close it takes half a second."""
+    with CheckEcho("commit", 0) as echo:
+        yield echo
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -18,25 +26,23 @@ async def test_every_check_gets_the_outcome(ask: Ask, outcome: Outcome) -> None:
             assert (await ask(echo.url)).outcome == outcome
 
 
-async def test_the_nonce_of_a_question_is_given_back() -> None:
+async def test_the_nonce_of_a_question_is_given_back(echo: CheckEcho) -> None:
     """It binds the answer to its check."""
-    with CheckEcho("commit", 0) as echo:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(echo.url, json={"id": "t", "nonce": "n-1"}) as answer,
-        ):
-            assert await answer.json() == {"outcome": "commit", "nonce": "n-1"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(echo.url, json={"id": "t", "nonce": "n-1"}) as answer,
+    ):
+        assert await answer.json() == {"outcome": "commit", "nonce": "n-1"}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b"nothing"])
-async def test_what_is_no_question_is_refused(body: bytes) -> None:
+async def test_what_is_no_question_is_refused(echo: CheckEcho, body: bytes) -> None:
     """And the next check is answered."""
-    with CheckEcho("commit", 0) as echo:
-        async with aiohttp.ClientSession() as session:
-            async with session.post(echo.url, data=body) as answer:
-                assert answer.status == 400
-            async with session.post(echo.url, json={"id": "t"}) as answer:
-                assert await answer.json() == {"outcome": "commit"}
+    async with aiohttp.ClientSession() as session:
+        async with session.post(echo.url, data=body) as answer:
+            assert answer.status == 400
+        async with session.post(echo.url, json={"id": "t"}) as answer:
+            assert await answer.json() == {"outcome": "commit"}
 
 
 def test_its_port_is_free_again_afterwards() -> None:

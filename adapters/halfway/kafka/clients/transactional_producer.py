@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -44,10 +44,31 @@ FENCED: Final = frozenset(
 )
 
 
+Step = Literal[
+    "abort_transaction",
+    "begin_transaction",
+    "claiming",
+    "commit_transaction",
+    "flush",
+    "group",
+    "idle",
+    "init_transactions",
+    "lane",
+    "metadata",
+    "offsets",
+    "produce",
+    "release",
+    "suspects",
+    "tail",
+    "use",
+]
+"""The steps at which a producer, or the incarnation that it belongs to, can fail."""
+
+
 class ProducerFailedError(Exception):
     """A transactional producer failed: it must not be used again. `code` is a Kafka error code, if there is one."""
 
-    def __init__(self, step: str, detail: str, code: int | None = None, *, stalled: bool = False) -> None:
+    def __init__(self, step: Step, detail: str, code: int | None = None, *, stalled: bool = False) -> None:
         """Name the step and Kafka's error; `stalled` if nothing moved any more."""
         super().__init__(f"{step}: {detail}")
         self.step = step
@@ -55,7 +76,7 @@ class ProducerFailedError(Exception):
         self.stalled = stalled
 
     @classmethod
-    def of(cls, step: str, error: Exception) -> ProducerFailedError:
+    def of(cls, step: Step, error: Exception) -> ProducerFailedError:
         """Take over what confluent-kafka raised."""
         cause = kafka_error(error)
         if cause is None:
@@ -261,7 +282,7 @@ class TransactionalProducer:
             self._serve("idle", self._producer)
 
     @staticmethod
-    def _serve(step: str, producer: Producer) -> None:
+    def _serve(step: Step, producer: Producer) -> None:
         """Run the client's callbacks; a fatal error, such as that it was fenced, may be raised here before any call."""
         try:
             producer.poll(0)

@@ -62,6 +62,10 @@ class ForeignTombstoneError(UndecodableError):
     reason: ClassVar[str] = "foreign_tombstone"
 
 
+SKIP_REASONS: Final = (UndecodableError.reason, WrongKeyError.reason, ForeignTombstoneError.reason)
+"""The reasons by which skipped records are counted."""
+
+
 class NewerReleaseError(Exception):
     """A newer release wrote a record: this release cannot answer calls about its shard without reading it."""
 

@@ -22,7 +22,7 @@ def prepared(answer: Prepared) -> models.PreparedResponse:
         state=answer.state,
         group=answer.group,
         prepared_at=rfc3339(answer.prepared_at),
-        next_check_at=rfc3339_or_none(answer.next_check_at),
+        next_check_at=None if answer.next_check_at is None else rfc3339(answer.next_check_at),
     )
 
 

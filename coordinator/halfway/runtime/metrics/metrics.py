@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -23,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from halfway.runtime.metrics.instruments import Distribution, Tally
+from halfway.service.access.access import Refusal
 
 if TYPE_CHECKING:
     from halfway.rest.responses.unsent import Unsent
@@ -113,12 +114,16 @@ class Metrics:
         self._refused = Counter(
             "halfway_refused_callers", "Calls refused for lack of permission, by reason", ["reason"], registry=registry
         )
+        for reason in get_args(Refusal):
+            self._refused.labels(reason)
         self._audited = Counter(
             "halfway_audit_events",
             "Events of the audit trail, written to its topic or lost",
             ["result"],
             registry=registry,
         )
+        for result in ("written", "lost"):
+            self._audited.labels(result)
         self._forwarded = Counter(
             "halfway_forwarded", "Calls to other instances by result", ["call", "result"], registry=registry
         )
@@ -213,8 +218,25 @@ class Metrics:
     # --- rendering
 
     def show(self, shards: ShardTable, api: Api) -> None:
-        """Register the gauges of a coordinator."""
+        """Register the gauges of a coordinator, and export 0 for each of its shards that has shortened no horizon."""
+        for shard in range(shards.count):
+            self._shortened.labels(str(shard))
         self.registry.register(_Gauges(shards, api, self._groups))
+
+    def export_zeros(
+        self,
+        *,
+        lane_failures: Iterable[str],
+        skipped: Iterable[tuple[str, str]],
+        forwarded: Iterable[tuple[str, str]],
+    ) -> None:
+        """Export 0 for lane failures by reason, skipped records by topic and reason, and calls by kind and result."""
+        for reason in lane_failures:
+            self._lane_failures.labels(reason)
+        for topic, reason in skipped:
+            self._skipped.labels(topic, reason)
+        for call, result in forwarded:
+            self._forwarded.labels(call, result)
 
     def show_unsent(self, unsent: Unsent) -> None:
         """Register the gauge of answers that clients have not read."""

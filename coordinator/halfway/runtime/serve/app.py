@@ -33,6 +33,7 @@ from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
 from halfway.runtime.metrics.event_loop_lag import LoopPauses
 from halfway.runtime.metrics.metrics import Metrics
+from halfway.runtime.metrics.zeros import export_zeros
 from halfway.runtime.serve.backend import Backend, running_backend
 from halfway.runtime.serve.file_descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
 from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
@@ -212,7 +213,9 @@ async def _run_backend(
     loop = asyncio.get_running_loop()
     scheme = "http" if settings.tls_certificate_file is None else "https"
     instance_url = settings.instance_url or f"{scheme}://{socket.gethostname()}:{server.port}"
-    async with running_backend(settings, settings.kafka_config(instance_url), metrics) as backend:
+    config = settings.kafka_config(instance_url)
+    export_zeros(metrics, config, has_peers=bool(settings.peer_credentials))
+    async with running_backend(settings, config, metrics) as backend:
         api = Api(
             backend.coordinator,
             internal_prefix=settings.kafka_prefix,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from halfway.domain.errors import ForbiddenError, UnauthenticatedError
 from halfway.domain.keys import LONGEST, Key, KeyTable, kind_in, public_id
@@ -27,6 +27,12 @@ FIRST_OPERATOR = "first"
 
 ALWAYS_KEYED: Final = frozenset({Permission.MANAGE_KEYS, Permission.READ_CHECK_SECRETS})
 """Permissions that need a key under open access too: a caller would keep the secrets when access is closed."""
+
+
+Refusal = Literal[
+    "expired", "forged", "group", "kind", "mistyped", "no_key", "revoked", "unknown_certificate", "unknown_key"
+]
+"""The reasons by which refused calls are counted."""
 
 
 class OpenAccess:
@@ -179,7 +185,7 @@ class KeyedAccess:
             self._sealed = dict(self._fixed)
         self._sealed[key.id] = key
 
-    def _unauthenticated(self, reason: str, detail: str) -> UnauthenticatedError:
+    def _unauthenticated(self, reason: Refusal, detail: str) -> UnauthenticatedError:
         self._count_refusal(reason)
         return UnauthenticatedError(detail)
 
@@ -216,7 +222,7 @@ class KeyedAccess:
         """Return whether a caller of this kind may do this to this group; its key is assumed to be valid still."""
         return principal.kind in self._rules[permission] and (group is None or principal.group in (None, group))
 
-    def _forbidden(self, reason: str, detail: str) -> ForbiddenError:
+    def _forbidden(self, reason: Refusal, detail: str) -> ForbiddenError:
         self._count_refusal(reason)
         return ForbiddenError(detail)
 

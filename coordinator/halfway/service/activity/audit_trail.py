@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 DONE: Final = "done"
+_OF_TRANSACTIONS: Final = frozenset({Audited.END_BY_HAND, Audited.CHECK_NOW, Audited.RESUME})
 _ID_BYTES: Final = 16
 T = TypeVar("T")
 
@@ -40,11 +41,21 @@ class LogOnlyAuditTrail:
 class Auditor:
     """Records the actions of this instance's callers. The instance that forwards a call records it, not the owner."""
 
-    def __init__(self, trail: AuditTrail, clock: Clock, instance: str) -> None:
-        """Store the parts. `instance` is the name of this instance in events."""
+    def __init__(
+        self,
+        trail: AuditTrail,
+        clock: Clock,
+        instance: str,
+        find_group: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        """Store the parts. `instance` is the name of this instance in events.
+
+        `find_group` returns the group of a transaction, None if it is not known here.
+        """
         self._trail = trail
         self._clock = clock
         self._instance = instance
+        self._find_group = find_group
 
     async def audit(
         self,
@@ -101,6 +112,10 @@ class Auditor:
         answers.on_each_answer(answered)
 
     def _record(self, principal: Principal, fields: dict[str, str | None], result: str) -> None:
+        if fields["group"] is None and fields["action"] in _OF_TRANSACTIONS:
+            group = self._find_group(fields["subject"] or "")
+            if principal.group in (None, group):  # else a group's key could write into another group's events
+                fields = fields | {"group": group}
         event = AuditEvent(
             id=token_hex(_ID_BYTES),
             at=self._clock.now_ms(),

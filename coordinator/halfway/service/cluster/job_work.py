@@ -90,8 +90,16 @@ class JobWork:
 
         """
         work = self._act(spec, item, principal, deadline)
-        detail = f"{spec.action.value} by job {spec.id}"
-        return await self._auditor.audit(work, by, _AUDITED[spec.action], item.id, remark=spec.reason, detail=detail)
+        return await self._auditor.audit(
+            work,
+            by,
+            _AUDITED[spec.action],
+            item.id,
+            group=None if spec.filter is None else spec.filter.group,
+            remark=spec.reason,
+            detail=f"{spec.action.value} by job {spec.id}",
+            describe=_group_of,
+        )
 
     async def _act(self, spec: JobSpec, item: JobItem, principal: Principal, deadline: float) -> ActResult:
         transaction_id, prepared_at = item.id, item.prepared_at
@@ -101,14 +109,14 @@ class JobWork:
                 transaction_id, prepared_at=prepared_at, deadline=deadline, principal=principal
             )
             view = await self._forwarder.run_or_forward(here, lambda: check, deadline, principal)
-            return ActResult(view.state, changed=True)
+            return ActResult(view.state, changed=True, group=view.group)
         if spec.action is JobAction.RESUME:
             here = self._caller_requests.resume(
                 transaction_id, remark=spec.reason, prepared_at=prepared_at, deadline=deadline, principal=principal
             )
             resume = ResumeCall(id=transaction_id, remark=spec.reason, prepared_at=prepared_at)
             view = await self._forwarder.run_or_forward(here, lambda: resume, deadline, principal)
-            return ActResult(view.state, view.changed)
+            return ActResult(view.state, view.changed, view.group)
         end = End(
             id=transaction_id,
             outcome=Outcome(spec.action.value),
@@ -122,3 +130,7 @@ class JobWork:
         self._caller_requests.begin([end], answers, deadline=deadline, principal=principal)
         ended = await answers.only()
         return ActResult(ended.state, ended.changed)
+
+
+def _group_of(result: ActResult) -> dict[str, str]:
+    return {} if result.group is None else {"group": result.group}

@@ -40,10 +40,11 @@ _NOT_RETRIED: Final = (TopicUnavailableError, NotAuthorisedError)
 
 
 class ActResult(NamedTuple):
-    """The result of an action: the current state, and whether this action changed it."""
+    """The result of an action: the current state, whether this action changed it, and the group if it is known."""
 
     state: State | None
     changed: bool
+    group: str | None = None
 
 
 FindItems = Callable[[JobSpec, "Principal", float], Awaitable["FindResult"]]

@@ -51,12 +51,13 @@ class GroupLimits:
         self._in_flight: Counter[str] = Counter()
 
     def admission(self, answers: Answers[Prepared], *, forwarded: bool) -> Callable[[int, Prepare], None] | None:
-        """Return a function that admits a prepare of a list by its index; None if groups have no limits.
+        """Return a function that admits a prepare of a list by its index; None if groups have no such limit.
 
-        The function raises GroupLimitedError if the group has reached a limit. The bytes of a prepare are released with
-        its answer. A forwarded prepare takes no token: it has taken one at the instance that forwards it.
+        The function raises GroupLimitedError if the group has reached its limit on rate or bytes. The bytes of a
+        prepare are released with its answer. A forwarded prepare takes no token: it has taken one at the instance that
+        forwards it.
         """
-        if self._pending is None and self._bytes is None and self._rate is None:
+        if self._bytes is None and self._rate is None:
             return None
         reserved: dict[int, tuple[str, int]] = {}
 
@@ -76,8 +77,6 @@ class GroupLimits:
     def _admit(self, request: Prepare, *, forwarded: bool) -> int:
         """Admit a prepare, and return the bytes to release later."""
         group = request.group
-        if self._pending is not None:
-            self._require_room(group, self._pending)
         size = 0
         if self._bytes is not None:
             size = size_of(request.messages)
@@ -96,7 +95,14 @@ class GroupLimits:
         if self._in_flight[group] <= 0:
             del self._in_flight[group]
 
-    def _require_room(self, group: str, limit: int) -> None:
+    def require_room(self, group: str) -> None:
+        """Raise GroupLimitedError if a group has as many pending and parked transactions as it may have.
+
+        Call it directly before a prepare is stored: from then on the prepare counts.
+        """
+        limit = self._pending
+        if limit is None:
+            return
         served = [number for number in self._shards.served if self._shards.serves(number)]
         if not served:
             return  # another instance stores and counts it

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import structlog
 from uuid_utils import uuid7
 
 from halfway.domain.errors import HalfwayError, IdReusedError, NotServedError, OutcomeUnknownError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import Shard, ShardTable
+
+log = structlog.get_logger(__name__)
 
 _AMBIGUOUS_KEPT: Final = 100_000
 
@@ -161,9 +164,10 @@ class Preparer:
             return self._refresh(one)  # another instance may have just written what the group lacks here
         rules.require_prepares_enabled(self._limits)
         group = self._groups.taking_prepares(request.group)
-        rules.require_legal_id(transaction_id)
-        if transaction_id is not None and (other := self._reserved.get(transaction_id)) is not None:
-            return _released(other, deadline=one.deadline)
+        if transaction_id is not None:
+            rules.require_legal_id(transaction_id)
+            if (other := self._reserved.get(transaction_id)) is not None:
+                return _released(other, deadline=one.deadline)
         one.fingerprint = one.fingerprint or fingerprint(request.group, messages, request.check_after_ms)
         if transaction_id is None:
             shard = self._shards.choose()
@@ -185,6 +189,7 @@ class Preparer:
         rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
             return self._folded_to_end(transaction_id, one.deadline)
+        self._group_limits.require_room(group.name)
         self._store(shard, one)
         return None
 
@@ -262,7 +267,10 @@ class Preparer:
                 result = error
             if one.request.id is not None and (reserved := self._reserved.pop(one.request.id, None)) is not None:
                 reserved.set_result(None)
-            self._answer(one, result)
+            try:
+                self._answer(one, result)
+            except Exception:
+                log.exception("reply_failed")  # it must not cost the others their answers
 
     def _applied(self, number: int, half: Half, offset: int, now: int) -> Prepared:
         """Apply a half that was stored, if its shard is still served here, and return the answer."""
@@ -289,13 +297,12 @@ class Preparer:
 
     def _answer(self, one: _Preparation, result: Prepared | Exception) -> None:
         """Count a prepare, and answer it."""
+        group = one.request.group
         if isinstance(result, Prepared):
-            label = "prepared" if result.created else "repeated"
-        else:
+            self._activity.note_prepare(group, "prepared" if result.created else "repeated", one.began)
+        elif not isinstance(result, NotServedError):  # else the owner of the shard counts it
             label = result.code if isinstance(result, HalfwayError) else "internal"
-        if not isinstance(result, NotServedError):  # else the owner of the shard counts it
-            name = one.request.group
-            self._activity.note_prepare("" if self._groups.find(name) is None else name, label, one.began)
+            self._activity.note_prepare("" if self._groups.find(group) is None else group, label, one.began)
         one.answers.answer(one.index, result)
 
     def _note_ambiguous(self, transaction_id: str) -> None:

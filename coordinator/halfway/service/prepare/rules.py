@@ -39,10 +39,8 @@ def require_prepares_enabled(limits: ServiceLimits) -> None:
         raise PreparesRejectedError
 
 
-def require_legal_id(transaction_id: str | None) -> None:
+def require_legal_id(transaction_id: str) -> None:
     """Raise InvalidRequestError if an id that the caller chose has a wrong form."""
-    if transaction_id is None:
-        return
     if CLIENT_ID.match(transaction_id) is None:
         raise InvalidRequestError(
             f"id {transaction_id[:140]!r} is not valid: use 1 to 128 of letters, digits, and . _ ~ -", field="id"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.errors import OutcomeExpiredError, UnknownTransactionError
+from halfway.domain.errors import NotServedError, OutcomeExpiredError, UnknownTransactionError
 from halfway.domain.ids import parse_server_id
 from halfway.domain.shard import ParkedEntry
 
@@ -29,6 +29,14 @@ class Lookup:
         self._shards = shards
         self._half_log = half_log
         self._clock = clock
+
+    def group_here(self, transaction_id: str) -> str | None:
+        """Return the group of a transaction, None if this instance does not serve or does not know it."""
+        try:
+            entry = self._shards.of(transaction_id).state.find(transaction_id)
+        except (NotServedError, UnknownTransactionError):
+            return None
+        return None if entry is None else entry.group
 
     async def locate(
         self, transaction_id: str, permission: Permission, *, principal: Principal, deadline: float

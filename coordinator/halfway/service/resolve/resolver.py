@@ -211,7 +211,10 @@ class Resolver:
                 continue  # a lane that hung may answer late, when the change has been written again
             resolution.write = None
             if not isinstance(result, Written):
-                self._take_failure(resolution, result)
+                try:
+                    self._take_failure(resolution, result)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+                    self._finish(resolution, error)
                 continue
             answer: EndResult | Exception = EndResult(id=write.id, state=write.state, changed=True)
             try:

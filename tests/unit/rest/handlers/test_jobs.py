@@ -113,6 +113,25 @@ async def test_parked_transactions_are_found_previewed_resumed_and_committed(
         events = [event for event in audited if event.action == action]
         assert len(events) == count
         assert all(event.remark in {"mended", HOSTILE} and event.result == "done" for event in events)
+    assert {(event.action, event.group) for event in audited if event.action in {"resume", "end_by_hand"}} == {
+        ("resume", "shop"),
+        ("end_by_hand", "shop"),
+    }
+
+
+async def test_a_job_on_ids_is_audited_with_the_group_of_each_transaction(
+    instances: tuple[RestWorld, RestWorld],
+) -> None:
+    """The request names no group. An instance records an end with the group if it serves the transaction."""
+    here, there = instances
+    ids = await park(6, here, there)
+    for action in ("resume", "check"):
+        started = await here.call("POST", "/v1/jobs", {"action": action, "ids": ids, "id": action, "reason": "mended"})
+        assert started.status == 202, started
+        assert (await until_ended(here, action))["finished"] == 6
+    audited = [event for world in instances for event in world.memory.audit_trail.events]
+    events = [event for event in audited if event.action in {"resume", "check_now"}]
+    assert (len(events), {event.group for event in events}) == (12, {"shop"})
 
 
 async def test_the_same_request_again_does_nothing_twice(instances: tuple[RestWorld, RestWorld]) -> None:

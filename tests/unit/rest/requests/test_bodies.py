@@ -16,6 +16,13 @@ from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld
 
 
+@pytest.fixture
+def short_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server close a connection soon whose request it has not read to its end."""
+    monkeypatch.setattr("halfway.rest.server.server.LINGER_S", 0.1)
+
+
+@pytest.mark.usefixtures("short_lingering")
 async def test_a_body_over_the_limit_is_413(new_world: NewWorld) -> None:
     """With or without an announced length; a body of exactly the limit is read."""
     world = await new_world(ApiLimits(max_body_bytes=1000))
@@ -136,6 +143,7 @@ async def test_a_large_body_that_keeps_coming_is_read(new_world: NewWorld, monke
         writer.transport.abort()
 
 
+@pytest.mark.usefixtures("short_lingering")
 async def test_a_body_that_does_not_come_is_408(new_world: NewWorld) -> None:
     world = await new_world(ApiLimits(request_timeout_s=0.2))
     status, problem = problem_of(await world.send(POST + b"Connection: close\r\nContent-Length: 100\r\n\r\n{"))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -103,6 +104,33 @@ async def test_checks_on_demand_and_resumptions_are_recorded_with_the_group(
         ("check_now", "shop", "shop"),
         ("resume", "anna", "shop"),
     ]
+
+
+@pytest.mark.parametrize("principal", [ANNA, SHOP])
+async def test_a_manual_end_is_recorded_with_the_group_of_the_transaction(
+    world: World, events: Callable[[], list[AuditEvent]], principal: Principal
+) -> None:
+    """Also a refused one. So a filter on a group finds each manual end of its transactions."""
+    prepared = await world.prepare()
+    for outcome in (Outcome.COMMIT, Outcome.ROLLBACK):
+        request = End(id=prepared.id, outcome=outcome, cause=Cause.OPERATOR)
+        with suppress(AlreadyEndedError):
+            await world.coordinator.end(request, deadline=world.deadline(), principal=principal)
+    assert [(one.action, one.group, one.result) for one in events()] == [
+        ("end_by_hand", "shop", "done"),
+        ("end_by_hand", "shop", "already_ended"),
+    ]
+
+
+async def test_a_call_of_one_group_is_not_recorded_for_another_group(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    """Otherwise the key of one group could fill the events of another."""
+    prepared = await world.prepare()
+    other = Principal(kind=PrincipalKind.GROUP, name="points", key_id="9dW4")
+    with pytest.raises(HalfwayError):
+        await world.coordinator.resume(prepared.id, deadline=world.deadline(), principal=other)
+    assert [(one.action, one.group, one.result) for one in events()] == [("resume", None, "unknown_transaction")]
 
 
 async def test_each_event_is_in_the_log_too(world: World) -> None:

@@ -74,6 +74,27 @@ async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
     await world.stop()
 
 
+async def test_prepares_that_wait_for_facts_about_a_topic_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them counts before it is stored, so all of them would pass at once."""
+    world = await start_limited(group_max_pending=4)
+    monkeypatch.setattr(type(world.memory.topics), "known", lambda _topics, _names: None)
+    results = await asyncio.gather(*[world.prepare() for _ in range(20)], return_exceptions=True)
+    refused = [result for result in results if isinstance(result, GroupLimitedError)]
+    assert len(results) - len(refused) == 4
+    assert {error.fields["limit"] for error in refused} == {"pending"}
+    await world.stop()
+
+
+async def test_a_repeat_of_a_pending_prepare_is_answered_at_the_limit() -> None:
+    """It adds nothing, and its caller must learn that it is stored."""
+    world = await start_limited(group_max_pending=1)
+    made = await world.prepare(transaction_id="order-1")
+    assert (await refusal(world)).fields["limit"] == "pending"
+    repeated = await world.prepare(transaction_id="order-1")
+    assert (repeated.id, repeated.created) == (made.id, False)
+    await world.stop()
+
+
 @pytest.mark.parametrize("limit", ["group_max_pending", "max_pending"])
 async def test_parked_transactions_count_until_they_are_ended(limit: str) -> None:
     """Otherwise a group without verdicts would fill the memory. Parked transactions can still be resumed and ended."""

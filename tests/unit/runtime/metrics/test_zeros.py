@@ -1,0 +1,73 @@
+"""Counters have a sample with value 0 before their first event, so that an alert on their increase finds it."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.records.codec import UndecodableError
+from halfway.kafka.records.validation import SKIP_REASONS
+from halfway.runtime.metrics.metrics import Metrics
+from halfway.runtime.metrics.zeros import export_zeros
+from tests.support.rest.client import RestWorld
+
+CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000, prefix="h.")
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[RestWorld]:
+    async with RestWorld() as world:
+        yield world
+
+
+def samples(metrics: Metrics, name: str) -> list[Mapping[str, str]]:
+    """Return the labels of each sample of a counter; each is 0."""
+    families = text_string_to_metric_families(metrics.render()[0].decode())
+    found = [sample for family in families for sample in family.samples if sample.name == name]
+    assert all(sample.value == 0 for sample in found)
+    return [sample.labels for sample in found]
+
+
+def test_failures_and_skipped_records_are_zero_at_the_start() -> None:
+    metrics = Metrics()
+    export_zeros(metrics, CONFIG, has_peers=True)
+    reasons = {labels["reason"] for labels in samples(metrics, "halfway_lane_failures_total")}
+    assert {"fenced", "commit_transaction", "lane", "tail"} <= reasons
+    skipped = samples(metrics, "halfway_skipped_records_total")
+    assert {"topic": "h.half", "reason": "undecodable"} in skipped
+    assert {"topic": "h.cursors", "reason": "foreign_cursor"} in skipped
+    assert {labels["result"] for labels in samples(metrics, "halfway_audit_events_total")} == {"written", "lost"}
+    assert {"no_key", "revoked", "kind"} <= {
+        labels["reason"] for labels in samples(metrics, "halfway_refused_callers_total")
+    }
+
+
+@pytest.mark.parametrize("has_peers", [True, False])
+def test_forwarded_calls_are_zero_at_the_start_if_there_are_peers(has_peers: bool) -> None:
+    metrics = Metrics()
+    export_zeros(metrics, CONFIG, has_peers=has_peers)
+    forwarded = samples(metrics, "halfway_forwarded_total")
+    assert ({"call": "prepare", "result": "peer_lost"} in forwarded) is has_peers
+    assert bool(forwarded) is has_peers
+
+
+async def test_each_shard_has_shortened_no_horizon_at_the_start(world: RestWorld) -> None:
+    metrics = Metrics()
+    metrics.show(world.coordinator.shards, world.api)
+    assert [labels["shard"] for labels in samples(metrics, "halfway_horizon_shortened_total")] == ["0", "1"]
+
+
+def test_an_event_counts_in_the_sample_that_was_zero() -> None:
+    metrics = Metrics()
+    export_zeros(metrics, CONFIG, has_peers=False)
+    metrics.lane_failed("fenced")
+    metrics.skipped_record("h.half", "wrong_key")
+    text = metrics.render()[0].decode()
+    assert text.count('halfway_lane_failures_total{reason="fenced"} 1.0') == 1
+    assert text.count('halfway_skipped_records_total{reason="wrong_key",topic="h.half"} 1.0') == 1
+
+
+def test_every_reason_to_skip_a_record_is_listed() -> None:
+    kinds: list[type[UndecodableError]] = [UndecodableError, *UndecodableError.__subclasses__()]
+    assert {kind.reason for kind in kinds} == set(SKIP_REASONS)
