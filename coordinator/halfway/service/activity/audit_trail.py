@@ -17,6 +17,7 @@ from halfway.domain.transaction import Cause
 from halfway.service.requests import EndResult
 
 if TYPE_CHECKING:
+    from halfway.domain.policy import CheckPolicy
     from halfway.domain.principal import Principal
     from halfway.domain.records import Group
     from halfway.service.answers import Answers
@@ -130,10 +131,12 @@ class Auditor:
         self._trail.record(event)
 
 
-def describe_group_change(spec: GroupSpec, before: Group | None) -> Callable[[GroupView], dict[str, str]]:
+def describe_group_change(
+    spec: GroupSpec, before: Group | None, policy_before: CheckPolicy
+) -> Callable[[GroupView], dict[str, str]]:
     """Return a function that describes a change of a group: the changed parts, and the hosts of its URLs.
 
-    The rest of a URL may hold a secret.
+    The policies in force are compared. The rest of a URL may hold a secret.
     """
     hosts = ", ".join(dict.fromkeys(URL(url).authority for url in spec.urls)) or "pull"
 
@@ -141,8 +144,9 @@ def describe_group_change(spec: GroupSpec, before: Group | None) -> Callable[[Gr
         if after.created or before is None:
             action = Audited.REGISTER_GROUP if after.created else Audited.CHANGE_GROUP
             return {"action": action.value, "detail": hosts}
-        parts = ("mode", "urls", "topics", "policy")
-        changed = [part for part in parts if getattr(before, part) != getattr(spec, part)]
+        changed = [part for part in ("mode", "urls", "topics") if getattr(before, part) != getattr(spec, part)]
+        if after.policy != policy_before:
+            changed.append("policy")
         return {"detail": f"{', '.join(changed) or 'nothing'} changed; checks: {hosts}"}
 
     return describe

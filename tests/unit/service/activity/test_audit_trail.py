@@ -57,6 +57,22 @@ async def test_registering_changing_and_deleting_a_group_are_recorded(
     assert "t0ps3cret" not in str(events())
 
 
+async def test_a_policy_is_changed_only_if_the_one_in_force_is(
+    world: World, events: Callable[[], list[AuditEvent]]
+) -> None:
+    """A PUT may write down the defaults, or leave them out again."""
+    default = world.coordinator.limits.default_policy.max_checks
+    for checks in (None, default, None, default + 1):
+        policy = PolicyOverrides() if checks is None else PolicyOverrides(max_checks=checks)
+        await world.coordinator.put_group(spec(policy=policy), deadline=world.deadline(), principal=ANNA)
+    assert [(one.detail or "").partition(" changed")[0] for one in events()] == [
+        "orders:9000",
+        "nothing",
+        "nothing",
+        "policy",
+    ]
+
+
 async def test_what_was_refused_is_recorded_with_the_errors_code(
     world: World, events: Callable[[], list[AuditEvent]]
 ) -> None:
