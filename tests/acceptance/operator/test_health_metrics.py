@@ -54,6 +54,19 @@ async def test_work_is_counted_by_group(rest: Rest, endpoint: CheckEndpoint, gro
         await rest.rollback(transaction)
 
 
+async def test_counters_to_alert_on_have_samples_before_their_first_event(rest: Rest) -> None:
+    """An alert on the increase of a counter misses the first event if that event makes its sample."""
+    found = (await rest.health("/metrics"))[1]
+    for sample in (
+        'halfway_lane_failures_total{reason="fenced"}',
+        'halfway_skipped_records_total{reason="undecodable",topic=',
+        'halfway_horizon_shortened_total{shard="0"}',
+        'halfway_refused_callers_total{reason="no_key"}',
+        'halfway_audit_events_total{result="lost"}',
+    ):
+        assert sample in found
+
+
 async def test_names_that_nobody_registered_make_no_series(rest: Rest, group: str, topic: str) -> None:
     """Made-up groups and ids cannot fill the memory of the coordinator or of Prometheus."""
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
