@@ -31,7 +31,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.rest.server.limits import ApiLimits
 from halfway.runtime.operator_key import demand_operator_key_fits
 from halfway.runtime.policy_settings import Policy
-from halfway.runtime.settings_errors import PREFIX, SHOWN, Sources, explain
+from halfway.runtime.settings_errors import PREFIX, SHOWN, Sources, explain, with_variables
 from halfway.service.requests import ServiceLimits
 
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
@@ -270,7 +270,10 @@ class Settings(BaseModel):
             "instance_url": instance_url,
             "has_keys": bool(self.master_secrets),
         }
-        return KafkaConfig(**self._shared_with(field.name for field in dataclasses.fields(KafkaConfig)) | own)
+        try:
+            return KafkaConfig(**self._shared_with(field.name for field in dataclasses.fields(KafkaConfig)) | own)
+        except ConfigurationError as error:
+            raise ConfigurationError(with_variables(error.detail, VARIABLES), **error.fields) from None
 
     def limits(self) -> ServiceLimits:
         """Return the limits of the service."""

@@ -37,8 +37,7 @@ def explain(
         path = tuple(part for part in problem["loc"] if isinstance(part, str))
         fault = _plain(problem["msg"])
         if not path:
-            names = ", ".join(_named_in(fault, variables))
-            lines.append(f"{names}: {fault}" if names else fault)
+            lines.append(with_variables(fault, variables))
             continue
         variable = PREFIX + "__".join(path).upper()
         value = _value(sources.others, path)
@@ -68,10 +67,11 @@ def _plain(message: str) -> str:
     return message.replace("Input should be a valid", "it must be a").replace("Input should be", "it must be")
 
 
-def _named_in(fault: str, variables: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """Return the variables of the settings that a message names as keys of the file."""
-    words = set(_WORD.findall(fault))
-    return [variable for variable, path in variables.items() if "_" in path[-1] and ".".join(path) in words]
+def with_variables(fault: str, variables: Mapping[str, tuple[str, ...]]) -> str:
+    """Return a message that begins with the variables of the settings that it names as keys of the file."""
+    by_key = {".".join(path): variable for variable, path in variables.items() if "_" in path[-1]}
+    named = dict.fromkeys(by_key[word] for word in _WORD.findall(fault) if word in by_key)
+    return f"{', '.join(named)}: {fault}" if named else fault
 
 
 def _value(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:

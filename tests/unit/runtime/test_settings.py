@@ -114,12 +114,14 @@ def test_a_wrong_value_is_explained(variable: str, value: str, remedy: str) -> N
         ({"MASTER_SECRET": "short"}, "HALFWAY_MASTER_SECRET, HALFWAY_MASTER_SECRET_PREVIOUS"),
         ({"MASTER_SECRET": "n" * 32, "OPERATOR_KEY": "nonsense"}, "HALFWAY_OPERATOR_KEY"),
         ({"INSTANCE_URL": "ftp://a"}, "HALFWAY_INSTANCE_URL"),
-        ({"POLICY__MAX_AGE_S": "604800"}, "HALFWAY_OP_RETENTION_MS, HALFWAY_POLICY__MAX_AGE_S"),
+        ({"KAFKA_PREFIX": "a b"}, "HALFWAY_KAFKA_PREFIX"),
+        ({"MIN_COMPACTION_LAG_MS": "1"}, "HALFWAY_MIN_COMPACTION_LAG_MS, HALFWAY_OUTCOME_HORIZON_S"),
+        ({"POLICY__MAX_AGE_S": "604800"}, "HALFWAY_POLICY__MAX_AGE_S, HALFWAY_OP_RETENTION_MS"),
     ],
 )
 def test_settings_that_do_not_fit_are_named_as_variables(given: dict[str, str], variables: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        load(BOOTSTRAP | {f"HALFWAY_{name}": value for name, value in given.items()})
+        load(BOOTSTRAP | {f"HALFWAY_{name}": value for name, value in given.items()}).kafka_config("")
     assert raised.value.detail.startswith(f"{variables}: ")
 
 

@@ -152,7 +152,7 @@ class KafkaConfig:
             _require_text(name, value)
         if _PREFIX.match(self.prefix) is None:
             raise ConfigurationError(
-                f"prefix {self.prefix!r} cannot be the start of a topic name: use up to 64 of A-Z a-z 0-9 . _ -"
+                f"kafka_prefix {self.prefix!r} cannot be the start of a topic name: use up to 64 of A-Z a-z 0-9 . _ -"
             )
         if not 1 <= self.shards <= _MAX_SHARDS:
             raise ConfigurationError(f"shards is {self.shards}: use 1 to {_MAX_SHARDS}")
