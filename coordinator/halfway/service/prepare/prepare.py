@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
@@ -81,6 +82,8 @@ class Preparer:
         self._activity = activity
         self._reserved: dict[str, asyncio.Future[None]] = {}
         """Ids that are being produced: another prepare of them waits."""
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By id; prepares that wait take turns."""
         self._ambiguous: dict[str, object] = {}
         """Ids of prepares whose half may stand in the log, each with a mark of the last such prepare."""
         self._storing: dict[tuple[int, float], list[tuple[Half, _Preparation]]] = {}
@@ -166,8 +169,8 @@ class Preparer:
         group = self._groups.taking_prepares(request.group)
         if transaction_id is not None:
             rules.require_legal_id(transaction_id)
-            if (other := self._reserved.get(transaction_id)) is not None:
-                return _released(other, deadline=one.deadline)
+            if transaction_id in self._reserved:
+                return self._released(transaction_id, one.deadline)
         one.fingerprint = one.fingerprint or fingerprint(request.group, messages, request.check_after_ms)
         if transaction_id is None:
             shard = self._shards.choose()
@@ -202,6 +205,19 @@ class Preparer:
         """Ask Kafka about the topics."""
         names = list(dict.fromkeys(message.topic for message in one.request.messages))
         one.facts = await self._topics.describe(names, deadline=one.deadline)
+
+    async def _released(self, transaction_id: str, deadline: float) -> None:
+        """Wait until no other prepare of an id is being produced.
+
+        Prepares of one id take turns. If each one that fails woke all of them, the cost of many prepares of one id
+        would grow with the square of their number.
+        """
+        try:
+            async with asyncio.timeout_at(deadline), self._turns.setdefault(transaction_id, asyncio.Lock()):
+                while (other := self._reserved.get(transaction_id)) is not None:
+                    await asyncio.shield(other)
+        except TimeoutError:
+            raise OutcomeUnknownError("another prepare with this id is not decided yet: send it again") from None
 
     async def _folded_to_end(self, transaction_id: str, deadline: float) -> None:
         """Wait until the fold has reached the end of the log: an earlier prepare of this id may stand there."""
@@ -319,11 +335,3 @@ class Preparer:
             next_check_at=check_at(self._groups, known) if isinstance(known, Pending) else None,
             created=False,
         )
-
-
-async def _released(reserved: asyncio.Future[None], *, deadline: float) -> None:
-    try:
-        async with asyncio.timeout_at(deadline):
-            await asyncio.shield(reserved)
-    except TimeoutError:
-        raise OutcomeUnknownError("another prepare with this id is not decided yet: send it again") from None

@@ -7,9 +7,10 @@ the lane was lost, another write may follow the first one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -85,6 +86,8 @@ class Resolver:
         """What this turn of the loop hands to the lane."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By id; changes that find their id claimed take turns."""
         lane.listen(self._take_answers)
 
     async def resolve(self, transaction_id: str, change: Change, *, deadline: float) -> EndResult:
@@ -97,12 +100,29 @@ class Resolver:
             OvertakenError: policy decided it, and no longer does.
 
         """
-        while True:
-            shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-            result = await self._unless_claimed(shard, entry, change, deadline)
-            if result is not None:
-                return result
-            await _released(self._shards.claims[transaction_id], transaction_id, deadline=deadline)
+        shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
+        result = await self._unless_claimed(shard, entry, change, deadline)
+        return await self._in_turn(transaction_id, change, deadline) if result is None else result
+
+    async def _in_turn(self, transaction_id: str, change: Change, deadline: float) -> EndResult:
+        """Change a transaction whose id is claimed.
+
+        One change at a time waits for the release; the others wait for their turn. If each release woke all of them,
+        the cost of many changes of one id would grow with the square of their number.
+        """
+        turn = self._turns.setdefault(transaction_id, asyncio.Lock())
+        await _within(turn.acquire(), transaction_id, deadline=deadline)
+        try:
+            while True:
+                claim = self._shards.claims.get(transaction_id)
+                if claim is not None:
+                    await _within(asyncio.shield(claim.released()), transaction_id, deadline=deadline)
+                shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
+                result = await self._unless_claimed(shard, entry, change, deadline)
+                if result is not None:
+                    return result
+        finally:
+            turn.release()
 
     async def reanchor(self, transaction_id: str, *, deadline: float) -> None:
         """Write the half of a prepared transaction again at the tail, unless its id is claimed."""
@@ -326,10 +346,10 @@ def note_late(transaction_id: str, error: EndResult | BaseException) -> None:
         log.info("late_end_failed", id=transaction_id, error=str(error))
 
 
-async def _released(claim: Claim, transaction_id: str, *, deadline: float) -> None:
-    """Wait until the change that has claimed an id is done."""
+async def _within(wait: Awaitable[object], transaction_id: str, *, deadline: float) -> None:
+    """Wait; raise EndUnconfirmedError at the deadline."""
     try:
         async with asyncio.timeout_at(deadline):
-            await asyncio.shield(claim.released())
+            await wait
     except TimeoutError:
         raise unconfirmed(transaction_id) from None

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,13 +19,15 @@ from halfway.domain.errors import (
     UnknownTopicError,
 )
 from halfway.domain.ids import parse_server_id
-from halfway.domain.records import Foreign, Half, Message, fingerprint
+from halfway.domain.records import Foreign, Group, Half, Message, fingerprint
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import topic
 from halfway.service.ports import Appended, TopicFacts
 from halfway.service.requests import Prepare, Prepared, ServiceLimits
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
+
+T = TypeVar("T")
 
 BIG = 900_000
 
@@ -327,3 +329,27 @@ async def test_one_that_breaks_when_it_is_admitted_keeps_no_other_of_its_list_fr
     assert isinstance(first, Prepared)
     assert second is broken
     assert isinstance(third, Prepared)
+
+
+async def test_prepares_of_one_id_that_wait_do_not_all_look_again_after_each_that_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, many = 0, 100
+    groups, taking_prepares = world.coordinator._groups, world.coordinator._groups.taking_prepares
+
+    def counted(name: str) -> Group:
+        nonlocal looks
+        looks += 1
+        return taking_prepares(name)
+
+    def refuse(_: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
+        assert deadline
+        appended([(token, OverloadedError("too much is in flight")) for _, token in halves])
+
+    monkeypatch.setattr(groups, "taking_prepares", counted)
+    monkeypatch.setattr(world.memory.half_log, "append", refuse)
+    prepares = [Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id="same")] * many
+    answers = await world.coordinator.begin_prepares(prepares, deadline=world.deadline()).all()
+    assert [type(answer) for answer in answers] == [OverloadedError] * many
+    assert looks <= 3 * many
+    assert not world.coordinator._preparer._turns

@@ -448,3 +448,43 @@ async def test_one_end_that_breaks_at_once_keeps_no_other_of_its_list_from_being
     broken, ended = await world.coordinator.begin_ends(ends, deadline=world.deadline()).all()
     assert isinstance(broken, RuntimeError)
     assert ended == EndResult(id=good, state=State.COMMITTED, changed=True)
+
+
+async def test_ends_of_one_id_that_wait_do_not_all_look_again_after_each_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch may hold 1000 of them. They are written in the order in which they came."""
+    prepared = await world.prepare()
+    lookup, looks, count = world.coordinator._lookup, 0, 100
+    locate_any = lookup.locate_any
+
+    async def counted(transaction_id: str, *, deadline: float) -> object:
+        nonlocal looks
+        looks += 1
+        return await locate_any(transaction_id, deadline=deadline)
+
+    monkeypatch.setattr(lookup, "locate_any", counted)
+    ends = [End(id=prepared.id, outcome=Outcome.UNKNOWN, remark=f"{number}") for number in range(count)]
+    answers = await world.coordinator.begin_ends(ends, deadline=world.deadline()).all()
+    assert answers == [EndResult(id=prepared.id, state=State.PREPARED, changed=False)] * count
+    assert [op.remark for op in ops(world, prepared.id)] == [f"{number}" for number in range(count)]
+    assert looks <= 3 * count
+
+
+async def test_an_end_that_gives_up_its_turn_does_not_hold_up_the_next(world: World) -> None:
+    prepared = await world.prepare()
+    with world.memory.faults.lane_held():
+        first = asyncio.create_task(world.end(prepared.id, Outcome.UNKNOWN, remark="first"))
+        await asyncio.sleep(0.01)
+        gone = asyncio.create_task(world.end(prepared.id, Outcome.ROLLBACK))
+        late = world.coordinator.end(End(id=prepared.id, outcome=Outcome.ROLLBACK), deadline=world.deadline(0.05))
+        last = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        with pytest.raises(EndUnconfirmedError):
+            await late
+    assert not (await first).changed
+    assert (await last).changed
+    del gone, late
+    gc.collect()
+    assert not world.coordinator._resolver._turns
