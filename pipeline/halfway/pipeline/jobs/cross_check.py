@@ -90,6 +90,8 @@ def _differences(
     now = source.reopened()
     now.pin(list(provable_since))
     removed = d.any("topics", _removed(provable_since, now.pins, options.skew_ms))
+    # A copy can be older than the prepare, if somebody forged it before.
+    trimmed = d.any("topics", " or ".join(f"one = '{name}'" for name, at in provable_since.items() if at) or "false")
     sql = f"""
     select id, life, "group", whole, continued from (
         select mine.id as id, mine.life as life, mine."group" as "group", mine.verdict as whole,
@@ -106,12 +108,15 @@ def _differences(
         when whole in {left_out} or continued in {left_out} then false
         when other_uses is null then prepared_at >= {since}
         when uses <> other_uses or continued is null then false
-        when whole = 'lost' and messages = 0 and continued in ('pending', 'parked') then false
+        when whole in ('pending', 'parked') and continued in ('pending', 'parked') then false
+        when (whole = 'lost' and messages = 0 or whole = 'leaked' and "group" is null)
+            and continued in ('pending', 'parked') then false
         when whole in ('pending', 'parked') and continued in ('committed_ok', 'rolled_back_ok')
             and not {headers.server_made(d)} then false
         when whole = continued then whole in ({names}) and not reported and prepared_at >= {since}
         when whole in ({names}) and continued not in ({names}) then true
         when continued = 'contradicted' then false
+        when continued = 'doubled' then not {trimmed}
         else not {removed} end
     union all
     select id, life, "group", cast(null as string), verdict from $reported known where not exists (
