@@ -83,7 +83,7 @@ upgrade: $(STAMP) ## Upgrade a release without keys, from this history, under lo
 	$(BIN)/python -m tests.upgrade $(ARGS)
 
 audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS=1000 SEED=1
-	HISTORIES=$(LOGS) FIRST_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n auto -q tests/unit/pipeline/jobs/test_random_logs.py -k seed $(ARGS)
+	HISTORIES=$(LOGS) FIRST_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n auto -q tests/integration/jobs/test_random_logs.py -k seed $(ARGS)
 
 model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
 	$(PYTHON) model/check.py

@@ -21,11 +21,11 @@ from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, cross_check, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.tables.folders import Folder, LocalFolder
+from tests.integration.jobs.test_random_logs import FIRST, SEEDS
 from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource
 from tests.support.pipeline.random_logs import RandomLog
-from tests.unit.pipeline.jobs.test_random_logs import FIRST, SEEDS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
