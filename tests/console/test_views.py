@@ -99,8 +99,8 @@ async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_pa
         await world.prepared(*messages, id="large")
         activity = world.coordinator.statistics._activity
         for number in range(MANY):
-            activity.refused(f"t-{number}", f"topic-{number}", "topic_unavailable", "it has no leader", 5)
-            activity.refused(f"t-{number}", f"topic-{number}", "topic_unavailable", "try again later", 5)
+            activity.note_refused_write(f"t-{number}", f"topic-{number}", "topic_unavailable", "it has no leader", 5)
+            activity.note_refused_write(f"t-{number}", f"topic-{number}", "topic_unavailable", "try again later", 5)
             activity.skipped_record(f"topic-{number}", "wrong_key")
         for number in range(50):
             job = {"id": f"j-{number}", "action": "check", "ids": [f"none-{number}"], "reason": "r", "rate": 200}

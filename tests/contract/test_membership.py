@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from halfway.domain.entries import key_index
+from halfway.domain.entries import short_key_hash
 from halfway.domain.errors import NotWrittenError
 from halfway.domain.policy import PolicyOverrides
 from halfway.domain.records import CheckMode, Group, Message, OpKind
@@ -58,7 +58,7 @@ async def test_a_restart_finds_pending_parked_ended_and_checked(backend: Backend
         done = second.ended(0, committed.id)
         assert (done.state, done.cause, done.remark) == (State.COMMITTED, Cause.PRODUCER, "paid")
         assert done.fingerprint == committed.fingerprint
-        assert list(done.index) == [(topic, key_index(b"4"))]
+        assert list(done.index) == [(topic, short_key_hash(b"4"))]
         done = second.ended(0, rolled_back.id)
         assert (done.state, done.cause) == (State.ROLLED_BACK, Cause.POLICY)
         await second.write(second.commit_of(0, pending))
@@ -74,7 +74,7 @@ async def test_a_restart_from_committed_cursors_finds_the_same(backend: Backend)
         await first.park(1, parked, reason="no verdict")
         told = first.told(cause=Cause.CHECK, checks=2, checked_at=backend.now_ms())
         await first.write(changes.noted(1, first.pending(1, pending.id), told, OpKind.CHECKED))
-        await first.tailed(1)
+        await first.wait_for_tail(1)
         state = first.states[1]
         await first.cursors.commit({1: Cursors(half=state.half_cursor, op=state.op_cursor)})
     async with running(backend) as second:
@@ -154,7 +154,7 @@ async def test_recovery_begins_at_the_cursors(backend: Backend) -> None:
     async with running(backend) as first:
         await appended(first.half_log, 0, before, deadline=first.deadline())
         offset = await appended(first.half_log, 0, after, deadline=first.deadline())
-        await first.tailed(0)
+        await first.wait_for_tail(0)
         await first.cursors.commit({0: Cursors(half=offset, op=0)})
     async with running(backend) as second:
         assert second.states[0].find(after.id) is not None
@@ -177,7 +177,7 @@ async def test_the_cursors_of_a_shard_that_had_nothing_to_do_never_go_back(backe
 
 async def committed_cursors(instance: Instance, shard: int) -> Cursors:
     """Commit the cursors as a scan does."""
-    await instance.tailed(shard)
+    await instance.wait_for_tail(shard)
     state = instance.states[shard]
     cursors = Cursors(half=state.half_cursor, op=state.op_cursor)
     await instance.cursors.commit({shard: cursors})

@@ -22,7 +22,7 @@ async def test_the_tail_brings_what_others_append(instance: Instance, backend: B
     offset = await backend.foreign_prepare(1, half)
     await until_true(lambda: instance.states[1].find(half.id) is not None, "the tail brings it")
     assert instance.pending(1, half.id).offset == offset
-    await instance.tailed(1)
+    await instance.wait_for_tail(1)
     assert instance.states[1].half_tail > offset
 
 
@@ -33,7 +33,7 @@ async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_gets_a_tombs
     await instance.prepare(0, half)
     await instance.write(instance.commit_of(0, half))
     late = await backend.foreign_prepare(0, half)
-    await instance.tailed(0)
+    await instance.wait_for_tail(0)
     assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert (half.id, late) in instance.states[0].strays()
     await instance.write(
@@ -47,10 +47,10 @@ async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: In
     await instance.prepare(0, half)
     await instance.park(0, half, reason="no verdict")
     await instance.resume(0, half)
-    await instance.tailed(0)
+    await instance.wait_for_tail(0)
     assert state_of(instance.states[0], half.id) is State.PREPARED
     await instance.write(instance.commit_of(0, half))
-    await instance.tailed(0)
+    await instance.wait_for_tail(0)
     assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert half.id not in {name for name, _ in instance.states[0].strays()}
 
@@ -58,8 +58,8 @@ async def test_own_writes_come_again_by_the_tail_and_change_nothing(instance: In
 async def test_the_tail_comes_to_the_end_though_the_last_records_are_not_its_own_kind(instance: Instance) -> None:
     """Barriers and control records are at the end: a read barrier must get past them."""
     for shard in range(SHARDS):
-        await instance.tailed(shard)
+        await instance.wait_for_tail(shard)
     half = half_of(new_id())
     await instance.prepare(0, half)
     await instance.write(instance.commit_of(0, half))
-    await instance.tailed(0)
+    await instance.wait_for_tail(0)

@@ -161,7 +161,7 @@ class MemoryLane:
             reason = "its deadline passed before it could begin"
         elif write.shard not in incarnation.shards:
             reason = f"shard {write.shard} was given up"
-        elif not incarnation.listener.current(write):
+        elif not incarnation.listener.may_still_be_written(write):
             reason = "it is no longer current"
         if reason is not None:
             return NotWrittenError(f"{write.id}: {reason}", id=write.id)

@@ -74,8 +74,8 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     leased_until: int | None = None
     """When the lease of the last check ends, ms since the epoch: 0 if the check was answered, None if only a former
     owner of the shard knows."""
-    asked_here: bool = False
-    """Whether this owner of the shard has sent a check."""
+    checked_here: bool = False
+    """True if this owner of the shard has sent a check."""
     offered_at: int | None = None
     """When this owner last queued a check, ms since the epoch."""
     offered_since: int | None = None
@@ -164,7 +164,7 @@ Unresolved = Pending | ParkedEntry
 Entry = Unresolved | Ended
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class OpTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The totals in the last op marker of an id that has no outcome."""
 
     offset: int
@@ -176,7 +176,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remark: str | None
 
     @classmethod
-    def of(cls, offset: int, op: Op) -> Note:
+    def of(cls, offset: int, op: Op) -> OpTotals:
         """Take the totals of the op marker at `offset`."""
         return cls(
             offset=offset,
@@ -192,12 +192,12 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def _index_of(half: Half) -> MessageIndex:
     if len(half.messages) == 1:  # most transactions have one message
         (message,) = half.messages
-        return MessageIndex(_shared((intern(message.topic),)), (key_index(message.key),))
-    hashes = {key: key_index(key) for key in {message.key for message in half.messages}}
+        return MessageIndex(_shared((intern(message.topic),)), (short_key_hash(message.key),))
+    hashes = {key: short_key_hash(key) for key in {message.key for message in half.messages}}
     return MessageIndex.of((message.topic, hashes[message.key]) for message in half.messages)
 
 
-def key_index(key: bytes | None) -> bytes | None:
+def short_key_hash(key: bytes | None) -> bytes | None:
     """Return the short hash of a key, by which lists search for it."""
     hashed = digest(key)
     return None if hashed is None else hashed[:KEY_BYTES]

@@ -143,7 +143,7 @@ class Facts(Protocol):
         """Return whether a check said commit: the policy never rolls such a transaction back."""
 
     @property
-    def asked_here(self) -> bool:
+    def checked_here(self) -> bool:
         """Return whether this owner of the shard sent a check: a former owner may have died with its own answer."""
 
     @property
@@ -247,7 +247,7 @@ def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Deci
         return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)
     if not facts.checks:
         return Park(reason=f"{reason}; not rolled back, because no check was sent")
-    if facts.asked_here:
+    if facts.checked_here:
         return RollBack(reason=reason)
     last, first = facts.offered_at, facts.offered_since
     if last is None or first is None or max(last, first) > now:  # the clock was set back

@@ -2,16 +2,16 @@
 
 See docs/protocol.md#state-is-a-fold-over-the-log.
 
-In each partition the last record of an id wins, so the result does not depend on how the three are interleaved, and a
-record that is applied twice changes nothing. The one exception keeps outcomes safe: a half record of a *first prepare*
-whose id is already known is never applied; it is a stray, which the owner corrects through the lane.
+In each partition the last record of an id wins. So the result does not depend on how the three are interleaved, and a
+record that is applied twice changes nothing. One exception keeps outcomes safe: a half record of a *first prepare*
+whose id is already known is never applied. It is a stray, which the owner corrects through the lane.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.entries import Ended, Entry, Note, ParkedEntry, Pending, Unresolved, key_index
+from halfway.domain.entries import Ended, Entry, OpTotals, ParkedEntry, Pending, Unresolved, short_key_hash
 from halfway.domain.indexes import IndexedHeap, OffsetOrder
 from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
@@ -19,7 +19,7 @@ from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "Unresolved", "key_index"]
+__all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "Unresolved", "short_key_hash"]
 
 
 class ShardState:
@@ -28,29 +28,29 @@ class ShardState:
     def __init__(self, shard: int, *, horizon_ms: int | None = None) -> None:
         """Start empty.
 
-        After the outcome horizon (`horizon_ms`; None for an endless one) an outcome is forgotten, and a client may use
-        its id again: a record of a transaction that was prepared so much later begins a new life of the id. If ids
-        may have had several lives, parked[s] must have been applied before half[s] and op[s] are.
+        After the outcome horizon (`horizon_ms`; None for no horizon) an outcome is forgotten, and a client may reuse
+        its id: a record of a transaction that was prepared so much later begins a new life of the id. If ids may have
+        had several lives, apply parked[s] before half[s] and op[s].
         """
         self.shard = shard
         self._horizon_ms = horizon_ms
         self._halves: dict[str, Pending] = {}
         self._parked: dict[str, ParkedEntry] = {}
         self._ended = Outcomes(shard)
-        self._notes: dict[str, Note] = {}
+        self._op_totals: dict[str, OpTotals] = {}
         self._strays: dict[str, int] = {}
         self._tombstones: dict[str, int] = {}
-        """Tombstones in half[s] of ids without an outcome; an outcome keeps its own."""
+        """Tombstones in half[s] of ids without an outcome; an outcome has its own."""
         self._parked_tombstones: dict[str, int] = {}
         self._half_offsets = OffsetOrder(self._halves)
-        self._note_offsets = IndexedHeap()
+        self._op_offsets = IndexedHeap()
         self.group_counts: dict[str, tuple[int, int]] = {}
-        """Counts of pending and parked by group, of groups that have any."""
+        """The numbers of pending and parked transactions by group, for groups that have any."""
         self._complete = False
         self.half_tail = 0
-        """Up to where half[s] has been read without a gap; who reads it sets this, and never back."""
+        """The offset up to which half[s] has been read without a gap. The reader sets it, and never decreases it."""
         self.op_tail = 0
-        """The position after the last op that is known."""
+        """The offset after the last known op."""
 
     # --- reading
 
@@ -64,7 +64,7 @@ class ShardState:
 
     @property
     def halves(self) -> Mapping[str, Pending]:
-        """The halves that stand, by id, as they change: of what is pending, and of something parked perhaps."""
+        """A live view of the halves by id: those of pending transactions, and perhaps of parked ones."""
         return self._halves
 
     def pending(self) -> Iterator[Pending]:
@@ -77,26 +77,26 @@ class ShardState:
         return iter(list(self._parked.values()))
 
     def ended(self) -> Iterator[Ended]:
-        """Iterate over the outcomes that are remembered."""
+        """Iterate over the remembered outcomes."""
         return iter(self._ended)
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Return how many are pending, parked and remembered as ended."""
+        """The numbers of pending, parked and remembered ended transactions."""
         return len(self._halves), len(self._parked), len(self._ended)
 
     @property
     def unresolved_count(self) -> int:
-        """Return how many are pending or parked."""
+        """The number of pending and parked transactions."""
         return len(self._halves) + len(self._parked)
 
     def oldest(self) -> Pending | None:
-        """Return the pending transaction whose half lies furthest back, None if nothing is pending."""
+        """Return the pending transaction with the lowest half offset, None if nothing is pending."""
         first = self._half_offsets.first()
         return None if first is None else self._halves.get(first[1])
 
     def oldest_first(self, at_most: int) -> list[Pending]:
-        """Return pending transactions whose halves lie furthest back."""
+        """Return the pending transactions with the lowest half offsets."""
         return [self._halves[key] for key in self._half_offsets.lowest(at_most)]
 
     def strays(self) -> list[tuple[str, int]]:
@@ -105,15 +105,15 @@ class ShardState:
 
     @property
     def half_cursor(self) -> int:
-        """The offset from which half[s] must be read to find all that is pending."""
+        """The offset from which half[s] must be read to find all pending transactions."""
         first = self._half_offsets.first()
         lowest = min(self._strays.values(), default=self.half_tail)
         return min(self.half_tail, lowest, self.half_tail if first is None else first[0])
 
     @property
     def op_cursor(self) -> int:
-        """The offset from which op[s] must be read to find the checks of all that is pending."""
-        first = self._note_offsets.first()
+        """The offset from which op[s] must be read to find the checks of all pending transactions."""
+        first = self._op_offsets.first()
         return self.op_tail if first is None else min(first[0], self.op_tail)
 
     # --- applying records
@@ -121,7 +121,7 @@ class ShardState:
     def apply_half(self, offset: int, transaction_id: str, half: Half | Foreign | None) -> None:
         """Apply a record of half[s], a tombstone if `half` is None.
 
-        A foreign record changes no state, but compaction keeps the last record of an id: it must not stay the last one.
+        A foreign record changes no state. But compaction keeps the last record of an id, so it must not stay the last.
         """
         if half is None:
             self._half_tombstone(offset, transaction_id)
@@ -145,7 +145,7 @@ class ShardState:
 
     def _foreign_half(self, offset: int, transaction_id: str) -> None:
         held = self._halves.get(transaction_id)
-        # Until all three are read to one point, op or parked may still hold the state of this id: see `complete_fold`.
+        # Until all three are read to one point, op or parked may still have the state of this id: see `complete_fold`.
         known = not self._complete or self._knows(transaction_id)
         if known and (held is None or held.offset < offset):
             self._stray(transaction_id, offset)
@@ -188,10 +188,10 @@ class ShardState:
             self._stray(half.id, max(offset, held.offset))
 
     def _repeats(self, held: Pending, offset: int, half: Half) -> bool:
-        """Return whether a recovery may begin at the later of two prepares of an id, and so see only that one.
+        """Return whether a recovery may start at the later of two prepares of an id, and so see only that one.
 
-        Not if it would take ops of this life for those of an earlier one or the other way round, so the later one must
-        have been prepared later, by less than the horizon. Not if other content stands between the two.
+        It may not if it would confuse the ops of this life with those of an earlier one: the later one must have been
+        prepared later, by less than the horizon. It may not if a record with other content is between the two.
         """
         if held.origin is not Origin.PREPARE or held.fingerprint != half.fingerprint or half.id in self._strays:
             return False
@@ -208,25 +208,26 @@ class ShardState:
                 return
         elif self._is_later_life(held, op.at):
             return
-        note = self._notes.get(op.id)
-        if note is not None and offset <= note.offset:
+        totals = self._op_totals.get(op.id)
+        if totals is not None and offset <= totals.offset:
             return
         if op.kind.final:
             parked = self._parked.get(op.id)
             if parked is not None and self._is_later_life(parked, op.at):
-                self._drop_half(op.id)  # a half that the lane wrote, of the life that ends here
+                self._drop_half(op.id)  # a half that the lane wrote in the life that ends here
             else:
                 self._end(op)
             return
         half = self._halves.get(op.id)
-        note = self._notes[op.id if half is None else half.id] = Note.of(offset, op)
+        totals = self._op_totals[op.id if half is None else half.id] = OpTotals.of(offset, op)
         if half is not None:
-            self._annotate(half, note)
+            self._apply_totals(half, totals)
 
     def apply_end(self, offset: int, op: Op, tombstone: int) -> bool:
         """Apply an op and the tombstone of its half, of one Kafka transaction, as `apply_op` and `apply_half` would.
 
-        The tombstone is known first, so an outcome is kept with it at once. Return whether the id is pending no more.
+        The tombstone is known first, so an outcome is stored together with it. Return whether the id is no longer
+        pending.
         """
         held = op.id in self._halves
         if held:
@@ -262,7 +263,7 @@ class ShardState:
 
     def _end(self, op: Op) -> None:
         tombstone = self._tombstones.pop(op.id, None)
-        self._notes.pop(op.id, None)
+        self._op_totals.pop(op.id, None)
         if self._parked:
             self._drop_parked(op.id)
         held = self._halves.get(op.id)
@@ -275,14 +276,14 @@ class ShardState:
             self._stray(op.id, held.offset)
 
     def _begin_later_life(self, transaction_id: str, prepared_at: int) -> bool:
-        """Forget an outcome that was past the horizon when a transaction with its id was prepared again."""
+        """Forget an outcome that was past the horizon when its id was prepared again; return whether it was."""
         ended = self._ended.get(transaction_id)
         if ended is None or self._horizon_ms is None or prepared_at < ended.at + self._horizon_ms:
             return False
         self._ended.discard(transaction_id)
         if ended.tombstone is not None:
             self._tombstones[transaction_id] = ended.tombstone
-        self._notes.pop(transaction_id, None)
+        self._op_totals.pop(transaction_id, None)
         self._strays.pop(transaction_id, None)
         return True
 
@@ -293,15 +294,15 @@ class ShardState:
     # --- positions and forgetting
 
     def complete_fold(self) -> None:
-        """Forget what mattered only while the three partitions were read at different speeds.
+        """Forget the data that is needed only while the three partitions are read at different speeds.
 
-        Call it when all three have been read to one point, such as the barrier of an acquisition. If the
-        tombstone of an outcome was not read by then, it lies before the half cursor: it is written together with the
-        outcome, or earlier, when the transaction is parked.
+        Call it when all three have been read to one point, such as the barrier of an acquisition. If the tombstone of
+        an outcome was not read by then, it is before the half cursor: it is written together with the outcome, or
+        earlier, when the transaction is parked.
         """
         self._complete = True
         # New tables, because the old ones keep the memory of their largest size.
-        self._notes = {key: note for key, note in self._notes.items() if self._knows(key)}
+        self._op_totals = {key: totals for key, totals in self._op_totals.items() if self._knows(key)}
         self._tombstones = {key: offset for key, offset in self._tombstones.items() if self._knows(key)}
         self._parked_tombstones = {key: offset for key, offset in self._parked_tombstones.items() if self._knows(key)}
         self._strays = {key: offset for key, offset in self._strays.items() if self._knows(key)}
@@ -312,7 +313,7 @@ class ShardState:
     def forget(self, before: int, *, at_most: int | None = None, limit: int | None = None) -> int:
         """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
 
-        If more than `at_most` are remembered, the oldest of them go too, whatever their age. One call forgets at most
+        If more than `at_most` are remembered, forget the oldest of them too, at any age. One call forgets at most
         `limit`.
         """
         surplus = 0 if at_most is None else len(self._ended) - at_most
@@ -320,7 +321,7 @@ class ShardState:
         for transaction_id, at, tombstone in self._ended.ages():
             if len(gone) == limit or (at >= before and len(gone) >= surplus):
                 break
-            # An unknown tombstone stands before the start of this fold: see `complete_fold`.
+            # An unknown tombstone is before the start of this fold: see `complete_fold`.
             passed = self._complete if tombstone is None else tombstone < self.half_tail
             if passed and transaction_id not in self._strays:
                 gone.append(transaction_id)
@@ -332,52 +333,52 @@ class ShardState:
     # --- keeping the indexes
 
     def _hold(self, entry: Pending, before: Pending | None) -> None:
-        """Keep an entry in place of the one before, if there is one."""
+        """Store an entry in place of the former one, if there is one."""
         if before is None:
             self._count(entry.group, 1, 0)
         else:
-            self._note_offsets.discard(entry.id)
+            self._op_offsets.discard(entry.id)
             entry.attempts, entry.last_error = max(before.attempts, entry.attempts), before.last_error
             entry.leased_check, entry.leased_until = before.leased_check, before.leased_until
-            entry.asked_here = before.asked_here
+            entry.checked_here = before.checked_here
             entry.offered_at, entry.offered_since = before.offered_at, before.offered_since
             entry.look_at = before.look_at
         self._halves[entry.id] = entry
         self._half_offsets.note(entry.id, entry.offset)
-        if (note := self._notes.get(entry.id)) is not None:
-            self._annotate(entry, note)
+        if (totals := self._op_totals.get(entry.id)) is not None:
+            self._apply_totals(entry, totals)
         if self._strays:
             self._clear_stray(entry.id, entry.offset)
 
-    def _annotate(self, entry: Pending, note: Note) -> None:
+    def _apply_totals(self, entry: Pending, totals: OpTotals) -> None:
         """Copy the totals of the last op to a pending entry."""
-        if self._is_later_life(entry, note.at):
+        if self._is_later_life(entry, totals.at):
             return
-        # A half that the lane wrote carries the totals of its time: recovery does not need an op that adds nothing to
-        # them, unless it replaces one that recovery needed.
+        # A half that the lane wrote has the totals of its time. A recovery does not need an op that adds nothing to
+        # them, unless it replaces one that a recovery needs.
         carried = (
             entry.origin is Origin.LANE
-            and self._note_offsets.get(entry.id) is None
-            and note.checks <= entry.checks
-            and note.commit_verdict <= entry.commit_verdict
-            and note.remark in (None, entry.remark)
+            and self._op_offsets.get(entry.id) is None
+            and totals.checks <= entry.checks
+            and totals.commit_verdict <= entry.commit_verdict
+            and totals.remark in (None, entry.remark)
         )
-        if note.resumed and entry.since <= note.at:
-            entry.checks, entry.checked_at, entry.attempts = note.checks, note.checked_at, note.checks
-        elif note.checks >= entry.checks:
-            entry.checks, entry.checked_at = note.checks, note.checked_at or entry.checked_at
-            entry.attempts = max(entry.attempts, note.checks)
-        entry.commit_verdict = entry.commit_verdict or note.commit_verdict
-        entry.op_offset = note.offset
-        entry.remark = note.remark or entry.remark
+        if totals.resumed and entry.since <= totals.at:
+            entry.checks, entry.checked_at, entry.attempts = totals.checks, totals.checked_at, totals.checks
+        elif totals.checks >= entry.checks:
+            entry.checks, entry.checked_at = totals.checks, totals.checked_at or entry.checked_at
+            entry.attempts = max(entry.attempts, totals.checks)
+        entry.commit_verdict = entry.commit_verdict or totals.commit_verdict
+        entry.op_offset = totals.offset
+        entry.remark = totals.remark or entry.remark
         if not carried:
-            self._note_offsets.put(entry.id, note.offset)
+            self._op_offsets.put(entry.id, totals.offset)
 
     def _drop_half(self, transaction_id: str) -> None:
         dropped = self._halves.pop(transaction_id)
         self._count(dropped.group, -1, 0)
         if dropped.op_offset is not None:
-            self._note_offsets.discard(transaction_id)
+            self._op_offsets.discard(transaction_id)
 
     def _drop_parked(self, transaction_id: str) -> None:
         dropped = self._parked.pop(transaction_id, None)

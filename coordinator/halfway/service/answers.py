@@ -21,7 +21,7 @@ R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 _TICKS_IN_S: Final = 50
-"""Deadlines within one tick share a timer: it comes at most this fraction of a second too late."""
+"""Deadlines within one tick share a timer, which fires at most this fraction of a second late."""
 _RAISED: Final = RuntimeError("this answer was raised where it was waited for")
 
 
@@ -49,7 +49,7 @@ def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
             else:
                 reply.set_result(result)
         except Exception:
-            log.exception("reply_failed")  # it must not cost the others their answers
+            log.exception("reply_failed")  # the others must still get their answers
 
 
 class Deadlines:
@@ -87,7 +87,7 @@ class Deadlines:
             try:
                 late()
             except Exception:
-                log.exception("deadline_failed")  # it must not cost the others theirs
+                log.exception("deadline_failed")  # the others must still be called
 
 
 class _Awaited(asyncio.Future[Any]):
@@ -131,7 +131,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
         return len(self.results) - self._answered
 
     def on_answers(self, callback: Callable[[Sequence[int]], None]) -> None:
-        """Call `callback` with the indexes of the answers that are there, and later with those of further ones.
+        """Call `callback` with the indexes of the answers so far, if there are any, and later with further ones.
 
         It gets each index once, with all others of the same turn of the loop.
         """
@@ -176,7 +176,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
         if not self._raises:
             awaited.set_result(self.results)
         elif isinstance(answer := self.results[0], Exception):
-            self.results[0] = _RAISED  # its traceback will lead to frames that may hold these answers: a cycle
+            self.results[0] = _RAISED  # its traceback may refer to frames with these answers, which would be a cycle
             awaited.set_exception(answer)
         else:
             awaited.set_result(answer)
@@ -207,7 +207,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
         if isinstance(result, HalfwayError):
             if isinstance(result, NotServedError) and self._forward(index, result):
                 return
-            result.__traceback__ = None  # its frames hold these answers: with them it would be a cycle
+            result.__traceback__ = None  # its frames refer to these answers, which would be a cycle
         self.results[index] = result
         self._answered += 1
         self._fresh.append(index)

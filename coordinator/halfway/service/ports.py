@@ -1,7 +1,7 @@
-"""What the service needs from outside, as Protocols: `halfway.kafka` and `halfway.memory` provide them.
+"""The ports of the service, as Protocols. `halfway.kafka` and `halfway.memory` implement them.
 
-Everything here is called on the event loop's thread and calls back on it. A call that waits takes a `deadline`: a
-time on the loop's own clock (`loop.time()`), passed down unchanged.
+All calls are made on the event loop's thread, and so are the calls back. A call that waits has a `deadline`: a time on
+the loop's own clock (`loop.time()`), passed down unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOMBSTONE = Tombstone.TOMBSTONE
 
 
 class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False, eq=False):
-    """One write of a resolution: all of it in one Kafka transaction, or nothing.
+    """One write of a resolution. It is done completely, in one Kafka transaction, or not at all.
 
     `half` and `parked` are a record, `TOMBSTONE`, or None for nothing to write. `messages` are the real messages of a
     commit, empty for anything else; `prepared_at` (ms) goes into their headers.
@@ -45,20 +45,20 @@ class LaneWrite(msgspec.Struct, frozen=True, kw_only=True, gc=False, eq=False):
     id: str
     group: str
     state: State
-    """For the header `halfway-state` of every record of this write: the state it leads to."""
+    """The resulting state, for the header `halfway-state` of every record of this write."""
     prepared_at: int
     messages: tuple[Message, ...] = ()
     half: Half | Tombstone | None = None
     op: Op | None = None
     parked: Parked | Tombstone | None = None
     size: int = 0
-    """Bytes of the payload in `messages`, `half` or `parked`."""
+    """The bytes of the payload in `messages`, `half` or `parked`."""
     deadline: float
-    """Not begun after this time on the loop's clock: `NotWrittenError`."""
+    """A time on the loop's clock. After it the write is not begun: `NotWrittenError`."""
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The offsets of a lane write; None if it wrote nothing there."""
+    """The offsets of a lane write in each partition, None if it wrote nothing there."""
 
     half: int | None = None
     op: int | None = None
@@ -71,32 +71,32 @@ LaneAnswers = Sequence[LaneAnswer]
 
 
 class Lane(Protocol):
-    """The one writer of what becomes of a transaction after its prepare (docs/protocol.md#end-the-lane)."""
+    """The one writer of all changes of transactions after their prepare (docs/protocol.md#end-the-lane)."""
 
     def listen(self, answered: Callable[[LaneAnswers], None]) -> None:
         """Pass all answers to `answered`, on the loop's thread."""
 
     def submit(self, writes: Sequence[LaneWrite]) -> None:
-        """Queue writes; each is answered once its Kafka transaction has committed, perhaps not all in the same one.
+        """Queue writes. Each is answered when its Kafka transaction has committed; they may be in different ones.
 
-        The lane calls `ShardListener.current` before it begins; if that returns False: `NotWrittenError`. A write may
-        be answered twice, if the lane hung: the first answer counts.
+        Before each write the lane calls `ShardListener.may_still_be_written`: if it returns False, the answer is
+        `NotWrittenError`. If the lane hung, a write may be answered twice: the first answer counts.
 
         Answers:
-            LaneLostError: the incarnation ended meanwhile; the fold shows whether the write stands.
-            NotWrittenError: it was certainly not written: past its deadline, not current, or the shard was given up.
+            LaneLostError: the incarnation ended in the meantime; the fold shows whether the write was done.
+            NotWrittenError: it was certainly not written: past its deadline, refused as above, or the shard given up.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: this write cannot be done now.
             OverloadedError: the lane's queue is full.
 
         """
 
     def quarantined(self, most: int) -> Sequence[Quarantined]:
-        """Return what is kept apart from all other writes now: the latest `most` topics and as many transactions."""
+        """Return the quarantined topics and transactions: the latest `most` of each."""
 
 
 T = TypeVar("T")
 Appended = Callable[[Sequence[tuple[T, int | Exception]]], None]
-"""Takes what became of appended records: what its caller knows each by, and its offset or an error."""
+"""Takes the results of appended records: the object that identifies each record, and its offset or an error."""
 
 
 class HalfLog(Protocol):
@@ -105,13 +105,13 @@ class HalfLog(Protocol):
     def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
         """Append half records with acks=all, and pass their offsets or errors to `appended` by the deadline.
 
-        Each half comes with an object by which its caller knows it; no two have the same id. A half is answered once,
-        perhaps before this returns; not all are answered in one call.
+        Each half comes with an object that identifies it to the caller. No two halves have the same id. A half is
+        answered once, perhaps before this returns. One call need not answer all of them.
 
         Errors:
-            OutcomeUnknownError: it is not known whether it was stored.
-            OverloadedError: too much is in flight; nothing was stored.
-            MessageTooLargeError: it is larger than a record may be; nothing was stored.
+            OutcomeUnknownError: it is not known whether the record was stored.
+            OverloadedError: too much is in flight; the record was not stored.
+            MessageTooLargeError: the record is larger than allowed; it was not stored.
 
         """
 
@@ -131,7 +131,7 @@ class HalfLog(Protocol):
 
 
 class LoggedOp(msgspec.Struct, frozen=True, kw_only=True):
-    """An op marker as it stands in op[s]; `timestamp` is that of its Kafka transaction, ms since the epoch."""
+    """An op marker in op[s]. `timestamp` is that of its Kafka transaction, ms since the epoch."""
 
     offset: int
     timestamp: int
@@ -139,25 +139,25 @@ class LoggedOp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The op markers of an id, by offset, and whether all were looked through that may hold one."""
+    """The op markers of an id, by offset. `complete` is whether all records that may hold one were read."""
 
     ops: tuple[LoggedOp, ...]
     complete: bool
 
 
 class PlacesRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Where messages stand: by number, from 1, (partition, offset); `detail` is why some were not found."""
+    """(partition, offset) of messages by their numbers, from 1. `detail` is why some were not found."""
 
     places: Mapping[int, tuple[int, int]]
     detail: str | None = None
 
 
 class History(Protocol):
-    """Reads what the log holds of one transaction, within bounds; a bounded number at once.
+    """Reads the records of one transaction from the log, within limits; a limited number at once.
 
     Raises:
-        OverloadedError: too many are being read.
-        KafkaUnavailableError: not in time.
+        OverloadedError: too many histories are being read.
+        KafkaUnavailableError: they could not be read in time.
 
     """
 
@@ -165,10 +165,10 @@ class History(Protocol):
         """Read the op markers of an id, from the times `starts` (ms since the epoch) on, or from the end back."""
 
     async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
-        """Find the messages of a commit of that time; `topics` has the topic of each."""
+        """Find the messages of a commit at that time; `topics` has the topic of each message."""
 
     async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        """Read what the audit trail has of an id from a time on; nothing if there is no audit trail."""
+        """Read the events of an id in the audit trail from a time on; none if there is no audit trail."""
 
 
 class Cursors(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,10 +179,10 @@ class Cursors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CursorStore(Protocol):
-    """Keeps the cursors as the offsets of the consumer group `<prefix>cursors`."""
+    """Stores the cursors as the offsets of the consumer group `<prefix>cursors`."""
 
     async def commit(self, cursors: Mapping[int, Cursors]) -> None:
-        """Commit the cursors of shards, also when unchanged; a failure is logged and tried again at the next scan."""
+        """Commit the cursors of shards, also if they are unchanged. A failure is logged, and the next scan retries."""
 
 
 class GroupStore(Protocol):
@@ -195,40 +195,41 @@ class GroupStore(Protocol):
         """Return every group, by name."""
 
     async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
-        """Write what `decide` makes of a group as it is, None if there is none, and return once that is read back.
+        """Write the result of `decide`, and return when it is read back.
 
-        No instance changes any group between the decision and its record. `decide` may be called several times; if
-        what it returns is as before, nothing is written, and what it raises is raised.
+        `decide` gets the current group, None if there is none. No instance changes any group between the decision and
+        its record. `decide` may be called several times. If it returns the group unchanged, nothing is written; its
+        errors are raised.
 
         Raises:
-            KafkaUnavailableError: past the deadline; it may have been written.
+            KafkaUnavailableError: past the deadline; the change may have been written.
 
         """
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return once this instance has read everything that was written before this call.
+        """Return when this instance has read everything that was written before this call.
 
         Raises:
-            KafkaUnavailableError: not in time.
+            KafkaUnavailableError: it was not read in time.
 
         """
 
 
 class KeyStore(Protocol):
-    """The keys, which every instance follows: one that is revoked is gone everywhere within a second."""
+    """The keys. Every instance follows their topic: a revoked key is removed everywhere within a second."""
 
     @property
     def table(self) -> KeyTable:
-        """What is known of the log."""
+        """The keys that were read from the log."""
 
     async def put(self, key: Key, *, deadline: float) -> None:
-        """Write a key and return once it is read back; KafkaUnavailableError past the deadline."""
+        """Write a key, and return when it is read back; KafkaUnavailableError past the deadline."""
 
     async def delete(self, key_id: str, *, deadline: float) -> None:
-        """Remove a key and return once the removal is read back; KafkaUnavailableError past the deadline."""
+        """Remove a key, and return when the removal is read back; KafkaUnavailableError past the deadline."""
 
     async def refresh(self, *, deadline: float) -> None:
-        """Return once every earlier write is read; KafkaUnavailableError past the deadline."""
+        """Return when every earlier write is read; KafkaUnavailableError past the deadline."""
 
 
 class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +244,7 @@ class Topics(Protocol):
     """Facts about real topics, cached for a short time."""
 
     def known(self, names: Collection[str]) -> Mapping[str, TopicFacts] | None:
-        """Return facts by name if all are cached; None otherwise."""
+        """Return facts by name if all are in the cache; None otherwise."""
 
     async def describe(self, names: Sequence[str], *, deadline: float) -> Mapping[str, TopicFacts | None]:
         """Return facts by name, None for a topic that does not exist.
@@ -256,30 +257,30 @@ class Topics(Protocol):
 
 
 class OwnerHint(msgspec.Struct, frozen=True, kw_only=True):
-    """Another instance that owns a shard, as far as is known: only a hint."""
+    """Another instance that owns a shard, as far as this instance knows. It is only a hint."""
 
     incarnation: str
     url: str
 
 
 class Owners(Protocol):
-    """Who owns which shard, as read from `_halfway.owners`."""
+    """The owners of shards, as read from `_halfway.owners`."""
 
     def find(self, shard: int) -> OwnerHint | None:
-        """Return the owner of a shard; None if none is known, or if it is this instance."""
+        """Return the owner of a shard; None if it is unknown, or if it is this instance."""
 
 
 class Peers(Protocol):
-    """Asks other instances of the cluster, which answer themselves: one hop at most."""
+    """Calls other instances of the cluster, which answer without a further hop."""
 
     async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
-        """Have a call done by an owner, and return its answer, of the type in `peer_calls.ANSWERS`.
+        """Send a call to an owner, and return its answer, of the type in `peer_calls.ANSWERS`.
 
         Raises:
-            ShardUnavailableError: the owner could not be asked, or refuses: nothing was done.
-            PeerLostError: no answer came: the call may have been done.
+            ShardUnavailableError: the owner could not be reached, or refused: nothing was done.
+            PeerLostError: there was no answer: the call may have been done.
             OverloadedError: too many calls wait for other instances; nothing was done.
-            HalfwayError: whatever else the owner answers.
+            HalfwayError: any other error that the owner answers with.
 
         """
 
@@ -291,55 +292,55 @@ class ShardListener(Protocol):
         """Serve this shard from now on: `state` is the fold up to this owner's own barrier."""
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        """Apply the records that the tail has read of half[s], and the position that it has reached without a gap.
+        """Apply records of half[s] that the tail has read, and the position that it has reached without a gap.
 
-        Records that the shard holds already may be left out.
+        Records that the shard has applied already may be omitted.
         """
 
-    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
         """Return whether the half record at an offset, with this key, was written and applied here.
 
         Such a record need not be decoded. The tail's thread calls this, again for a record if it returned False. After
         True the record is forgotten.
         """
 
-    def current(self, write: LaneWrite) -> bool:
+    def may_still_be_written(self, write: LaneWrite) -> bool:
         """Return whether the claim of its id still waits for a write. Called on the lane's thread; must only read."""
 
     async def revoked(self, shard: int) -> None:
-        """Stop taking ends of this shard and return once those in flight are finished."""
+        """Accept no more ends for this shard, and return when those in flight are finished."""
 
     def lost(self, shard: int) -> None:
-        """Drop this shard at once: the fold of its next owner settles what is in flight."""
+        """Drop this shard at once. The fold of its next owner settles the writes in flight."""
 
 
 class Membership(Protocol):
     """This instance as a member of the cluster: acquires shards (docs/protocol.md#ownership-and-fencing)."""
 
     async def start(self, listener: ShardListener) -> None:
-        """Join, and acquire the assigned shards; return once that is under way."""
+        """Join, and acquire the assigned shards; return when that is in progress."""
 
     async def stop(self, *, deadline: float) -> None:
-        """Release every shard and leave; work that is not finished by the deadline is dropped."""
+        """Release every shard and leave; drop work that is not finished by the deadline."""
 
 
 class Clock(Protocol):
-    """Wall time."""
+    """The wall clock."""
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch."""
 
 
 class Authority(Protocol):
-    """Decides who calls and who may do what (`domain.principal.RULES`)."""
+    """Authenticates callers and checks their permissions (`domain.principal.RULES`)."""
 
     def authenticate(
         self, token: str | None, certificate: Collection[str] = (), wanted: Permission | None = None
     ) -> Principal:
-        """Return who shows a key, or whose certificate has one of these names, and wants to do something.
+        """Return the owner of a key, or of a certificate with one of these names; `wanted` is the permission to use.
 
         Raises:
-            UnauthenticatedError: nobody that is known here.
+            UnauthenticatedError: neither is valid here.
 
         """
 
@@ -348,7 +349,7 @@ class Authority(Protocol):
 
         Raises:
             ForbiddenError: it may not.
-            UnauthenticatedError: its key was revoked since, or has expired.
+            UnauthenticatedError: its key was revoked or has expired in the meantime.
 
         """
 
@@ -357,23 +358,23 @@ class Authority(Protocol):
 
 
 class AuditTrail(Protocol):
-    """Keeps the events of the audit trail."""
+    """Stores the events of the audit trail."""
 
     def record(self, event: AuditEvent) -> None:
-        """Take an event to keep; never waits and never raises, so what cannot be kept is counted and dropped."""
+        """Store an event. Never waits and never raises: an event that cannot be stored is counted and dropped."""
 
 
 class Observer(Protocol):
-    """Records counts and latencies; seconds and bytes."""
+    """Records counts and latencies, in seconds and bytes."""
 
     def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
-        """Count so many prepares of each group by their result: `prepared`, `repeated`, or an error code."""
+        """Count prepares by group and result: `prepared`, `repeated`, or an error code."""
 
     def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Count so many ends of each group by outcome, cause and result (`changed`, `unchanged`, or an error code)."""
+        """Count ends by group, outcome, cause and result (`changed`, `unchanged`, or an error code)."""
 
     def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
-        """Observe the time from prepare to outcome of so many transactions of each group."""
+        """Observe the time from prepare to outcome, for a number of transactions of each group."""
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check by its verdict."""
@@ -391,10 +392,10 @@ class Observer(Protocol):
         """Count a call to another instance by its kind and its result: `done`, or an error code."""
 
     def refused_caller(self, reason: str) -> None:
-        """Count a call that was refused because of who called, by the reason."""
+        """Count a call that was refused because of its caller, by the reason."""
 
     def shard_moved(self, seconds: float) -> None:
-        """Observe how long a shard was unserved before this instance took it, as far as is known."""
+        """Observe how long a shard was unserved before this instance acquired it, as far as it is known."""
 
     def audited(self, result: str) -> None:
         """Count an event of the audit trail by its result: `written` or `lost`."""

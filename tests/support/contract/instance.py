@@ -110,7 +110,7 @@ class Listener:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
-    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
         entry = self.states[shard].unresolved((key or b"").decode()) if shard in self.states else None
         return isinstance(entry, Pending) and entry.offset == offset
 
@@ -120,7 +120,7 @@ class Listener:
             state.apply_half(offset, transaction_id, half)
         state.half_tail = position
 
-    def current(self, write: LaneWrite) -> bool:
+    def may_still_be_written(self, write: LaneWrite) -> bool:
         return write.id not in self.not_current
 
     async def revoked(self, shard: int) -> None:
@@ -165,7 +165,7 @@ class Instance:
             self._stopped = True
             await self.membership.stop(deadline=self.deadline(seconds))
 
-    async def tailed(self, shard: int) -> None:
+    async def wait_for_tail(self, shard: int) -> None:
         """Wait until the tail has read what stands in half[s] now."""
         end = await self.half_log.half_end(shard, deadline=self.deadline())
         await until_true(lambda: self.states[shard].half_tail >= end, f"half[{shard}] is tailed to {end}")

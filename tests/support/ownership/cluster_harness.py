@@ -121,7 +121,7 @@ class SmallService:
         self.states[shard] = state
         self.events.append(("acquired", shard))
 
-    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
+    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
         entry = self.states[shard].unresolved((key or b"").decode()) if shard in self.states else None
         return isinstance(entry, Pending) and entry.offset == offset
 
@@ -134,7 +134,7 @@ class SmallService:
             state.apply_half(offset, transaction_id, half)
         state.half_tail = position
 
-    def current(self, write: LaneWrite) -> bool:
+    def may_still_be_written(self, write: LaneWrite) -> bool:
         return not self.refuse(write)
 
     async def revoked(self, shard: int) -> None:

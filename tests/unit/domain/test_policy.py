@@ -36,7 +36,7 @@ class Facts:
     attempts: int = 0
     check_after_ms: int | None = None
     commit_verdict: bool = False
-    asked_here: bool = True
+    checked_here: bool = True
     offered_at: int | None = None
     offered_since: int | None = None
 
@@ -88,7 +88,7 @@ def facts_of(draw: st.DrawFn) -> Facts:
         check_after_ms=draw(st.none() | st.integers(0, 1_000_000)),
         commit_verdict=draw(st.booleans()),
         offset=draw(st.integers(0, 100)),
-        asked_here=draw(st.booleans()),
+        checked_here=draw(st.booleans()),
         offered_at=last,
         offered_since=first,
     )
@@ -125,7 +125,7 @@ def test_nothing_is_asked_before_the_first_check_is_due(
         attempts=1,
         checks=1,
         checked_at=2 + AHEAD_MS,
-        asked_here=False,
+        checked_here=False,
         offered_at=0,
         offered_since=0,
     ),
@@ -145,7 +145,7 @@ def test_what_it_decides_fits_the_time_and_the_counts(
     match decide_at(policy, facts, now, jitter=jitter):
         case Check() if exhausted:
             assert may_roll_back
-            assert not facts.asked_here
+            assert not facts.checked_here
             again_ms = round(policy.check_interval_s * 1000)
             last = facts.offered_at
             assert last is None or last > now or now >= last + again_ms
@@ -153,17 +153,17 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             assert due
         case Park() | RollBack() as given_up:
             assert exhausted
-            assert isinstance(given_up, RollBack) == (may_roll_back and facts.asked_here)
+            assert isinstance(given_up, RollBack) == (may_roll_back and facts.checked_here)
         case Wait(until=until) if exhausted:
             assert may_roll_back
-            assert not facts.asked_here
+            assert not facts.checked_here
             assert now < until
             no_longer_due = by_a_wrong_clock and until >= right_from
             assert no_longer_due or isinstance(decide_at(policy, facts, until, jitter=jitter), Park | Check)
         case Wait(until=until):
             check_at = next_check_at(policy, facts, jitter=jitter)
             assert now < until == next_look_at(policy, facts, check_at=check_at)
-            assert not isinstance(decide_at(policy, replace(facts, asked_here=True), until, jitter=jitter), Wait)
+            assert not isinstance(decide_at(policy, replace(facts, checked_here=True), until, jitter=jitter), Wait)
         case ReAnchor():
             pytest.fail("it lies close to the end")
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from halfway.domain.records import FOREIGN, MessageDigest, OpKind
-from halfway.domain.shard import Ended, Pending, ShardState, key_index
+from halfway.domain.shard import Ended, Pending, ShardState, short_key_hash
 from halfway.domain.transaction import State
 from tests.support.domain.shard_records import A_LATER, ID, LANE_A, A, B, op, parked_of
 from tests.support.domain.states import state_of
@@ -172,7 +172,7 @@ class TestOutcomes:
         state.apply_op(0, final)
         entry = state.find(ID)
         assert isinstance(entry, Ended)
-        assert list(entry.index) == index == [("orders", key_index(ID.encode()))]
+        assert list(entry.index) == index == [("orders", short_key_hash(ID.encode()))]
 
 
 class TestParking:

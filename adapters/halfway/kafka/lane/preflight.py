@@ -104,14 +104,14 @@ def admit(
 
 def still_wanted(context: LaneContext, batch: Sequence[LaneWrite], answers: list[LaneAnswer]) -> list[LaneWrite]:
     """Return the writes that their deadline, shard and the service still allow; the others get NotWrittenError."""
-    now, shards, is_current = context.loop.time(), context.shards, context.listener.current
+    now, shards, may_still_be_written = context.loop.time(), context.shards, context.listener.may_still_be_written
     wanted: list[LaneWrite] = []
     for write in batch:
         if write.deadline < now:
             reason = "its deadline passed before it could begin"
         elif write.shard not in shards:
             reason = f"shard {write.shard} was given up"
-        elif not is_current(write):
+        elif not may_still_be_written(write):
             reason = "it is no longer current"
         else:
             wanted.append(write)

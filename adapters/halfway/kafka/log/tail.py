@@ -49,21 +49,21 @@ class Tail(OwnedThread):
         incarnation: str,
         loop: Loop,
         on_appended: OnAppended,
-        holds: Callable[[int, int, bytes | None], bool],
+        has_applied: Callable[[int, int, bytes | None], bool],
         on_foreign_barrier: Callable[[int], None],
         on_failed: Callable[[str], None],
         skipped: Callable[[str, str], None],
     ) -> None:
         """Call `on_…` on the loop's thread; `skipped` counts a record by topic and reason, on any thread.
 
-        `holds` returns, by shard, offset and key, whether the record is applied already; the tail's thread calls it.
+        `has_applied` returns, by shard, offset and key, if a record is already applied; the tail's thread calls it.
         """
         super().__init__(self._run, "halfway-tail")
         self._config = config
         self._incarnation = incarnation
         self._loop = loop
         self._on_appended = on_appended
-        self._holds = holds
+        self._has_applied = has_applied
         self._on_foreign_barrier = on_foreign_barrier
         self._on_failed = on_failed
         self._skipped = skipped
@@ -124,7 +124,7 @@ class Tail(OwnedThread):
 
     def _handle(self, place: Place, message: Message) -> None:
         offset = message.offset()
-        if offset is not None and not self._holds(place[1], offset, message.key()):
+        if offset is not None and not self._has_applied(place[1], offset, message.key()):
             self._aside.append((place[1], offset, message))
 
     def _read_aside(self) -> None:
@@ -133,7 +133,7 @@ class Tail(OwnedThread):
         if aside:
             self._stopped.wait(_ASIDE_S)
         for shard, offset, message in aside:
-            if not self._holds(shard, offset, message.key()):
+            if not self._has_applied(shard, offset, message.key()):
                 self._decode(shard, offset, message)
 
     def _decode(self, shard: int, offset: int, message: Message) -> None:

@@ -94,7 +94,7 @@ class Incarnation:
             incarnation_id,
             context.loop,
             on_appended,
-            context.listener.holds,
+            context.listener.has_applied,
             self._foreign_barrier,
             self._tail_failed,
             self._record_skipped,

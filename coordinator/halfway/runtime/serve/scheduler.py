@@ -113,9 +113,9 @@ class ScannedShards:
         self._arm = arm
         self._disarm = disarm
 
-    def current(self, write: LaneWrite) -> bool:
-        """Forward the lane's question, on the lane's thread."""
-        return self._listener.current(write)
+    def may_still_be_written(self, write: LaneWrite) -> bool:
+        """Forward the lane's call, on the lane's thread."""
+        return self._listener.may_still_be_written(write)
 
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve and scan a shard."""
@@ -126,9 +126,9 @@ class ScannedShards:
         """Forward the records that the tail has read."""
         self._listener.appended(shard, records, position)
 
-    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
-        """Forward the tail's question, on the tail's thread."""
-        return self._listener.holds(shard, offset, key)
+    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
+        """Forward the tail's call, on the tail's thread."""
+        return self._listener.has_applied(shard, offset, key)
 
     async def revoked(self, shard: int) -> None:
         """Stop the scan, then finish the work in flight."""

@@ -131,7 +131,7 @@ class Activity:
         op = write.op
         if op is None:
             if isinstance(write.half, Half):
-                self.acted(write.id, "reanchored")
+                self.note_event(write.id, "reanchored")
         elif (outcome := _OUTCOMES.get(write.state)) is not None:
             self._resolved[outcome, op.cause, max(0, op.at - write.prepared_at)][write.group] += 1
             if not self._scheduled:
@@ -163,12 +163,14 @@ class Activity:
         for group, count in groups.items():
             _add(self._ends, (self._group_label(group), outcome, cause), count, now)
 
-    def acted(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
+    def note_event(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
         """Keep an event of a transaction that op does not hold, or not completely."""
         history_event = HistoryEvent(at=self._clock.now_ms(), event=event, by=None if by is None else str(by))
         self.journal.add(transaction_id, history_event)
 
-    def refused(self, transaction_id: str, topic: str | None, code: str, detail: str, retry_after_s: float) -> None:
+    def note_refused_write(
+        self, transaction_id: str, topic: str | None, code: str, detail: str, retry_after_s: float
+    ) -> None:
         """Keep a write that was refused, until it is done."""
         now = self._clock.now_ms()
         retry_at = now + round(retry_after_s * 1000)

@@ -19,9 +19,9 @@ from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.checkback.host_rate_limit import HostRateLimits
 from halfway.service.checkback.queue import RETRY_MS, CheckQueue
 from halfway.service.query.views import view
-from halfway.service.resolve.changes import ACTIONS, Act, demand_same
+from halfway.service.resolve.changes import ACTIONS, Act, require_same_transaction
 from halfway.service.resolve.commit_verdicts import CommitVerdicts
-from halfway.service.resolve.resolver import WRITE_LIMIT_S, limit
+from halfway.service.resolve.resolver import WRITE_LIMIT_S, background_deadline
 from halfway.service.shards.check_schedule import look_at
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class CheckDispatcher:
         shard, entry = await self._lookup.locate(
             transaction_id, Permission.CHECK, principal=principal, deadline=deadline
         )
-        demand_same(entry, prepared_at)
+        require_same_transaction(entry, prepared_at)
         if (entry.state, Action.CHECK) not in TRANSITIONS:
             raise conflict(transaction_id, entry.state)
         self._require_allowed_endpoint(entry.group)
@@ -262,7 +262,7 @@ class CheckDispatcher:
         """
         transaction_id = checked.id
         try:
-            await self._shards.serving(number, deadline=limit())
+            await self._shards.wait_until_served(number, deadline=background_deadline())
         except HalfwayError:
             return  # the next owner of the shard checks again
         entry = self.pending(number, transaction_id)
@@ -272,7 +272,7 @@ class CheckDispatcher:
         if entry is not None:
             entry.attempts += 1
             entry.checked_at = now
-            entry.asked_here = entry.asked_here or reply.sent
+            entry.checked_here = entry.checked_here or reply.sent
             entry.last_error = None if reply.answered else reply.detail
             if reply.sent and reply.outcome is Outcome.UNKNOWN:
                 await self.record_check(entry, entry.checks + 1, now, reply.remark)
@@ -282,7 +282,7 @@ class CheckDispatcher:
         act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
         failure: HalfwayError | None = None
         try:
-            await self._resolver.resolve(transaction_id, act, deadline=limit())
+            await self._resolver.resolve(transaction_id, act, deadline=background_deadline())
         except AlreadyEndedError as error:
             failure = error
             log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
@@ -296,7 +296,7 @@ class CheckDispatcher:
         """Write the op CHECKED of a check that was sent. If it cannot be written, the check is not counted."""
         act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
         try:
-            await self._resolver.resolve(entry.id, act, deadline=limit())
+            await self._resolver.resolve(entry.id, act, deadline=background_deadline())
         except HalfwayError as error:
             log.info("check_not_noted", id=entry.id, error=error.code)
 

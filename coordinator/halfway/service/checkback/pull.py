@@ -173,7 +173,7 @@ class FetchedChecks:
         entry.attempts += 1
         entry.checked_at = now
         entry.leased_check, entry.leased_until = attempt, lease_until
-        entry.asked_here = True
+        entry.checked_here = True
         shard.agenda.put(entry.id, lease_until)
         self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
         self._checks.spawn(self._record_lease(shard.number, entry, attempt, now, lease_until))

@@ -205,8 +205,8 @@ class Scan:
             action = Action.PARK
             if last_error is not None:
                 reason = f"{reason}; last error: {last_error}"
-        still = partial(self._still_decides, decision)
-        act = Act(action=action, cause=Cause.POLICY, remark=reason, still=still)
+        still_decided = partial(self._still_decides, decision)
+        act = Act(action=action, cause=Cause.POLICY, remark=reason, still_decided=still_decided)
         result = await self._resolver.resolve(transaction_id, act, deadline=deadline)
         if result.changed:
             log.warning("gave_up", id=transaction_id, group=group, action=action, reason=reason)

@@ -1,4 +1,4 @@
-"""Prepare: validate, pick the shard, store the half message (docs/protocol.md#prepare)."""
+"""Prepare: validate, choose the shard, store the half message (docs/protocol.md#prepare)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_AMBIGUOUS_KEPT: Final = 100_000
+_MAX_AMBIGUOUS: Final = 100_000
 
 
 class _Preparation(msgspec.Struct, eq=False):
@@ -47,7 +47,7 @@ class _Preparation(msgspec.Struct, eq=False):
     began: float
     shard: int = -1
     half: Half | None = None
-    """What is appended to the log."""
+    """The half that is appended to the log."""
     fingerprint: bytes = b""
     """The fingerprint of group and messages."""
     refreshed: bool = False
@@ -70,7 +70,7 @@ class Preparer:
         clock: Clock,
         activity: Activity,
     ) -> None:
-        """Keep the parts; nothing is started."""
+        """Store the parts; nothing is started."""
         self._limits = limits
         self._authority = authority
         self._group_limits = GroupLimits(limits, shards, groups)
@@ -81,13 +81,13 @@ class Preparer:
         self._clock = clock
         self._activity = activity
         self._reserved: dict[str, asyncio.Future[None]] = {}
-        """Ids that are being produced: another prepare of them waits."""
+        """Ids whose halves are being produced. Another prepare of such an id waits."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By id; prepares that wait take turns."""
         self._ambiguous: dict[str, object] = {}
-        """Ids of prepares whose half may stand in the log, each with a mark of the last such prepare."""
+        """Ids of prepares whose half may be in the log, each with a mark of the last such prepare."""
         self._storing: dict[tuple[int, float], list[tuple[Half, _Preparation]]] = {}
-        """What this turn of the loop hands to the log, by shard and deadline."""
+        """The halves that this turn of the event loop hands to the log, by shard and deadline."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(
@@ -99,14 +99,14 @@ class Preparer:
         principal: Principal,
         forwarded: bool = False,
     ) -> None:
-        """Store half messages for a caller; each answer comes once its half is durable.
+        """Store half messages for a caller. Each is answered when its half is durable.
 
-        Those of one turn of the loop go to the log together. Only a prepare that waits for something other than the log
-        takes a task of its own. If the answers are abandoned, such a prepare goes no further. One that another instance
-        has `forwarded` takes no token of its group's rate.
+        All halves of one turn of the event loop go to the log together. Only a prepare that waits for something other
+        than the log has a task of its own; if the answers are abandoned, such a prepare stops. A prepare that
+        another instance has `forwarded` takes no token of its group's rate.
 
         Answers:
-            OutcomeUnknownError: it is not known whether it was stored: roll back, or send the same id again.
+            OutcomeUnknownError: it is not known whether the half was stored: roll back, or send the same id again.
             IdReusedError: the id has other content.
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
             InvalidRequestError, MessageTooLargeError, OverloadedError, NotServedError: nothing was stored.
@@ -123,90 +123,92 @@ class Preparer:
                     allowed.add(request.group)
                 if admit is not None:
                     admit(index, request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            except Exception as error:  # noqa: BLE001 - the caller gets any error
                 answers.answer(index, error)
             else:
                 self._advance(_Preparation(answers, index, request, deadline, began), unresolved)
 
-    def _advance(self, one: _Preparation, unresolved: int) -> None:
-        """Apply the rules; if one of them has to wait, begin with the first rule again after that."""
+    def _advance(self, preparation: _Preparation, unresolved: int) -> None:
+        """Apply the rules. If one of them has to wait, start again with the first rule after that."""
         try:
-            wait = self._apply_rules(one, unresolved)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
-            self._answer(one, error)
+            wait = self._apply_rules(preparation, unresolved)
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
+            self._answer(preparation, error)
             return
         if wait is not None:
-            task = asyncio.get_running_loop().create_task(self._wait(one, wait))
+            task = asyncio.get_running_loop().create_task(self._wait(preparation, wait))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _wait(self, one: _Preparation, wait: Awaitable[None]) -> None:
+    async def _wait(self, preparation: _Preparation, wait: Awaitable[None]) -> None:
         try:
             await wait
         except Exception as error:  # noqa: BLE001 - as above
-            self._answer(one, error)
+            self._answer(preparation, error)
         except asyncio.CancelledError:
-            one.answers.answer(one.index, ConnectionAbortedError("halfway is stopped"))
+            preparation.answers.answer(preparation.index, ConnectionAbortedError("halfway is stopped"))
             raise
         else:
-            if one.answers.waits_for(one.index):
-                self._advance(one, self._shards.unresolved)
+            if preparation.answers.waits_for(preparation.index):
+                self._advance(preparation, self._shards.unresolved)
             else:
-                one.answers.answer(one.index, ConnectionAbortedError("the caller is gone"))
+                preparation.answers.answer(preparation.index, ConnectionAbortedError("the caller is gone"))
 
-    def _apply_rules(self, one: _Preparation, unresolved: int) -> Awaitable[None] | None:
+    def _apply_rules(self, preparation: _Preparation, unresolved: int) -> Awaitable[None] | None:
         """Apply the rules in order, and store the half or answer.
 
-        Returns what to wait for before the rules are applied again, None if the prepare is on its way or answered.
+        Return what to wait for before the rules are applied again, None if the half is on its way or answered.
         """
-        request = one.request
+        request = preparation.request
         transaction_id, messages = request.id, request.messages
         names = {message.topic for message in messages}
         group = self._groups.find(request.group)
-        if not one.refreshed and (group is None or not names.issubset(group.topics)):
-            return self._refresh(one)  # another instance may have just written what the group lacks here
+        if not preparation.refreshed and (group is None or not names.issubset(group.topics)):
+            return self._refresh(preparation)  # another instance may have just changed the group
         rules.require_prepares_enabled(self._limits)
-        group = self._groups.taking_prepares(request.group)
+        group = self._groups.get_for_prepare(request.group)
         if transaction_id is not None:
             rules.require_legal_id(transaction_id)
             if transaction_id in self._reserved:
-                return self._released(transaction_id, one.deadline)
-        one.fingerprint = one.fingerprint or fingerprint(request.group, messages, request.check_after_ms)
+                return self._wait_until_free(transaction_id, preparation.deadline)
+        preparation.fingerprint = preparation.fingerprint or fingerprint(
+            request.group, messages, request.check_after_ms
+        )
         if transaction_id is None:
             shard = self._shards.choose()
         else:
             shard = self._shards.of(transaction_id)
             if (known := shard.state.find(transaction_id)) is not None:
-                if known.group != request.group or known.fingerprint != one.fingerprint:
+                if known.group != request.group or known.fingerprint != preparation.fingerprint:
                     raise IdReusedError(known.id)
-                self._answer(one, self._known(known))
+                self._answer(preparation, self._known(known))
                 return None
         rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
             rules.require_check_before_max_age(request.check_after_ms, self._groups.policy(group.name).max_age_s)
         rules.require_topics_of_group(request, group)
-        facts = one.facts or self._topics.known(names)
+        facts = preparation.facts or self._topics.known(names)
         if facts is None:
-            return self._describe(one)
+            return self._describe(preparation)
         rules.require_topics_take_messages(request, facts)
         rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
-            return self._folded_to_end(transaction_id, one.deadline)
+            return self._wait_for_fold(transaction_id, preparation.deadline)
         self._group_limits.require_room(group.name)
-        self._store(shard, one)
+        self._store(shard, preparation)
         return None
 
-    async def _refresh(self, one: _Preparation) -> None:
+    async def _refresh(self, preparation: _Preparation) -> None:
         """Read the groups again."""
-        await self._groups.refresh(deadline=one.deadline)
-        one.refreshed = True
+        await self._groups.refresh(deadline=preparation.deadline)
+        preparation.refreshed = True
 
-    async def _describe(self, one: _Preparation) -> None:
-        """Ask Kafka about the topics."""
-        names = list(dict.fromkeys(message.topic for message in one.request.messages))
-        one.facts = await self._topics.describe(names, deadline=one.deadline)
+    async def _describe(self, preparation: _Preparation) -> None:
+        """Read the facts about the topics from Kafka."""
+        names = list(dict.fromkeys(message.topic for message in preparation.request.messages))
+        preparation.facts = await self._topics.describe(names, deadline=preparation.deadline)
 
-    async def _released(self, transaction_id: str, deadline: float) -> None:
+    async def _wait_until_free(self, transaction_id: str, deadline: float) -> None:
         """Wait until no other prepare of an id is being produced.
 
         Prepares of one id take turns. If each one that fails woke all of them, the cost of many prepares of one id
@@ -219,77 +221,80 @@ class Preparer:
         except TimeoutError:
             raise OutcomeUnknownError("another prepare with this id is not decided yet: send it again") from None
 
-    async def _folded_to_end(self, transaction_id: str, deadline: float) -> None:
-        """Wait until the fold has reached the end of the log: an earlier prepare of this id may stand there."""
+    async def _wait_for_fold(self, transaction_id: str, deadline: float) -> None:
+        """Wait until the tail has reached the end of the log: an earlier half of this id may be there."""
         number, mark = self._shards.of(transaction_id).number, self._ambiguous.get(transaction_id)
         end = await self._half_log.half_end(number, deadline=deadline)
-        await self._shards.get(number).tailed(end, deadline=deadline)
-        if self._ambiguous.get(transaction_id) is mark:  # a later one may stand behind this end
+        await self._shards.get(number).wait_for_tail(end, deadline=deadline)
+        if self._ambiguous.get(transaction_id) is mark:  # a later one may be after this end
             self._ambiguous.pop(transaction_id, None)
 
-    def _store(self, shard: Shard, one: _Preparation) -> None:
-        """Hand the half to the log. It cannot be taken back: its result is applied even if the caller goes away."""
-        request, now = one.request, self._clock.now_ms()
+    def _store(self, shard: Shard, preparation: _Preparation) -> None:
+        """Hand the half to the log. It cannot be cancelled: its result is applied even if the caller is gone."""
+        request, now = preparation.request, self._clock.now_ms()
         transaction_id = request.id
         if transaction_id is None:
             made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
             transaction_id = server_id(shard.number, str(made))
         else:
             self._reserved[transaction_id] = asyncio.get_running_loop().create_future()
-        half = one.half = Half(
+        half = preparation.half = Half(
             id=transaction_id,
             group=request.group,
             messages=request.messages,
             prepared_at=now,
             since=now,
-            fingerprint=one.fingerprint,
+            fingerprint=preparation.fingerprint,
             check_after_ms=request.check_after_ms,
         )
-        one.shard = shard.number
+        preparation.shard = shard.number
         self._shards.preparing[half.group] += 1
         if not self._storing:
             asyncio.get_running_loop().call_soon(self._hand_over)
-        self._storing.setdefault((shard.number, one.deadline), []).append((half, one))
+        self._storing.setdefault((shard.number, preparation.deadline), []).append((half, preparation))
 
     def _hand_over(self) -> None:
-        """Give the log what this turn has for it."""
+        """Append the halves of this turn to the log."""
         storing, self._storing = self._storing, {}
         for (number, deadline), halves in storing.items():
             try:
                 self._half_log.append(number, halves, self._take_stored, deadline=deadline)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
-                self._take_stored([(one, error) for _, one in halves])
+            except Exception as error:  # noqa: BLE001 - the callers get any error
+                self._take_stored([(preparation, error) for _, preparation in halves])
 
     def _take_stored(self, results: Sequence[tuple[_Preparation, int | Exception]]) -> None:
-        """Apply the halves that are stored at an offset, as the tail would, and answer; answer the others' errors."""
+        """Apply the stored halves as the tail would, and answer; answer the others with their errors."""
         now, preparing = self._clock.now_ms(), self._shards.preparing
-        for one, outcome in results:
-            half, one.half = one.half, None
+        for preparation, outcome in results:
+            half, preparation.half = preparation.half, None
             if half is None:
-                continue  # it has an answer
+                continue  # it is answered already
             preparing[half.group] -= 1
             if not preparing[half.group]:
                 del preparing[half.group]
             result: Prepared | Exception
             try:
                 if isinstance(outcome, int):
-                    result = self._applied(one.shard, half, outcome, now)
+                    result = self._apply(preparation.shard, half, outcome, now)
                 else:
                     result = outcome
                     if isinstance(outcome, OutcomeUnknownError):
-                        self._note_ambiguous(half.id)
+                        self._add_ambiguous(half.id)
                         outcome.fields["id"] = half.id
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            except Exception as error:  # noqa: BLE001 - the caller gets any error
                 result = error
-            if one.request.id is not None and (reserved := self._reserved.pop(one.request.id, None)) is not None:
+            if (
+                preparation.request.id is not None
+                and (reserved := self._reserved.pop(preparation.request.id, None)) is not None
+            ):
                 reserved.set_result(None)
             try:
-                self._answer(one, result)
+                self._answer(preparation, result)
             except Exception:
-                log.exception("reply_failed")  # it must not cost the others their answers
+                log.exception("reply_failed")  # the others must still get their answers
 
-    def _applied(self, number: int, half: Half, offset: int, now: int) -> Prepared:
-        """Apply a half that was stored, if its shard is still served here, and return the answer."""
+    def _apply(self, number: int, half: Half, offset: int, now: int) -> Prepared:
+        """Apply a stored half, if its shard is still served here, and return the answer."""
         shard, entry = self._shards.find(number), None
         if shard is not None:
             shard.apply_own_half(offset, half.id, half)
@@ -297,7 +302,7 @@ class Preparer:
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
         if entry is not None and not isinstance(entry, Pending):
-            return self._known(entry)  # a former owner stored it too, and it was ended before this
+            return self._known(entry)  # a former owner stored it too, and it has ended already
         look, due = look_and_check_at(self._groups, Pending.of(0, half) if entry is None else entry, now)
         if entry is not None and shard is not None:
             self._shards.payloads.put(half, entry.size)
@@ -311,19 +316,19 @@ class Preparer:
             created=True,
         )
 
-    def _answer(self, one: _Preparation, result: Prepared | Exception) -> None:
+    def _answer(self, preparation: _Preparation, result: Prepared | Exception) -> None:
         """Count a prepare, and answer it."""
-        group = one.request.group
+        group = preparation.request.group
         if isinstance(result, Prepared):
-            self._activity.note_prepare(group, "prepared" if result.created else "repeated", one.began)
+            self._activity.note_prepare(group, "prepared" if result.created else "repeated", preparation.began)
         elif not isinstance(result, NotServedError):  # else the owner of the shard counts it
             label = result.code if isinstance(result, HalfwayError) else "internal"
-            self._activity.note_prepare("" if self._groups.find(group) is None else group, label, one.began)
-        one.answers.answer(one.index, result)
+            self._activity.note_prepare("" if self._groups.find(group) is None else group, label, preparation.began)
+        preparation.answers.answer(preparation.index, result)
 
-    def _note_ambiguous(self, transaction_id: str) -> None:
+    def _add_ambiguous(self, transaction_id: str) -> None:
         self._ambiguous[transaction_id] = object()
-        if len(self._ambiguous) > _AMBIGUOUS_KEPT:
+        if len(self._ambiguous) > _MAX_AMBIGUOUS:
             del self._ambiguous[next(iter(self._ambiguous))]
 
     def _known(self, known: Entry) -> Prepared:

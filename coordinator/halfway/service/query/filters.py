@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.shard import Ended, Entry, ParkedEntry, key_index
+from halfway.domain.shard import Ended, Entry, ParkedEntry, short_key_hash
 from halfway.domain.transaction import State
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _tests(query: ListQuery, after: tuple[int, str] | None) -> Iterator[Callable
     if query.error is not None:
         part = query.error.casefold()
         yield lambda entry: part in (_error_of(entry) or "").casefold()
-    topic, key = query.topic, key_index(query.key)
+    topic, key = query.topic, short_key_hash(query.key)
     if topic is not None or key is not None:
         yield lambda entry: any(
             (topic is None or name == topic) and (key is None or hashed == key) for name, hashed in entry.index

@@ -73,7 +73,7 @@ class Lookup:
         if entry is not None:
             return shard, entry
         end = await self._half_log.half_end(shard.number, deadline=deadline)
-        await self._shards.get(shard.number).tailed(end, deadline=deadline)
+        await self._shards.get(shard.number).wait_for_tail(end, deadline=deadline)
         shard = self._shards.get(shard.number)
         entry = _visible_entry(shard, transaction_id, group)
         if entry is not None:

@@ -1,4 +1,4 @@
-"""What callers do to a transaction: end it, resume it."""
+"""The changes that callers request: ends and resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halfway.service.answers import Deadlines
 from halfway.service.query.views import view
 from halfway.service.requests import End, EndResult, TransactionView
 from halfway.service.resolve.changes import ACTIONS, Act, unconfirmed
-from halfway.service.resolve.resolver import note_late
+from halfway.service.resolve.resolver import log_late_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ _ATTEMPT_DIGITS = 6
 
 
 class _EndList(msgspec.Struct, eq=False):
-    """What the ends of one call share, such as their deadline."""
+    """The ends of one call, and what they share, such as the deadline."""
 
     requests: CallerRequests
     activity: Activity
@@ -49,7 +49,7 @@ class _EndList(msgspec.Struct, eq=False):
     in_lane: dict[int, _CallerEnd]
     """The ends that the resolver has begun, by index."""
     allowed: set[Permission]
-    """What the caller was found to be allowed to do."""
+    """The permissions of the caller that were checked."""
 
     def answer_late(self) -> None:
         """Answer the ends that are late, each with an error of its own."""
@@ -57,7 +57,7 @@ class _EndList(msgspec.Struct, eq=False):
             try:
                 end.answer(unconfirmed(end.request.id))
             except Exception:
-                log.exception("reply_failed")  # it must not cost the others their answers
+                log.exception("reply_failed")  # the others must still get their answers
 
 
 class _CallerEnd(msgspec.Struct, eq=False):
@@ -70,7 +70,7 @@ class _CallerEnd(msgspec.Struct, eq=False):
     operator: Principal | None
     """The caller, if it ends the transaction manually."""
     group: str = ""
-    said_commit: bool = False
+    keeps_commit_verdict: bool = False
     """True if its commit verdict is kept. The verdict of a caller that may not end the transaction is never kept."""
     is_answered: bool = False
 
@@ -78,7 +78,7 @@ class _CallerEnd(msgspec.Struct, eq=False):
         """Answer the caller and count the end, unless it has an answer: it may have been late."""
         ends, request = self.ends, self.request
         if self.is_answered or not (isinstance(result, EndResult) or ends.answers.waits_for(self.index)):
-            note_late(request.id, result)
+            log_late_error(request.id, result)
         if self.is_answered:
             return
         self.is_answered = True
@@ -95,7 +95,7 @@ class _CallerEnd(msgspec.Struct, eq=False):
             answer = result if isinstance(result, Exception) else unconfirmed(request.id)
             label = answer.code if isinstance(answer, HalfwayError) else "internal"
         ends.answers.answer(self.index, answer)
-        if self.said_commit or self.operator is not None:
+        if self.keeps_commit_verdict or self.operator is not None:
             ends.requests.note(self, error, changed=label == "changed")
         if not isinstance(error, NotServedError):  # else the owner of the shard counts it
             ends.activity.note_end(self.group, request.outcome, self.act.cause, label, ends.began)
@@ -112,17 +112,17 @@ class CallerRequests:
         lookup: Lookup,
         resolver: Resolver,
         verdicts: CommitVerdicts,
-        asks: Callable[[Entry], bool],
+        is_checking: Callable[[Entry], bool],
         activity: Activity,
     ) -> None:
-        """Keep the parts; `asks` says whether a check of a transaction is under way."""
+        """Store the parts; `is_checking` returns whether a check of a transaction is in flight."""
         self._authority = authority
         self._shards = shards
         self._groups = groups
         self._lookup = lookup
         self._resolver = resolver
         self._verdicts = verdicts
-        self._asks = asks
+        self._is_checking = is_checking
         self._activity = activity
         self._tasks: set[asyncio.Task[None]] = set()
         self.deadlines = Deadlines()
@@ -130,10 +130,10 @@ class CallerRequests:
     def begin(
         self, requests: Sequence[End], answers: Answers[EndResult], *, deadline: float, principal: Principal
     ) -> bool:
-        """End transactions for a caller; an end that brings the id of a check it was sent has the cause `check`.
+        """End transactions for a caller; an end with the id of a check that was sent has the cause `check`.
 
-        If the answers are abandoned, what was begun is finished nevertheless, and what waits to begin goes no further.
-        Only an end that has to wait for something other than the lane takes a task of its own.
+        If the answers are abandoned, ends in progress are finished, and ends that wait to begin stop. Only an end that
+        waits for something other than the lane has a task of its own.
 
         Return whether one of them is manual.
         """
@@ -155,14 +155,14 @@ class CallerRequests:
             if not self._has_begun(end):
                 task = loop.create_task(self._end(end))
                 self._tasks.add(task)
-                task.add_done_callback(partial(self._over, end))
+                task.add_done_callback(partial(self._on_done, end))
                 answers.on_abandon(task.cancel)
         if ends.in_lane:
             self.deadlines.watch(ends.answer_late, deadline)
         return has_manual
 
     def _has_begun(self, end: _CallerEnd) -> bool:
-        """Begin or refuse an end; False if it has to wait for something other than the lane."""
+        """Begin or refuse an end; return False if it has to wait for something other than the lane."""
         request, ends = end.request, end.ends
         principal, permission = ends.principal, _permission(request)
         try:
@@ -171,37 +171,37 @@ class CallerRequests:
                 ends.allowed.add(permission)
             if request.outcome is Outcome.UNKNOWN:
                 return False
-            kept = self._shards.payloads.get(request.id)
+            payload = self._shards.payloads.get(request.id)
             shard = self._shards.of(request.id)
             entry = shard.state.find(request.id)
         except (UnknownTransactionError, NotServedError):
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
             end.is_answered = True  # it is not counted
             ends.answers.answer(end.index, error)
             return True
         if entry is None or (principal.kind is PrincipalKind.GROUP and entry.group != principal.name):
-            return False  # it takes a read barrier to tell
+            return False  # only a read barrier shows whether it exists
         end.group = entry.group
         ends.in_lane[end.index] = end
         try:
             if request.check_id is not None:
                 self._note_check(shard, entry, end, request.check_id)
-            begun = self._resolver.begin(shard, entry, end.act, kept, deadline=ends.deadline, reply=end.answer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            has_begun = self._resolver.begin(shard, entry, end.act, payload, deadline=ends.deadline, reply=end.answer)
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
             end.answer(error)
             return True
-        if not begun:
+        if not has_begun:
             del ends.in_lane[end.index]
-        return begun
+        return has_begun
 
-    def _over(self, end: _CallerEnd, task: asyncio.Task[None]) -> None:
+    def _on_done(self, end: _CallerEnd, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() and not end.is_answered:  # before it began
             end.answer(asyncio.CancelledError())
 
     async def _end(self, end: _CallerEnd) -> None:
-        """Do the same when it has to wait."""
+        """End a transaction that may not be known here yet."""
         request, ends = end.request, end.ends
         try:
             shard, entry = await self._lookup.locate(
@@ -211,8 +211,8 @@ class CallerRequests:
             if request.check_id is not None:
                 self._note_check(shard, entry, end, request.check_id)
             result = await self._resolver.resolve(request.id, end.act, deadline=ends.deadline)
-            if request.remark and isinstance(still := shard.state.find(request.id), Pending):
-                still.remark = request.remark
+            if request.remark and isinstance(current := shard.state.find(request.id), Pending):
+                current.remark = request.remark
         except BaseException as error:
             end.answer(error)
             if not isinstance(error, Exception):
@@ -221,19 +221,19 @@ class CallerRequests:
             end.answer(result)
 
     def note(self, end: _CallerEnd, error: BaseException | None, *, changed: bool) -> None:
-        """Record the commit verdict of a fetched check if its commit was not written, and who ended it manually."""
+        """Record the commit verdict of a fetched check if its commit was not written, and who sent a manual end."""
         request = end.request
-        if end.said_commit:
+        if end.keeps_commit_verdict:
             self._verdicts.take_commit_result(request.id, error)
         if end.operator is not None and changed:
             event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
-            self._activity.acted(request.id, event.value, end.operator)
+            self._activity.note_event(request.id, event.value, end.operator)
 
     def _note_check(self, shard: Shard, entry: Entry, end: _CallerEnd, check_id: str) -> None:
-        """Take an end for the answer to a check that was sent; keep its commit, be that check noted or not."""
+        """Treat an end as the answer to a sent check; keep its commit verdict, even if the check is not counted yet."""
         if end.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
             self._verdicts.keep(entry, shard.number, entry.checks)
-            end.said_commit = True
+            end.keeps_commit_verdict = True
         number = self._number_sent(check_id, entry)
         if number is None:
             return
@@ -242,15 +242,15 @@ class CallerRequests:
             entry.leased_until = 0
             shard.agenda.put(entry.id, 0)  # the scan waited for the end of the lease
 
-    def _number_sent(self, given: str, entry: Entry) -> int | None:
+    def _number_sent(self, check_id: str, entry: Entry) -> int | None:
         """Return the number of a check by its id, None if no such check was sent for this transaction.
 
-        The last one's count may not be noted yet.
+        The last check may not be counted yet.
         """
-        name, _, attempt = given.rpartition(":")
-        under_way = isinstance(entry, Pending) and (entry.attempts > entry.checks or self._asks(entry))
+        name, _, attempt = check_id.rpartition(":")
+        in_flight = isinstance(entry, Pending) and (entry.attempts > entry.checks or self._is_checking(entry))
         number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
-        return number if name == entry.id and 1 <= number <= entry.checks + under_way else None
+        return number if name == entry.id and 1 <= number <= entry.checks + in_flight else None
 
     async def resume(
         self,
@@ -261,7 +261,7 @@ class CallerRequests:
         deadline: float,
         principal: Principal,
     ) -> TransactionView:
-        """Take a parked transaction back among the prepared; one that is prepared is unchanged.
+        """Make a parked transaction prepared again; a prepared one is unchanged.
 
         Raises:
             IdReplacedError: the id belongs to a transaction that was not prepared at `prepared_at`.
@@ -271,12 +271,12 @@ class CallerRequests:
             transaction_id, Permission.RESUME, principal=principal, deadline=deadline
         )
         act = Act(action=Action.RESUME, cause=Cause.OPERATOR, remark=remark, prepared_at=prepared_at)
-        done = await self._resolver.resolve(transaction_id, act, deadline=deadline)
-        if done.changed:
-            self._activity.acted(transaction_id, "resumed", principal)
-        now = shard.state.find(transaction_id)
-        shown = view(self._groups, entry if now is None else now)
-        return msgspec.structs.replace(shown, changed=done.changed)
+        result = await self._resolver.resolve(transaction_id, act, deadline=deadline)
+        if result.changed:
+            self._activity.note_event(transaction_id, "resumed", principal)
+        current = shard.state.find(transaction_id)
+        shown = view(self._groups, entry if current is None else current)
+        return msgspec.structs.replace(shown, changed=result.changed)
 
 
 def _permission(request: End) -> Permission:

@@ -1,4 +1,4 @@
-"""What can be done to a transaction, and what that writes: pure functions (docs/protocol.md#end-the-lane)."""
+"""The changes of a transaction and their writes: pure functions (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from halfway.service.ports import TOMBSTONE, LaneWrite, Tombstone
 from halfway.service.requests import EndResult
 
 ACTIONS = {Outcome.COMMIT: Action.COMMIT, Outcome.ROLLBACK: Action.ROLLBACK, Outcome.UNKNOWN: Action.UNKNOWN}
-"""What each outcome, of a caller or of a check, does."""
+"""The action for each outcome of a caller or of a check."""
 NO_HALF = -1
-"""The half offset in an op of a parked transaction, whose half is a tombstone already."""
+"""The half offset in an op of a parked transaction, whose half is already a tombstone."""
 
 
 class Change(Protocol):
-    """Something to do to a transaction."""
+    """A change of a transaction."""
 
     @property
     def needs_payload(self) -> bool:
@@ -39,20 +39,21 @@ class Change(Protocol):
         """Return whether it cannot be written without the payload."""
 
     def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
-        """Return the answer if nothing is to be written, None if something is; raise if the state forbids it.
+        """Return the answer if no write is needed, None if one is; raise an error if the state forbids the change.
 
-        `tried` are the times (ms since the epoch) of writes of this very change whose lane was lost: an outcome that
-        carries one of them, and its cause, is its own (docs/protocol.md#end-the-lane).
+        `tried` has the times (ms since the epoch) of earlier writes of this change whose lane was lost. An outcome with
+        one of these times and the same cause is its own (docs/protocol.md#end-the-lane).
         """
 
     def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
-        """Return what to write, from the state that stands."""
+        """Return the write for the current state."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a caller, a check or policy does; `checks` is the count to record, None for the one that stands.
+    """A change by a caller, a check or the policy. `checks` is the count to record, None for the current one.
 
-    What policy does brings `still`, which is asked at every write, under the claim: a verdict may have come first.
+    An act of the policy has `still_decided`, which is called at every write, under the claim: a verdict may have come
+    first.
     """
 
     action: Action
@@ -62,23 +63,23 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     checked_at: int | None = None
     commit_verdict: bool = False
     prepared_at: int | None = None
-    """Of the transaction that is meant, ms since the epoch: an id may belong to another one by now; None for any."""
-    still: Callable[[Unresolved], bool] | None = None
+    """The prepare time of the transaction to change, ms since the epoch, since an id may be reused; None for any."""
+    still_decided: Callable[[Unresolved], bool] | None = None
 
     @property
     def needs_payload(self) -> bool:
-        """A rollback takes it for the audit's hashes."""
+        """Return whether it uses the payload; a rollback does, for the hashes of the audit."""
         return self.action not in (Action.CHECK, Action.UNKNOWN)
 
     @property
     def needs_whole_payload(self) -> bool:
-        """One that cannot be read any more must not keep a rollback from ending."""
+        """Return whether it fails without the payload; a rollback does not."""
         return self.action is not Action.ROLLBACK
 
     def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
-        """Judge by the transitions of docs/protocol.md."""
+        """Decide by the transitions in docs/protocol.md."""
         if self.prepared_at is not None:
-            demand_same(entry, self.prepared_at)
+            require_same_transaction(entry, self.prepared_at)
         state = entry.state
         target = TRANSITIONS.get((state, self.action))
         if target is None:
@@ -97,10 +98,10 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.action is Action.CHECK or (self.action is Action.UNKNOWN and bool(self.remark))
 
     def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
-        """Choose by the state that stands; OvertakenError if policy no longer decides it."""
+        """Return the write for the current state; raise OvertakenError if the policy no longer decides it."""
         if isinstance(entry, Ended):
             raise NotWrittenError
-        if self.still is not None and not self.still(entry):
+        if self.still_decided is not None and not self.still_decided(entry):
             raise OvertakenError(id=entry.id)
         fields = OpFields(
             cause=self.cause,
@@ -131,11 +132,11 @@ class Reanchor(msgspec.Struct, frozen=True, gc=False):
     needs_whole_payload: ClassVar[bool] = True
 
     def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
-        """Leave what is prepared no longer."""
+        """Skip a transaction that is no longer prepared."""
         return None if isinstance(entry, Pending) else EndResult(id=entry.id, state=entry.state, changed=False)
 
     def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has no outcome
-        """Return the half with the totals that stand."""
+        """Return the write of the half with the current totals."""
         if half is None or not isinstance(entry, Pending):
             raise NotWrittenError
         return written_again(shard, entry, half, deadline=deadline)
@@ -148,22 +149,22 @@ class WriteTombstone(msgspec.Struct, frozen=True, gc=False):
     needs_whole_payload: ClassVar[bool] = False
 
     def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
-        """Leave what is prepared: its half is no stray."""
+        """Skip a prepared transaction: its half is not a stray."""
         return EndResult(id=entry.id, state=entry.state, changed=False) if isinstance(entry, Pending) else None
 
     def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
-        """Return the tombstone."""
+        """Return the write of the tombstone."""
         return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
 
 
-def demand_same(entry: Entry, prepared_at: int | None) -> None:
-    """Raise IdReplacedError if an entry is not of the transaction that was prepared then; None stands for any."""
+def require_same_transaction(entry: Entry, prepared_at: int | None) -> None:
+    """Raise IdReplacedError if an entry is not the transaction that was prepared at this time; None allows any."""
     if prepared_at is not None and entry.prepared_at != prepared_at:
         raise IdReplacedError(entry.id, state=entry.state.value)
 
 
 def unconfirmed(transaction_id: str) -> RetryableError:
-    """Return the error of an end whose fate is not known in time."""
+    """Return the error of an end whose result is not known in time."""
     return EndUnconfirmedError(
         f"the end of {transaction_id!r} was not confirmed in time: send the same end again, it is never done twice",
         id=transaction_id,
@@ -171,12 +172,12 @@ def unconfirmed(transaction_id: str) -> RetryableError:
 
 
 def note_error(entry: Entry, error: HalfwayError) -> None:
-    """Show with a pending transaction why it could not be written."""
+    """Store in a pending entry why a change could not be written."""
     if isinstance(entry, Pending):
         entry.last_error = f"{error.code}: {error.detail}"
 
 
-# --- what each writes: from what is known of a transaction, and its half with the totals of now
+# --- the writes, from the entry of a transaction and its half
 
 
 class OpFields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -192,7 +193,7 @@ class OpFields(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def current_half(entry: Unresolved, half: Half) -> Half:
-    """Return the half with the totals that stand now, as the lane writes it."""
+    """Return the half with the current totals, as the lane writes it."""
     since, checked_at = half.since, half.checked_at
     if isinstance(entry, Pending):
         since, checked_at = entry.since, entry.checked_at
@@ -209,12 +210,12 @@ def current_half(entry: Unresolved, half: Half) -> Half:
 
 
 def committed(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneWrite:
-    """From prepared or parked to committed: real messages, op marker, and the tombstone of half or parked."""
+    """Return the write from prepared or parked to committed: real messages, op marker, tombstone of half or parked."""
     return _ended(shard, entry, half, fields, OpKind.COMMITTED)
 
 
 def rolled_back(shard: int, entry: Unresolved, half: Half | None, fields: OpFields) -> LaneWrite:
-    """From prepared or parked to rolled_back: op marker, and the tombstone of half or parked."""
+    """Return the write from prepared or parked to rolled_back: op marker, tombstone of half or parked."""
     return _ended(shard, entry, half, fields, OpKind.ROLLED_BACK)
 
 
@@ -237,7 +238,7 @@ def _ended(shard: int, entry: Unresolved, half: Half | None, fields: OpFields, k
 
 
 def noted(shard: int, entry: Pending, fields: OpFields, kind: OpKind) -> LaneWrite:
-    """Prepared stays prepared: an op marker alone, CHECKED (a check was sent, or a remark was left) or VERDICT."""
+    """Return the write of an op marker alone: CHECKED (a check was sent, or a remark was left) or VERDICT."""
     return _write(
         shard,
         entry,
@@ -248,7 +249,7 @@ def noted(shard: int, entry: Pending, fields: OpFields, kind: OpKind) -> LaneWri
 
 
 def parked(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneWrite:
-    """From prepared to parked: parked record, half tombstone, op. What is parked is parked again for a new reason."""
+    """Return the write to parked: parked record, half tombstone, op. A parked transaction gets a new reason."""
     reason = fields.remark or ""
     kept = current_half(entry, half)
     if fields.commit_verdict:
@@ -266,7 +267,7 @@ def parked(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneW
 
 
 def resumed(shard: int, entry: ParkedEntry, half: Half, fields: OpFields) -> LaneWrite:
-    """From parked to prepared with its count at 0: half record, parked tombstone, op."""
+    """Return the write from parked to prepared with its count at 0: half record, parked tombstone, op."""
     again = msgspec.structs.replace(
         current_half(entry, half), since=fields.at, checks=0, checked_at=None, check_after_ms=None
     )
@@ -282,7 +283,7 @@ def resumed(shard: int, entry: ParkedEntry, half: Half, fields: OpFields) -> Lan
 
 
 def written_again(shard: int, entry: Pending, half: Half, *, deadline: float) -> LaneWrite:
-    """Prepared stays prepared: the half once more at the tail (re-anchor, or the correction of a stray)."""
+    """Return the write of the half again at the tail (re-anchor, or the correction of a stray)."""
     return _write(
         shard,
         entry,
@@ -295,7 +296,7 @@ def written_again(shard: int, entry: Pending, half: Half, *, deadline: float) ->
 def tombstone_again(
     shard: int, transaction_id: str, group: str, state: State, prepared_at: int, *, deadline: float
 ) -> LaneWrite:
-    """The correction of a stray of an id that is ended or parked: its half tombstone again."""
+    """Return the write of the half tombstone again, which corrects a stray of an ended or parked id."""
     return LaneWrite(
         shard=shard,
         id=transaction_id,
@@ -317,7 +318,7 @@ def _write(
     op: Op | None = None,
     parked: Parked | Tombstone | None = None,
 ) -> LaneWrite:
-    """Return what takes an entry to a state, or leaves it there."""
+    """Return the write that brings an entry to a state, or keeps it there."""
     return LaneWrite(
         shard=shard,
         id=entry.id,
@@ -345,7 +346,7 @@ def _op(kind: OpKind, entry: Unresolved, half: Half | None, fields: OpFields) ->
         checks=fields.checks,
         checked_at=fields.checked_at,
         commit_verdict=fields.commit_verdict or entry.commit_verdict,
-        # The last op of an id must hold all totals, so a writer without a remark keeps the one that stands.
+        # The last op of an id must have all totals, so a writer without a remark keeps the current one.
         remark=fields.remark if kind.final else fields.remark or entry.remark,
         messages=() if half is None or not kind.final else tuple([MessageDigest.of(one) for one in half.messages]),
     )

@@ -11,8 +11,8 @@ from halfway.domain.policy import COMMIT_SAID
 from halfway.domain.shard import ParkedEntry
 from halfway.domain.transaction import Action, Cause
 from halfway.service.resolve.changes import Act
-from halfway.service.resolve.resolver import limit
-from halfway.service.shards.shard_table import CommitVerdict
+from halfway.service.resolve.resolver import background_deadline
+from halfway.service.shards.claims import CommitVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -46,7 +46,7 @@ class CommitVerdicts:
 
     def keep(self, checked: Entry, number: int, checks: int) -> None:
         """Keep a new verdict. If there are many, drop those of shards that are no longer served here."""
-        verdicts = self._shards.said_commit
+        verdicts = self._shards.unwritten_commit_verdicts
         if len(verdicts) >= _CLEANUP_AT:
             for name in [name for name, verdict in verdicts.items() if self._shards.find(verdict.shard) is None]:
                 del verdicts[name]
@@ -54,7 +54,7 @@ class CommitVerdicts:
 
     def keeps(self, transaction_id: str) -> bool:
         """Return whether a commit verdict of this id is not written yet: the policy must not decide until then."""
-        return transaction_id in self._shards.said_commit
+        return transaction_id in self._shards.unwritten_commit_verdicts
 
     def is_of_another(self, checked: Entry | CommitVerdict, entry: Unresolved) -> bool:
         """Return whether a later transaction has the id now, which was not checked.
@@ -67,18 +67,20 @@ class CommitVerdicts:
     def take_commit_result(self, transaction_id: str, error: BaseException | None) -> None:
         """Handle the result of the commit. If it was not written, record the verdict instead."""
         if error is None or isinstance(error, _ENDED):
-            self._shards.said_commit.pop(transaction_id, None)
+            self._shards.unwritten_commit_verdicts.pop(transaction_id, None)
         else:
             self._start_recording(transaction_id)
 
     def record(self, number: int) -> None:
         """Retry to record the verdicts of a shard that could not be written."""
-        for transaction_id in [name for name, verdict in self._shards.said_commit.items() if verdict.shard == number]:
+        for transaction_id in [
+            name for name, verdict in self._shards.unwritten_commit_verdicts.items() if verdict.shard == number
+        ]:
             if transaction_id not in self._shards.claims:
                 self._start_recording(transaction_id)
 
     def _start_recording(self, transaction_id: str) -> None:
-        verdict = self._shards.said_commit.get(transaction_id)
+        verdict = self._shards.unwritten_commit_verdicts.get(transaction_id)
         if verdict is not None and transaction_id not in self._recording:
             self._recording.add(transaction_id)
             self._spawn(self._record(transaction_id, verdict))
@@ -86,16 +88,18 @@ class CommitVerdicts:
     async def _record(self, transaction_id: str, verdict: CommitVerdict) -> None:
         """Record a commit verdict. From then on the policy never rolls the transaction back."""
         try:
-            shard = await self._shards.serving(verdict.shard, deadline=limit())
+            shard = await self._shards.wait_until_served(verdict.shard, deadline=background_deadline())
             entry = shard.state.unresolved(transaction_id)
             if entry is not None and not entry.commit_verdict and not self.is_of_another(verdict, entry):
-                await self._resolver.resolve(transaction_id, _recording_act(entry, verdict), deadline=limit())
+                await self._resolver.resolve(
+                    transaction_id, _recording_act(entry, verdict), deadline=background_deadline()
+                )
         except _ENDED:
-            self._shards.said_commit.pop(transaction_id, None)
+            self._shards.unwritten_commit_verdicts.pop(transaction_id, None)
         except HalfwayError as error:
             log.warning("verdict_not_recorded", id=transaction_id, error=error.code)
         else:
-            self._shards.said_commit.pop(transaction_id, None)
+            self._shards.unwritten_commit_verdicts.pop(transaction_id, None)
         finally:
             self._recording.discard(transaction_id)
 
@@ -112,7 +116,7 @@ def _recording_act(entry: Unresolved, verdict: CommitVerdict) -> Act:
         remark=f"{entry.reason}; {COMMIT_SAID}" if isinstance(entry, ParkedEntry) else None,
         checks=max(entry.checks, verdict.checks),
         commit_verdict=True,
-        still=_is_parked if parked else None,
+        still_decided=_is_parked if parked else None,
     )
 
 

@@ -1,7 +1,7 @@
-"""Resolving: claim an id, write through the lane, apply what was written (docs/protocol.md#end-the-lane).
+"""Resolves transactions: claims an id, writes through the lane, applies the write (docs/protocol.md#end-the-lane).
 
-A `Resolution` is one change of one transaction: it holds the claim of the id, and answers a caller's reply once. If
-the lane was lost, another write may follow the first one.
+A `Resolution` is one change of one transaction. It has the claim of the id, and answers the caller once. If the
+lane is lost, another write may follow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from halfway.service.answers import Deadlines, answer_all
 from halfway.service.ports import LaneAnswers, LaneWrite, Written
 from halfway.service.requests import EndResult
 from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, note_error, unconfirmed
-from halfway.service.shards.shard_table import Claim
+from halfway.service.shards.claims import Claim
 
 if TYPE_CHECKING:
     from halfway.service.activity.activity import Activity
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 WRITE_LIMIT_S: Final = 30.0
-"""How long a resolution that nobody waits for (a verdict, a policy) may wait for its turn in the lane."""
+"""How long a resolution that no caller waits for (of a verdict or the policy) may wait for the lane."""
 _PAUSE_S: Final = 0.02
 _CANNOT_BE_WRITTEN: Final = (TopicUnavailableError, MessageTooLargeError, NotAuthorisedError)
 
@@ -53,37 +53,38 @@ Reply = Callable[[EndResult | BaseException], None]
 
 
 class Resolution(Claim, kw_only=True, eq=False):
-    """One change of one transaction, from its claim to its answer, through as many writes as it takes."""
+    """One change of one transaction, from its claim to its answer, with as many writes as necessary."""
 
     id: str
     change: Change
     deadline: float
-    """On the loop's clock: the answer is given by then."""
+    """A time on the loop's clock. The answer is given by then."""
     reply: Reply
     entry: Entry
-    """The entry that the change last looked at."""
+    """The entry that the change last read."""
     written_at: int = 0
     """The time of the last write, ms since the epoch."""
     tried: tuple[int, ...] = ()
-    """The times (ms since the epoch) of the writes whose lane was lost: nobody knows yet whether they stand."""
+    """The times (ms since the epoch) of the writes whose lane was lost: their results are not known yet."""
 
 
 class Resolver:
-    """The one way by which the state of a transaction changes after its prepare.
+    """The only way in which the state of a transaction changes after its prepare.
 
-    `_advance` claims the id and hands the write to the lane; `_take_answers` applies it and answers. If the lane was
-    lost or dropped the write, or the payload must be read first, `_look_again` judges what stands now and submits.
+    `_advance` claims the id and hands the write to the lane; `_take_answers` applies it and answers. If the lane
+    was lost or dropped the write, or the payload must be read first, `_look_again` decides by the current state and
+    submits.
     """
 
     def __init__(self, shards: ShardTable, lookup: Lookup, lane: Lane, clock: Clock, activity: Activity) -> None:
-        """Keep the parts; nothing is started."""
+        """Store the parts; nothing is started."""
         self._shards = shards
         self._lookup = lookup
         self._lane = lane
         self._clock = clock
         self._activity = activity
         self._outgoing: list[LaneWrite] = []
-        """What this turn of the loop hands to the lane."""
+        """The writes that this turn of the event loop hands to the lane."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -91,17 +92,17 @@ class Resolver:
         lane.listen(self._take_answers)
 
     async def resolve(self, transaction_id: str, change: Change, *, deadline: float) -> EndResult:
-        """Change one transaction; if its id is claimed, wait for that and then judge by its result.
+        """Change one transaction. If its id is claimed, wait for the release, and then decide by the resulting state.
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.
-            EndUnconfirmedError: not confirmed in time; repeat the call: it is never done twice.
+            EndUnconfirmedError: it was not confirmed in time; repeat the call: it is never done twice.
             TopicUnavailableError, MessageTooLargeError, NotAuthorisedError: it cannot be written; it is still pending.
-            OvertakenError: policy decided it, and no longer does.
+            OvertakenError: the policy decided it, and no longer does.
 
         """
         shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-        result = await self._unless_claimed(shard, entry, change, deadline)
+        result = await self._change_unless_claimed(shard, entry, change, deadline)
         return await self._in_turn(transaction_id, change, deadline) if result is None else result
 
     async def _in_turn(self, transaction_id: str, change: Change, deadline: float) -> EndResult:
@@ -118,7 +119,7 @@ class Resolver:
                 if claim is not None:
                     await _within(asyncio.shield(claim.released()), transaction_id, deadline=deadline)
                 shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-                result = await self._unless_claimed(shard, entry, change, deadline)
+                result = await self._change_unless_claimed(shard, entry, change, deadline)
                 if result is not None:
                     return result
         finally:
@@ -127,28 +128,30 @@ class Resolver:
     async def reanchor(self, transaction_id: str, *, deadline: float) -> None:
         """Write the half of a prepared transaction again at the tail, unless its id is claimed."""
         shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-        await self._unless_claimed(shard, entry, Reanchor(), deadline)
+        await self._change_unless_claimed(shard, entry, Reanchor(), deadline)
 
     async def correct(self, transaction_id: str, *, deadline: float) -> None:
-        """Put right a stray half: the first content again if it is pending, a tombstone if it is parked or ended."""
+        """Correct a stray half: write the first content again if pending, a tombstone if parked or ended."""
         shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-        await self._unless_claimed(
+        await self._change_unless_claimed(
             shard, entry, Reanchor() if isinstance(entry, Pending) else WriteTombstone(), deadline
         )
 
-    async def _unless_claimed(self, shard: Shard, entry: Entry, change: Change, deadline: float) -> EndResult | None:
+    async def _change_unless_claimed(
+        self, shard: Shard, entry: Entry, change: Change, deadline: float
+    ) -> EndResult | None:
         """Change a transaction, and return the result; None if its id is claimed."""
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
-        kept, reply = self._kept(entry, change), partial(_answer, answer, entry.id)
-        if not self.begin(shard, entry, change, kept, deadline=deadline, reply=reply):
+        payload, reply = self._cached_payload(entry, change), partial(_answer, answer, entry.id)
+        if not self.begin(shard, entry, change, payload, deadline=deadline, reply=reply):
             return None
-        return await self._in_time(answer, entry.id, deadline)
+        return await self._wait_in_time(answer, entry.id, deadline)
 
-    def _kept(self, entry: Entry, change: Change) -> Half | None:
-        """Return the payload in memory if the change needs it."""
+    def _cached_payload(self, entry: Entry, change: Change) -> Half | None:
+        """Return the cached payload if the change needs it."""
         return self._shards.payloads.get(entry.id) if change.needs_payload else None
 
-    async def _in_time(self, answer: asyncio.Future[EndResult], transaction_id: str, deadline: float) -> EndResult:
+    async def _wait_in_time(self, answer: asyncio.Future[EndResult], transaction_id: str, deadline: float) -> EndResult:
         def late() -> None:
             answer_all([(answer, unconfirmed(transaction_id))])
 
@@ -163,15 +166,15 @@ class Resolver:
         shard: Shard,
         entry: Entry,
         change: Change,
-        kept: Half | None,
+        payload: Half | None,
         *,
         deadline: float,
         reply: Reply,
     ) -> bool:
-        """Begin a change, and reply once it is done; False if the id is claimed by another change.
+        """Begin a change, and reply when it is done; return False if another change has claimed the id.
 
-        `kept` is the payload that is in memory under the id, if any. What was begun is finished, whether somebody waits
-        for the reply or not; a reply that must come by the deadline is its caller's to watch.
+        `payload` is the cached payload of the id, if any. A change that has begun is finished, even if no caller waits
+        for the reply. The caller of `begin` watches the deadline of the reply.
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.
@@ -182,7 +185,7 @@ class Resolver:
         resolution = Resolution(
             shard=shard.number, mark=shard.mark, id=entry.id, change=change, deadline=deadline, reply=reply, entry=entry
         )
-        half = kept if kept is not None and kept.fingerprint == entry.fingerprint else None
+        half = payload if payload is not None and payload.fingerprint == entry.fingerprint else None
         if half is None and not isinstance(entry, Ended) and change.needs_payload:
             self._shards.claims[entry.id] = resolution
             self._spawn(self._look_again(resolution))
@@ -191,10 +194,10 @@ class Resolver:
         return True
 
     def _advance(self, resolution: Resolution, half: Half | None) -> None:
-        """Answer if nothing is to be written; else claim the id, and hand the write to the lane at the turn's end."""
+        """Answer if no write is needed; else claim the id, and hand the write to the lane at the end of the turn."""
         change, entry, tried = resolution.change, resolution.entry, resolution.tried
-        # A clock that was set back lets no outcome seem older than its prepare. One Kafka transaction may follow
-        # another within a millisecond; the time must still tell them apart.
+        # If the clock was set back, no outcome may look older than its prepare. One Kafka transaction may follow
+        # another within a millisecond, and their times must differ.
         at = max(self._clock.now_ms(), entry.prepared_at, tried[-1] + 1 if tried else 0)
         answer = change.answer_without_write(entry, tried)
         if answer is not None:
@@ -204,7 +207,7 @@ class Resolver:
         resolution.written_at = at
         try:
             write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
             self._take_failure(resolution, error)
             return
         resolution.write = write
@@ -215,15 +218,15 @@ class Resolver:
     # --- while the id is claimed
 
     def _hand_over(self) -> None:
-        """Give the lane what this turn has for it."""
+        """Submit the writes of this turn to the lane."""
         outgoing, self._outgoing = self._outgoing, []
         try:
             self._lane.submit(outgoing)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the callers get it
+        except Exception as error:  # noqa: BLE001 - the callers get any error
             self._take_answers([(write, error) for write in outgoing])
 
     def _take_answers(self, answers: LaneAnswers) -> None:
-        """Apply what the lane wrote, and answer; look again at what it did not write, or answer with the error."""
+        """Apply the writes of the lane, and answer; look again at the others, or answer with their errors."""
         claims = self._shards.claims
         for write, result in answers:
             resolution = claims.get(write.id)
@@ -240,12 +243,12 @@ class Resolver:
             try:
                 self._shards.apply(write, result)
                 self._activity.note_write(write)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets it
+            except Exception as error:  # noqa: BLE001 - the caller gets any error
                 answer = error
             self._finish(resolution, answer)
 
     def _take_failure(self, resolution: Resolution, error: BaseException) -> None:
-        """Look again if the write may be repeated, or may even stand; else answer with the error."""
+        """Look again if the write may be repeated, or may have been done; else answer with the error."""
         in_time = asyncio.get_running_loop().time() < resolution.deadline
         if isinstance(error, LaneLostError):
             resolution.tried += (resolution.written_at,)
@@ -265,17 +268,17 @@ class Resolver:
             named = error.fields.get("topic")
             topic = named if isinstance(named, str) else None
             again_s = error.retry_after_s if isinstance(error, RetryableError) else 0.0
-            self._activity.refused(transaction_id, topic, error.code, error.detail, again_s)
+            self._activity.note_refused_write(transaction_id, topic, error.code, error.detail, again_s)
 
     async def _look_again(self, resolution: Resolution, pause_s: float = 0.0) -> None:
-        """Judge by what stands now, and write unless no write is needed.
+        """Decide by the current state, and write if a write is needed.
 
-        After a lane was lost, the fold shows whether the write stands.
+        After the loss of a lane the fold shows whether the write was done.
         """
         try:
             if pause_s:
                 await asyncio.sleep(pause_s)
-            shard = await self._shards.serving(resolution.shard, deadline=resolution.deadline)
+            shard = await self._shards.wait_until_served(resolution.shard, deadline=resolution.deadline)
             resolution.mark = shard.mark
             entry = shard.state.find(resolution.id)
             if entry is None:
@@ -285,10 +288,10 @@ class Resolver:
                 half = await self._payload(shard, entry, resolution)
                 if self._shards.find(resolution.shard) is shard:
                     self._advance(resolution, half)
-                else:  # while the payload was read another owner may have had the shard
+                else:  # another owner may have had the shard while the payload was read
                     self._spawn(self._look_again(resolution))
         except ShardUnavailableError as error:
-            # It says that nothing was done, and nobody can tell that of a write that was tried.
+            # The error means that nothing was done, which is not known of a write that was tried.
             self._finish(resolution, unconfirmed(resolution.id) if resolution.tried else error)
         except BaseException as error:
             self._finish(resolution, error)
@@ -317,7 +320,7 @@ class Resolver:
         try:
             resolution.reply(result)
         except Exception:
-            log.exception("reply_failed")  # it must not cost the others their answers
+            log.exception("reply_failed")  # the others must still get their answers
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
@@ -328,20 +331,20 @@ class Resolver:
 def _answer(future: asyncio.Future[EndResult], transaction_id: str, result: EndResult | BaseException) -> None:
     """Answer a caller that waits for a future."""
     if future.done():
-        note_late(transaction_id, result)
+        log_late_error(transaction_id, result)
     elif isinstance(result, EndResult):
         future.set_result(result)
     else:
         future.set_exception(result)
 
 
-def limit() -> float:
-    """Return the deadline of a resolution that nobody waits for."""
+def background_deadline() -> float:
+    """Return the deadline of a resolution that no caller waits for."""
     return asyncio.get_running_loop().time() + WRITE_LIMIT_S
 
 
-def note_late(transaction_id: str, error: EndResult | BaseException) -> None:
-    """Log an end that failed when nobody waited for it any more, unless the same end again would mend it."""
+def log_late_error(transaction_id: str, error: EndResult | BaseException) -> None:
+    """Log an end that failed when no caller waited any more, unless a repeat of the end would succeed."""
     if isinstance(error, Exception) and not isinstance(error, RetryableError):
         log.info("late_end_failed", id=transaction_id, error=str(error))
 

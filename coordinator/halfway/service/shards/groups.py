@@ -72,7 +72,7 @@ class Groups:
             raise UnknownGroupError(name)
         return group
 
-    def taking_prepares(self, name: str) -> Group:
+    def get_for_prepare(self, name: str) -> Group:
         """Return a group that is registered and not being deleted; raise UnknownGroupError otherwise."""
         group = self.get(name)
         if self._held and self._is_held(group):

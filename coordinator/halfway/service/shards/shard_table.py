@@ -1,4 +1,4 @@
-"""The shards that this instance serves now, the payloads in memory, and the claims on ids that are being resolved."""
+"""The shards that this instance serves, and the payloads in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 
 from halfway.domain.errors import (
@@ -23,6 +22,7 @@ from halfway.domain.records import Half
 from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause
 from halfway.service.ports import TOMBSTONE, Tombstone
+from halfway.service.shards.claims import Claim, CommitVerdict
 from halfway.service.shards.rotation import ShardRotation
 from halfway.service.shards.shard_stats import ShardStats, stats_of
 
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_OWN_KEPT: Final = 100_000
-"""Of own records that the tail has yet to pass, in one shard."""
+_MAX_OWN: Final = 100_000
+"""Own records of one shard that the tail has not passed yet."""
 _OVERHEAD_BYTES: Final = 512
-"""What a payload in memory takes beside its own bytes."""
+"""The memory that a payload takes in addition to its own bytes."""
 
 
 class Shard:
-    """One shard while it is served: its fold, when each pending transaction is due, and the calls that wait."""
+    """A served shard: its fold, the next looks at its pending transactions, and the waiting calls."""
 
     def __init__(self, number: int, state: ShardState) -> None:
-        """Take over the fold that an acquisition made; everything pending is looked at by the first scan."""
+        """Take the fold of an acquisition. The first scan looks at every pending transaction."""
         self.number = number
         self.state = state
         self.mark = object()
@@ -56,23 +56,23 @@ class Shard:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._own: dict[int, str] = {}
-        """The ids of own records by offset, from when they are applied until the tail passes them."""
+        """The ids of own records by offset, from their application until the tail passes them."""
 
     def apply_own_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
-        """Apply a record of half[s] that this instance has written, so that the tail need not read it again."""
+        """Apply a record of half[s] that this instance has written, so that the tail need not decode it."""
         self.state.apply_half(offset, transaction_id, half)
-        if offset >= self.state.half_tail and len(self._own) < _OWN_KEPT:  # else the tail reads it
+        if offset >= self.state.half_tail and len(self._own) < _MAX_OWN:  # else the tail reads it
             self._own[offset] = transaction_id
 
     def apply_own_write(self, write: LaneWrite, written: Written) -> Pending | None:
-        """Apply what the lane has written as a recovery would, so that a repeat by the tail changes nothing.
+        """Apply a write of the lane as a recovery would, so that a repeat by the tail changes nothing.
 
-        Return the entry if the transaction is prepared still.
+        Return the entry if the transaction is still prepared.
         """
         state, op, offset, tombstone = self.state, write.op, written.op, written.half
         if op is not None and offset is not None and tombstone is not None and write.half is TOMBSTONE:
             ended = state.apply_end(offset, op, tombstone)
-            if tombstone >= state.half_tail and len(self._own) < _OWN_KEPT:
+            if tombstone >= state.half_tail and len(self._own) < _MAX_OWN:
                 self._own[tombstone] = op.id
         else:
             ended = False
@@ -93,25 +93,25 @@ class Shard:
     def has_applied(self, offset: int, key: bytes | None) -> bool:
         """Return whether the record of half[s] at an offset was written and applied here.
 
-        The tail's thread calls this, again for a record if the answer was no. After a yes the record is forgotten.
+        The tail's thread calls this, again for a record if it returned False. After True the record is forgotten.
         """
         own = self._own.pop(offset, None)
         return own is not None and key == own.encode()
 
     def forget_own(self, offset: int) -> None:
-        """Note that the tail has read a record, perhaps before it was applied here."""
+        """Forget an own record that the tail has read, perhaps before it was applied here."""
         self._own.pop(offset, None)
 
     def advance(self, position: int) -> None:
-        """Note that the tail has reached `position`, and wake the calls that waited for it."""
+        """Set the position of the tail, and wake the calls that wait for it."""
         self.state.half_tail = max(self.state.half_tail, position)
         while self._waiting and self._waiting[0][0] <= self.state.half_tail:
             waiter = heappop(self._waiting)[2]
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def tailed(self, position: int, *, deadline: float) -> None:
-        """Return once the tail has reached `position`: everything before it has been applied."""
+    async def wait_for_tail(self, position: int, *, deadline: float) -> None:
+        """Return when the tail has reached `position`: all records before it have been applied."""
         if self.state.half_tail >= position:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -127,62 +127,35 @@ class Shard:
             ) from None
 
     def close(self) -> None:
-        """Wake the calls that wait: this shard is no longer served here."""
+        """Fail the waiting calls, because this shard is no longer served here."""
         for _, _, waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(not_served(self.number))
         self._waiting.clear()
 
 
-class Claim(msgspec.Struct, eq=False):
-    """A hold on an id by the change that is being made to it; others may wait for its release."""
-
-    shard: int
-    mark: object
-    """Of the shard as it was served when the change last looked at the id."""
-    write: LaneWrite | None = None
-    """The write of the change that the lane has yet to answer."""
-    waiter: asyncio.Future[None] | None = None
-    """Done once the id is free, if somebody waits for that."""
-
-    def released(self) -> asyncio.Future[None]:
-        """Return a future that is done once the id is free; shield it, for others may wait for it too."""
-        if self.waiter is None:
-            self.waiter = asyncio.get_running_loop().create_future()
-        return self.waiter
-
-
-class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
-    """A commit verdict of a check that is not written yet: its shard, and the number of checks sent by then."""
-
-    shard: int
-    checks: int
-    prepared_at: int
-    fingerprint: bytes
-
-
 class PayloadCache:
-    """Payloads of pending transactions, kept while they fit into a bound of bytes.
+    """A cache of the payloads of pending transactions, limited in bytes.
 
-    Halves by id, the least recently used thrown out first; what is not here is read back from Kafka by offset.
+    It has halves by id and evicts the least recently used first. Other payloads are read from Kafka by offset.
     """
 
     def __init__(self, max_bytes: int) -> None:
         """Start empty."""
         self._max_bytes = max_bytes
         self._halves: OrderedDict[str, tuple[Half, int]] = OrderedDict()
-        """Each with the bytes that it counts."""
+        """Each half with the bytes that it takes."""
         self.bytes = 0
         self.hits = 0
         self.misses = 0
-        """Those that were read back."""
+        """The number of payloads that were read from Kafka."""
 
     def __len__(self) -> int:
-        """Count the halves."""
+        """Return the number of halves."""
         return len(self._halves)
 
     def put(self, half: Half, payload_bytes: int) -> None:
-        """Keep a half of so many bytes in place of the one that its id had."""
+        """Store a half with its size, in place of the former one of its id."""
         if half.id in self._halves:
             self.drop(half.id)
         size = payload_bytes + _OVERHEAD_BYTES
@@ -195,41 +168,41 @@ class PayloadCache:
             self.bytes -= freed
 
     def get(self, transaction_id: str) -> Half | None:
-        """Return the half that is kept of an id. Its fingerprint differs if the id was prepared again elsewhere."""
-        kept = self._halves.get(transaction_id)
-        if kept is None:
+        """Return the cached half of an id. Its fingerprint differs if the id was prepared again elsewhere."""
+        cached = self._halves.get(transaction_id)
+        if cached is None:
             return None
         self._halves.move_to_end(transaction_id)
         self.hits += 1
-        return kept[0]
+        return cached[0]
 
     def drop(self, transaction_id: str) -> None:
         """Forget an id."""
-        kept = self._halves.pop(transaction_id, None)
-        if kept is not None:
-            self.bytes -= kept[1]
+        cached = self._halves.pop(transaction_id, None)
+        if cached is not None:
+            self.bytes -= cached[1]
 
 
 class ShardTable:
     """The served shards by number. It is the `ShardListener` of the membership."""
 
     def __init__(self, limits: ServiceLimits, clock: Clock) -> None:
-        """Start with no shard."""
+        """Start without a shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
         self.claims: dict[str, Claim] = {}
-        self.said_commit: dict[str, CommitVerdict] = {}
-        """By id; policy resolves none of these."""
+        self.unwritten_commit_verdicts: dict[str, CommitVerdict] = {}
+        """By id. The policy resolves none of these transactions."""
         self._limits = limits
         self._clock = clock
         self._served: dict[int, Shard] = {}
-        self._taking: list[int] = []
-        """The numbers of those that are not being given up."""
+        self._accepting: list[int] = []
+        """The numbers of the served shards that are not being given up."""
         self.preparing: dict[str, int] = defaultdict(int)
-        """Prepares by group that are on their way to the log."""
+        """The number of prepares on their way to the log, by group."""
         self._change = asyncio.Event()
         self._rotation = ShardRotation()
 
-    # --- finding
+    # --- looking up
 
     @property
     def served(self) -> Sequence[int]:
@@ -238,11 +211,11 @@ class ShardTable:
 
     @property
     def count(self) -> int:
-        """How many shards there are in all."""
+        """The total number of shards."""
         return self._limits.shards
 
     def number_of(self, transaction_id: str) -> int:
-        """Return the shard that an id belongs to; UnknownTransactionError if there is no such shard."""
+        """Return the number of the shard of an id; raise UnknownTransactionError if there is no such shard."""
         number = shard_of(transaction_id, self._limits.shards)
         if number is None:
             raise UnknownTransactionError(transaction_id)
@@ -257,7 +230,7 @@ class ShardTable:
         return shard
 
     def get(self, number: int) -> Shard:
-        """Return a shard that is served and not being given up; NotServedError otherwise."""
+        """Return a shard that is served and not being given up; raise NotServedError otherwise."""
         shard = self._served.get(number)
         if shard is None or shard.leaving:
             raise not_served(number)
@@ -278,12 +251,12 @@ class ShardTable:
 
     def choose(self) -> Shard:
         """Return one of the shards served here for a new transaction, in turn."""
-        if not self._taking:
+        if not self._accepting:
             raise NotServedError("this instance serves no shard now: try again")
-        return self._served[self._rotation.choose(self._taking)]
+        return self._served[self._rotation.choose(self._accepting)]
 
-    async def serving(self, number: int, *, deadline: float) -> Shard:
-        """Wait for a shard to be served here; ShardUnavailableError past the deadline."""
+    async def wait_until_served(self, number: int, *, deadline: float) -> Shard:
+        """Wait until a shard is served here; raise ShardUnavailableError past the deadline."""
         while (shard := self._served.get(number)) is None:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -294,7 +267,7 @@ class ShardTable:
 
     @property
     def unresolved(self) -> int:
-        """How many transactions are pending or parked in the shards served here."""
+        """The number of transactions that are pending or parked in the shards served here."""
         return sum([shard.state.unresolved_count for shard in self._served.values()])
 
     def stats(self) -> list[ShardStats]:
@@ -303,7 +276,7 @@ class ShardTable:
         return [stats_of(shard, now) for shard in self.all()]
 
     def group_counts(self) -> dict[str, tuple[int, int]]:
-        """Return pending and parked by group, over the shards served here."""
+        """Return the numbers of pending and parked transactions by group, over the shards served here."""
         totals: dict[str, tuple[int, int]] = {}
         for shard in self._served.values():
             for group, (pending, parked) in shard.state.group_counts.items():
@@ -312,12 +285,12 @@ class ShardTable:
         return totals
 
     def counts_here(self, group: str, number: int) -> tuple[int, int]:
-        """Return pending and parked of a group in a shard; none if it is not served here."""
+        """Return the numbers of pending and parked transactions of a group in a shard; 0 if it is not served here."""
         shard = self._served.get(number)
         return (0, 0) if shard is None else shard.state.group_counts.get(group, (0, 0))
 
     def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
-        """Return pending (also on their way) and parked of a group in shards served here; NotServedError otherwise."""
+        """Return a group's counts of pending (also on their way) and parked in served shards; else NotServedError."""
         pending, parked = self.preparing.get(group, 0), 0
         for number in numbers:
             found = self.get(number).state.group_counts.get(group, (0, 0))
@@ -326,9 +299,9 @@ class ShardTable:
         return pending, parked
 
     def apply(self, write: LaneWrite, written: Written) -> None:
-        """Apply what the lane has written for a transaction.
+        """Apply a write of the lane.
 
-        The shard may have been given up and taken back since the write was made: it goes to what is served now.
+        The shard may have been given up and acquired again since the write was made: the current shard gets it.
         """
         shard = self._served.get(write.shard)
         if shard is None:
@@ -344,14 +317,14 @@ class ShardTable:
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve a shard from now on."""
         self._served[shard] = Shard(shard, state)
-        self._note_taking()
+        self._update_accepting()
         pending, parked, ended = state.counts
         log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)
         change, self._change = self._change, asyncio.Event()
         change.set()
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        """Apply what the tail has read of half[s]."""
+        """Apply records of half[s] that the tail has read."""
         served = self._served.get(shard)
         if served is None:
             return
@@ -359,8 +332,8 @@ class ShardTable:
         for offset, transaction_id, half in records:
             served.forget_own(offset)
             if half is None and transaction_id in self.claims:
-                # The tail sees no op, and it may be here before the lane's answer. Until the claiming change applies
-                # both, the id stays known: one that is being resolved must never be taken for unknown.
+                # The tail does not read op, and may come before the lane's answer. Until the change that has claimed
+                # the id applies both, the id stays known: it must never be taken for unknown.
                 continue
             known = state.unresolved(transaction_id) is not None
             state.apply_half(offset, transaction_id, half)
@@ -368,47 +341,47 @@ class ShardTable:
                 served.agenda.put(transaction_id, 0)
         served.advance(position)
 
-    def holds(self, shard: int, offset: int, key: bytes | None) -> bool:
-        """Return whether the half record at an offset is this instance's own and applied."""
+    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
+        """Return whether this instance wrote and applied the half record at an offset."""
         served = self._served.get(shard)
         return served is not None and served.has_applied(offset, key)
 
-    def current(self, write: LaneWrite) -> bool:
+    def may_still_be_written(self, write: LaneWrite) -> bool:
         """Return whether a write is the one that the claim of its id waits for, in the shard that is served now.
 
         If the write resolves the id, it is pending or parked: within one fold, only the write of its claim ends it.
-        An act of policy is no longer current once a check has said commit. A tombstone alone is that of a stray: it is
-        no longer current once the id is prepared again, as it would remove the new transaction.
+        An act of the policy may not be written after a check has said commit. A tombstone alone corrects a stray: it
+        may not be written after the id is prepared again, because it would remove the new transaction.
         """
         served, claim = self._served.get(write.shard), self.claims.get(write.id)
         if served is None or claim is None or claim.write is not write or claim.mark is not served.mark:
             return False
         if write.op is not None:
-            return write.op.cause is not Cause.POLICY or write.id not in self.said_commit
+            return write.op.cause is not Cause.POLICY or write.id not in self.unwritten_commit_verdicts
         return not (isinstance(write.half, Tombstone) and isinstance(served.state.unresolved(write.id), Pending))
 
     async def revoked(self, shard: int) -> None:
-        """Take no more ends of a shard and return once those in flight are finished; then it is gone."""
+        """Accept no more ends for a shard, wait until those in flight are finished, and drop it."""
         served = self._served.get(shard)
         if served is None:
             return
         served.leaving = True
-        self._note_taking()
-        while mine := [claim.released() for claim in self.claims.values() if claim.shard == shard]:
-            await asyncio.wait(mine)
+        self._update_accepting()
+        while claims := [claim.released() for claim in self.claims.values() if claim.shard == shard]:
+            await asyncio.wait(claims)
         if self._served.get(shard) is served:
             self.lost(shard)
 
     def lost(self, shard: int) -> None:
         """Drop a shard at once."""
         served = self._served.pop(shard, None)
-        self._note_taking()
+        self._update_accepting()
         if served is not None:
             served.close()
             log.info("shard_dropped", shard=shard)
 
-    def _note_taking(self) -> None:
-        self._taking = [number for number, shard in self._served.items() if not shard.leaving]
+    def _update_accepting(self) -> None:
+        self._accepting = [number for number, shard in self._served.items() if not shard.leaving]
 
 
 def not_served(number: int) -> NotServedError:

@@ -69,7 +69,7 @@ def shown(_topic: str, _partitions: int) -> bool:
 
 
 def context_with(destinations: SlowDestinations | Known) -> LaneContext:
-    listener = SimpleNamespace(current=lambda _write: True)
+    listener = SimpleNamespace(may_still_be_written=lambda _write: True)
     config = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=100_000)
     context: Any = SimpleNamespace(
         destinations=destinations,
@@ -108,7 +108,7 @@ async def test_a_write_that_is_overtaken_while_its_topics_are_looked_up_is_not_w
             return super().fresh(names, timeout)
 
     context: Any = context_with(Overtaken(WritablePartitions("orders", 1)))
-    context.listener.current = lambda _write: current
+    context.listener.may_still_be_written = lambda _write: current
     answers: list[LaneAnswer] = []
     assert admit(context, [unexpired("orders")], answers, shown) == []
     assert [type(error) for _, error in answers] == [NotWrittenError]

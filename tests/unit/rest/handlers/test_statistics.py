@@ -122,8 +122,8 @@ async def test_a_refusal_that_names_no_topic_is_shown_with_its_transaction(
 
 async def test_a_topic_keeps_the_reason_for_which_it_was_refused_first(world: RestWorld) -> None:
     activity = world.coordinator.statistics._activity
-    activity.refused("t1", "coupons", "message_too_large", "the clear reason", 1)
-    activity.refused("t1", "coupons", "topic_unavailable", "vague", 1)
+    activity.note_refused_write("t1", "coupons", "message_too_large", "the clear reason", 1)
+    activity.note_refused_write("t1", "coupons", "topic_unavailable", "vague", 1)
     shown = await statistics(world, lambda one: one["failures"]["topics"])
     (topic,) = shown["failures"]["topics"]
     assert (topic["error_code"], topic["detail"], topic["refused"]) == ("topic_unavailable", "vague", 2)

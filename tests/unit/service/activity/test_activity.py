@@ -96,7 +96,7 @@ def test_everything_is_passed_on(seen: Activity, observer: RecordingObserver, se
 
 def test_failures_are_bounded_and_forgotten_once_they_are_mended(seen: Activity) -> None:
     for number in range(activity.MAX_ENTRIES + 50):
-        seen.refused(f"t{number}", f"topic-{number}", "topic_unavailable", "d", 1.0)
+        seen.note_refused_write(f"t{number}", f"topic-{number}", "topic_unavailable", "d", 1.0)
         seen.skipped_record(f"topic-{number}", "wrong_key")
     topics, writes, skipped = seen.failing
     assert len(topics) == len(writes) == len(skipped) == activity.MAX_ENTRIES

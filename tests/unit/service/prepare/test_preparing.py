@@ -335,18 +335,18 @@ async def test_prepares_of_one_id_that_wait_do_not_all_look_again_after_each_tha
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, many = 0, 100
-    groups, taking_prepares = world.coordinator._groups, world.coordinator._groups.taking_prepares
+    groups, get_for_prepare = world.coordinator._groups, world.coordinator._groups.get_for_prepare
 
     def counted(name: str) -> Group:
         nonlocal looks
         looks += 1
-        return taking_prepares(name)
+        return get_for_prepare(name)
 
     def refuse(_: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
         assert deadline
         appended([(token, OverloadedError("too much is in flight")) for _, token in halves])
 
-    monkeypatch.setattr(groups, "taking_prepares", counted)
+    monkeypatch.setattr(groups, "get_for_prepare", counted)
     monkeypatch.setattr(world.memory.half_log, "append", refuse)
     prepares = [Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id="same")] * many
     answers = await world.coordinator.begin_prepares(prepares, deadline=world.deadline()).all()

@@ -30,8 +30,8 @@ async def test_another_groups_end_does_not_drop_a_commit_verdict_that_is_kept() 
     with memory.faults.lane_held():
         with pytest.raises(EndUnconfirmedError):
             await coordinator.end(commit, deadline=world.deadline(0.02), principal=shop)
-        assert "order-1" in coordinator.shards.said_commit
+        assert "order-1" in coordinator.shards.unwritten_commit_verdicts
         with pytest.raises(UnknownTransactionError):
             await coordinator.end(commit, deadline=world.deadline(), principal=other)
-        assert "order-1" in coordinator.shards.said_commit
+        assert "order-1" in coordinator.shards.unwritten_commit_verdicts
     await world.stop()

@@ -406,17 +406,17 @@ async def test_a_lane_that_answers_late_or_twice_is_heard_once_for_each_write(
     ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
     await world.until(lambda: submitted)
     first = submitted[0]
-    assert shards.current(first)
+    assert shards.may_still_be_written(first)
     answer([(first, LaneLostError(id=prepared.id))])
-    assert not shards.current(first)
+    assert not shards.may_still_be_written(first)
     await world.until(lambda: len(submitted) == 2)
     second = submitted[1]
     assert second is not first
     for late in (Written(half=6, op=6), LaneLostError(id=prepared.id)):
         answer([(first, late)])
         assert not ending.done()
-        assert shards.current(second)
-        assert not shards.current(first)
+        assert shards.may_still_be_written(second)
+        assert not shards.may_still_be_written(first)
     answer([(second, Written(half=7, op=7)), (second, LaneLostError(id=prepared.id))])
     assert (await ending).changed
     await asyncio.sleep(0.05)

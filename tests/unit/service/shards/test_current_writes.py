@@ -9,7 +9,8 @@ from halfway.memory.surroundings import ManualClock
 from halfway.service.ports import TOMBSTONE, LaneWrite
 from halfway.service.requests import ServiceLimits
 from halfway.service.resolve.changes import tombstone_again
-from halfway.service.shards.shard_table import Claim, ShardTable
+from halfway.service.shards.claims import Claim
+from halfway.service.shards.shard_table import ShardTable
 from tests.support.domain.shard_records import ID, A, B, op
 
 HORIZON_MS = 60_000
@@ -27,11 +28,11 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     table.acquired(0, state)
     stray = tombstone_again(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
     table.claims[ID] = Claim(0, table.get(0).mark, stray)
-    assert table.current(stray)
+    assert table.may_still_be_written(stray)
     later = ended.at + HORIZON_MS
     table.appended(0, [(6, ID, msgspec.structs.replace(B, prepared_at=later, since=later))], 7)
     assert isinstance(state.find(ID), Pending)
-    assert not table.current(stray)
+    assert not table.may_still_be_written(stray)
     assert table.get(0).agenda.pop_up_to(0) == ID, "nobody would ask what became of the new transaction"
 
 
@@ -50,15 +51,15 @@ async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_long
         deadline=0,
     )
     table.claims[ID] = Claim(0, table.get(0).mark)
-    assert not table.current(write), "the claim waits for another write, or for none"
+    assert not table.may_still_be_written(write), "the claim waits for another write, or for none"
     table.claims[ID].write = write
-    assert table.current(write)
+    assert table.may_still_be_written(write)
     table.lost(0)
-    assert not table.current(write)
+    assert not table.may_still_be_written(write)
     table.acquired(0, _with_a())
-    assert not table.current(write)
+    assert not table.may_still_be_written(write)
     table.claims[ID].mark = table.get(0).mark
-    assert table.current(write)
+    assert table.may_still_be_written(write)
 
 
 def _with_a() -> ShardState:
