@@ -85,6 +85,8 @@ class Cluster:
     async def delete_topic(self, name: str) -> None:
         for done in self._admin.delete_topics([name], operation_timeout=_ANSWER_WITHIN_S).values():
             await asyncio.to_thread(done.result, _ANSWER_WITHIN_S)
+        # The controller has deleted it; until the broker hears of it, the topic takes records.
+        await eventually(self.topic_names, lambda names: name not in names)
 
     async def config(self, name: str) -> dict[str, str | None]:
         """Give every setting of a topic."""
