@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 
 from halfway.domain.records import Barrier, Owner
 from halfway.kafka.clients.config import KafkaConfig
@@ -33,6 +34,7 @@ from tests.support.ownership.cluster_harness import (
     read_topic,
 )
 from tests.support.ownership.kafka_adapter import produce
+from tests.support.waiting import GENEROUS_S
 
 
 def test_the_owner_record_names_the_incarnation_and_its_lanes(config: KafkaConfig) -> None:
@@ -99,6 +101,30 @@ def test_an_open_rehearsal_of_a_frozen_owner_holds_no_consumer_back(kafka: Kafka
     acquire(config, "second", [0])
     assert [seen.value for seen in read_topic(config, orders)] == [b"plain"]
     rehearsal.abandon()
+
+
+def test_a_producer_that_learns_while_it_produces_that_it_was_fenced_says_so(config: KafkaConfig) -> None:
+    """From then on every `produce` fails with an error that does not name its cause."""
+    transactional_id = f"{config.prefix}fenced"
+    first, second = (TransactionalProducer(config, transactional_id) for _ in range(2))
+    try:
+        first.initialise(time.monotonic() + GENEROUS_S)
+        first.begin()
+        second.initialise(time.monotonic() + GENEROUS_S)
+        failure: ProducerFailedError | None = None
+        give_up = time.monotonic() + GENEROUS_S
+        while failure is None and time.monotonic() < give_up:
+            try:
+                first.produce(config.owners_topic, b"", b"0", 0)
+            except KafkaException as error:
+                failure = first.failure("produce", error)
+            time.sleep(0.01)
+        assert failure is not None
+        assert failure.fenced
+        assert failure.step == "produce"
+    finally:
+        first.abandon()
+        second.abandon()
 
 
 def test_of_two_that_acquire_at_once_only_one_claims(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:

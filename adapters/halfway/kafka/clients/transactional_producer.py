@@ -29,10 +29,13 @@ _KEPT: Final = 10_000
 """Topics whose known number of partitions a producer remembers."""
 _SETTLE_S: Final = 1.0
 _PURGE_S: Final = 5.0
+_FATAL_CAUSE_S: Final = 0.1
+"""How long to wait for the cause of a fatal error that has been reported."""
 _REMEMBERED: Final = 10_000
 """Ids of former incarnations of this process that it knows to be closed."""
 _PARALLEL: Final = 8
 _MARGIN_MS: Final = 5_000
+_FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - the names of librdkafka's own errors start so
 UNSETTLED: Final = KafkaError.CONCURRENT_TRANSACTIONS
 FENCED: Final = frozenset(
     {
@@ -275,6 +278,20 @@ class TransactionalProducer:
             self._client.abort_transaction(timeout)
         except KafkaException as error:
             raise ProducerFailedError.of("abort_transaction", error) from error
+
+    def failure(self, step: Step, error: Exception) -> ProducerFailedError:
+        """Return the failure behind an error of `produce`.
+
+        After a fatal error `produce` says only that there was one. The client's next poll raises its cause, for example
+        that the producer was fenced.
+        """
+        cause = kafka_error(error)
+        if cause is not None and cause.code() == _FATAL and self._producer is not None:
+            try:
+                self._producer.poll(_FATAL_CAUSE_S)
+            except KafkaException as fatal:
+                return ProducerFailedError.of(step, fatal)
+        return ProducerFailedError.of(step, error)
 
     def idle(self) -> None:
         """Serve the client's log and error events while there is nothing to write."""

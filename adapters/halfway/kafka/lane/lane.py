@@ -184,7 +184,7 @@ class LaneThread(OwnedThread):
             self._produce_releases(producer, release.shards)
             producer.commit(self._context.config.lane_stall_s)
         except Exception as error:
-            failure = error if isinstance(error, ProducerFailedError) else ProducerFailedError.of("release", error)
+            failure = error if isinstance(error, ProducerFailedError) else producer.failure("release", error)
             release.done.set_exception(failure)
             raise failure from error
         release.done.set_result(True)

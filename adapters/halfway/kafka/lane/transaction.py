@@ -130,7 +130,7 @@ def write_transaction(
     except ProducerFailedError:
         raise
     except Exception as error:
-        raise ProducerFailedError.of("produce", error) from error
+        raise producer.failure("produce", error) from error
     return transaction
 
 

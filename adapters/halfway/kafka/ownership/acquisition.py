@@ -179,7 +179,7 @@ class Acquisition:
         try:
             topics = self._produce_claim(producer, barriers)
         except (KafkaException, BufferError) as error:
-            raise ProducerFailedError.of("claiming", error) from error
+            raise producer.failure("claiming", error) from error
         producer.commit(max(1.0, min(self.stall_s, self._acquisition_deadline.deadline - time.monotonic())))
         if len(barriers) != len(topics) or min(barriers.values()) < 0:
             raise ProducerFailedError("claiming", "the offsets of the barriers are not known")
