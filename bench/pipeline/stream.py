@@ -190,7 +190,7 @@ class _Topics:
             for kind in ledger.KINDS
             for partition in range(SHARDS)
         }
-        return sum(told.result(_ASK_S).offset for told in self._admin.list_offsets(asked).values())
+        return sum(reply.result(_ASK_S).offset for reply in self._admin.list_offsets(asked).values())
 
 
 class _Follower:

@@ -24,7 +24,7 @@ def add(kinds: Kinds) -> None:
     sizes.add_argument("--job", action="append", choices=JOBS, help="can be repeated; all by default")
     sizes.add_argument("--folder", type=Path, default=wanted.folder, help="where there is room for the archives")
     sizes.add_argument("--memory", default=wanted.memory, help="of Spark")
-    sizes.add_argument("--duckdb-memory", help="of DuckDB, as it is told it: 1GB; all there is by default")
+    sizes.add_argument("--duckdb-memory", help="the memory limit of DuckDB, such as 1GB; by default all that is free")
     sizes.add_argument("--seed", type=int, default=wanted.seed)
     sizes.add_argument("--keep", action="store_true", help="keep the archives, and take those that are there")
     steady = kinds.add_parser("ledger", help="the ledger under a steady stream; writes build/ledger.json")
