@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,7 @@ import asyncmy
 import asyncpg
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -47,20 +47,29 @@ def url(servers: Servers, driver: str) -> str:
 
 
 @contextmanager
+def closing_engine(address: str, **options: Any) -> Iterator[Engine]:
+    """Give an engine whose connections are closed even if a test fails: an open one would fail a later test."""
+    engine = create_engine(address, **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
 def sync_driver(servers: Servers, driver: str) -> Iterator[tuple[Begin, Begin]]:
     """Give what connects for a check, and what begins a local transaction."""
     if driver == "psycopg":
         yield servers["postgresql"].psycopg, servers["postgresql"].psycopg
         return
-    engine = create_engine(url(servers, driver), isolation_level="SERIALIZABLE")
+    with closing_engine(url(servers, driver), isolation_level="SERIALIZABLE") as engine:
 
-    @contextmanager
-    def session() -> Iterator[Session]:
-        with Session(engine) as session, session.begin():
-            yield session
+        @contextmanager
+        def session() -> Iterator[Session]:
+            with Session(engine) as session, session.begin():
+                yield session
 
-    yield engine.begin, session
-    engine.dispose()
+        yield engine.begin, session
 
 
 @asynccontextmanager
@@ -204,10 +213,12 @@ async def test_a_row_that_would_commit_by_itself_is_refused(servers: Servers) ->
         with pytest.raises(NoTransactionError):
             await AsyncBarrier("postgresql", connect).insert(asyncpg_connection, "a")
     for driver in ("postgresql+psycopg", "mysql+pymysql"):
-        engine = create_engine(url(servers, driver), isolation_level="AUTOCOMMIT")
-        with engine.begin() as alchemy, pytest.raises(NoTransactionError):
+        with (
+            closing_engine(url(servers, driver), isolation_level="AUTOCOMMIT") as engine,
+            engine.begin() as alchemy,
+            pytest.raises(NoTransactionError),
+        ):
             barrier(driver.partition("+")[0]).insert(alchemy, "a")
-        engine.dispose()
 
 
 async def test_a_row_that_nobody_has_counted_is_refused(servers: Servers) -> None:
@@ -234,21 +245,37 @@ async def test_what_connects_must_commit(servers: Servers) -> None:
             yield connection
             connection.commit()
 
-    engine = create_engine(url(servers, "postgresql+psycopg"))
-    for right, wrong in (
-        (Barrier("postgresql", engine.begin), Barrier("postgresql", engine.connect)),
-        (Barrier("mysql", transaction), Barrier("mysql", servers["mysql"].pymysql)),
-    ):
-        right.create()
-        right.learn()
-        with pytest.raises(UncommittedConnectionError):
-            wrong.learn()
-        late = f"{uuid4()}"
-        assert wrong.decide(asked(late)) == "unknown"
-        # MariaDB rolls back when it sees that a connection has gone: until then its lock stands in the way.
-        await until_true(lambda: right.decide(asked(late)) == "rollback", what="decided by the one that commits")  # noqa: B023 - called at once
-        assert wrong.decide(asked(late)) == "rollback"
-    engine.dispose()
+    with closing_engine(url(servers, "postgresql+psycopg")) as engine:
+        for right, wrong in (
+            (Barrier("postgresql", engine.begin), Barrier("postgresql", engine.connect)),
+            (Barrier("mysql", transaction), Barrier("mysql", servers["mysql"].pymysql)),
+        ):
+            right.create()
+            right.learn()
+            with pytest.raises(UncommittedConnectionError):
+                wrong.learn()
+            late = f"{uuid4()}"
+            assert wrong.decide(asked(late)) == "unknown"
+            # MariaDB rolls back when it sees that a connection has gone: until then its lock stands in the way.
+            await until_true(lambda: right.decide(asked(late)) == "rollback", what="decided by the one that commits")  # noqa: B023 - called at once
+            assert wrong.decide(asked(late)) == "rollback"
+
+
+def test_a_connection_that_stays_open_without_a_commit_is_named(servers: Servers) -> None:
+    """It still locks the row that it wrote: MariaDB then refuses to read it."""
+    for dialect in ("postgresql", "mysql"):
+        connect: Begin = getattr(servers[dialect], "psycopg" if dialect == "postgresql" else "pymysql")
+        with ExitStack() as still_open:
+
+            @contextmanager
+            def kept(connect: Begin = connect, still_open: ExitStack = still_open) -> Iterator[Any]:
+                yield still_open.enter_context(connect())
+
+            with connect() as connection:
+                Barrier(dialect, lambda: nullcontext(connection)).create()
+                connection.commit()
+            with pytest.raises(UncommittedConnectionError):
+                Barrier(dialect, kept).learn()
 
 
 async def test_a_connection_that_is_lost_at_the_commit_leaves_it_open(servers: Servers) -> None:
@@ -271,17 +298,14 @@ async def test_a_connection_that_is_lost_at_the_commit_leaves_it_open(servers: S
     killed.append(raised(my_victim.commit))
     assert not my_victim.open
     for driver in ("postgresql+psycopg", "mysql+pymysql"):
-        engine = create_engine(url(servers, driver))
-        session = Session(engine)
-        raw: Any = session.connection().connection.driver_connection
-        session.connection().exec_driver_sql("SELECT 1")
-        if driver == "mysql+pymysql":
-            kill_mariadb(servers, raw.thread_id())
-        else:
-            kill_postgresql(servers, raw.info.backend_pid)
-        killed.append(raised(session.commit))
-        session.close()
-        engine.dispose()
+        with closing_engine(url(servers, driver)) as engine, Session(engine) as session:
+            raw: Any = session.connection().connection.driver_connection
+            session.connection().exec_driver_sql("SELECT 1")
+            if driver == "mysql+pymysql":
+                kill_mariadb(servers, raw.thread_id())
+            else:
+                kill_postgresql(servers, raw.info.backend_pid)
+            killed.append(raised(session.commit))
     assert [type(error).__name__ for error in killed if not may_have_committed(error)] == []
 
 

@@ -22,9 +22,13 @@ ABSURD = (1 << 63) - 1
 
 @pytest.fixture(scope="module")
 def topic(kafka: Kafka) -> str:
-    """Return a topic with an absurd record among others, as brokers before 4.0 take them by default."""
+    """Return a topic with an absurd record among others, as brokers before 4.0 take them by default.
+
+    Its other records are years old. Retention would remove them at the broker's next look, every five minutes.
+    """
     name = f"absurd-{uuid4().hex[:10]}"
-    new = NewTopic(name, num_partitions=2, config={"message.timestamp.after.max.ms": f"{ABSURD}"})
+    config = {"message.timestamp.after.max.ms": f"{ABSURD}", "retention.ms": "-1"}
+    new = NewTopic(name, num_partitions=2, config=config)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.create_topics([new])[name].result(ANSWERED_WITHIN_S)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

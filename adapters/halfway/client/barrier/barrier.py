@@ -14,6 +14,7 @@ from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import carry_out, carry_out_async, pool_of, require_transaction
 from halfway.client.barrier.table import TABLE, BarrierTable, Steps
 from halfway.client.checks.answers import Check
+from halfway.client.commit_uncertainty import is_conflict
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import Outcome
 
@@ -124,7 +125,14 @@ class _BaseBarrier:
         self._mark = yield self._table.mark()
         trial = f"#{uuid4().hex}"  # not a legal transaction id
         yield self._table.take_place(trial)
-        if (yield self._table.look(trial)) is None:
+        try:
+            stays = (yield self._table.look(trial)) is not None
+        except Exception as error:
+            if not is_conflict(error):
+                raise
+            # Nobody else knows the row: the connection that wrote it still locks it, so it has not committed.
+            raise UncommittedConnectionError from error
+        if not stays:
             raise UncommittedConnectionError
         yield self._table.remove(trial)
 
