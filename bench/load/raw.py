@@ -33,9 +33,9 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from bench.figures import cpu_us
 from bench.plan import GROUP, KEYS, PARTITIONS, SHARDS, VALUE_BYTES, RawPlan, RawResult
+from halfway.domain.entries import Pending
 from halfway.domain.ids import partition_for_key, server_id
 from halfway.domain.records import Half, Message, fingerprint
-from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import MIB, KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised

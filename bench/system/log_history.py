@@ -21,10 +21,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from uuid_utils import uuid7
 
 from bench.plan import GROUP, KEYS
+from halfway.domain.entries import Pending
 from halfway.domain.ids import server_id
 from halfway.domain.policy import reanchor_distance
 from halfway.domain.records import Half, Message, Origin, fingerprint
-from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer

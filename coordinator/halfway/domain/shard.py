@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.entries import Ended, Entry, OpTotals, ParkedEntry, Pending, Unresolved, short_key_hash
+from halfway.domain.entries import Ended, Entry, OpTotals, ParkedEntry, Pending
 from halfway.domain.indexes import IndexedHeap, OffsetOrder
 from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-__all__ = ["Ended", "Entry", "ParkedEntry", "Pending", "ShardState", "Unresolved", "short_key_hash"]
 
 
 class ShardState:

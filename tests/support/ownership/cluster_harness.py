@@ -15,10 +15,11 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from halfway.domain.entries import Pending
 from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
 from halfway.domain.ids import shard_of
 from halfway.domain.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
-from halfway.domain.shard import Pending, ShardState
+from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors

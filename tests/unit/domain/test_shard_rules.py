@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from halfway.domain.entries import Ended, Pending, short_key_hash
 from halfway.domain.records import FOREIGN, MessageDigest, OpKind
-from halfway.domain.shard import Ended, Pending, ShardState, short_key_hash
+from halfway.domain.shard import ShardState
 from halfway.domain.transaction import State
 from tests.support.domain.shard_records import A_LATER, ID, LANE_A, A, B, op, parked_of
 from tests.support.domain.states import state_of

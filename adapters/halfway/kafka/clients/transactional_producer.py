@@ -288,9 +288,9 @@ class TransactionalProducer:
         cause = kafka_error(error)
         if cause is not None and cause.code() == _FATAL and self._producer is not None:
             try:
-                self._producer.poll(_FATAL_CAUSE_S)
-            except KafkaException as fatal:
-                return ProducerFailedError.of(step, fatal)
+                self._serve(step, self._producer, _FATAL_CAUSE_S)
+            except ProducerFailedError as fatal:
+                return fatal
         return ProducerFailedError.of(step, error)
 
     def idle(self) -> None:
@@ -299,10 +299,10 @@ class TransactionalProducer:
             self._serve("idle", self._producer)
 
     @staticmethod
-    def _serve(step: Step, producer: Producer) -> None:
+    def _serve(step: Step, producer: Producer, timeout: float = 0) -> None:
         """Run the client's callbacks; a fatal error, such as that it was fenced, may be raised here before any call."""
         try:
-            producer.poll(0)
+            producer.poll(timeout)
         except KafkaException as error:
             raise ProducerFailedError.of(step, error) from error
 

@@ -135,7 +135,7 @@ class Rehearsal:
                     headers=message.headers,
                 )
             except Exception as error:  # noqa: BLE001 - confluent-kafka raises many kinds, and each is a failure
-                failed = ProducerFailedError.of("produce", error)
+                failed = producer.failure("produce", error)
                 self._abort_failed(producer)
                 return RehearsalFailure(topic, failed.code, str(failed))
         delivered = producer.flush(time.monotonic() + _DELIVERY_S, lambda: bool(errors))

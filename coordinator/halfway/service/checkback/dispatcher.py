@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from halfway.domain.entries import Pending
 from halfway.domain.errors import AlreadyEndedError, HalfwayError, InvalidRequestError
 from halfway.domain.principal import Permission
 from halfway.domain.records import CheckMode
-from halfway.domain.shard import Pending
 from halfway.domain.transaction import TRANSITIONS, Action, Cause, Outcome, conflict
 from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.checkback.host_rate_limit import HostRateLimits
@@ -27,8 +27,8 @@ from halfway.service.shards.check_schedule import look_at
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from halfway.domain.entries import Entry
     from halfway.domain.principal import Principal
-    from halfway.domain.shard import Entry
     from halfway.service.activity.activity import Activity
     from halfway.service.check_ports import CheckCaller
     from halfway.service.ports import Clock

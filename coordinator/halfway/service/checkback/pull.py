@@ -16,8 +16,8 @@ from halfway.service.requests import LeasedCheck
 from halfway.service.shards.check_schedule import look_at
 
 if TYPE_CHECKING:
+    from halfway.domain.entries import Pending
     from halfway.domain.records import Half
-    from halfway.domain.shard import Pending
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.ports import Clock, Observer
     from halfway.service.query.lookup import Lookup

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from halfway.domain.entries import Pending, Unresolved
 from halfway.domain.errors import HalfwayError, OvertakenError
 from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide, is_of_wrong_clock, reanchor_distance
 from halfway.domain.records import CheckMode
-from halfway.domain.shard import Pending, Unresolved
 from halfway.domain.transaction import Action, Cause
 from halfway.service.ports import Cursors
 from halfway.service.resolve.changes import Act

@@ -10,11 +10,11 @@ import msgspec
 import structlog
 from uuid_utils import uuid7
 
+from halfway.domain.entries import Entry, Pending
 from halfway.domain.errors import HalfwayError, IdReusedError, NotServedError, OutcomeUnknownError
 from halfway.domain.ids import server_id
 from halfway.domain.principal import Permission
 from halfway.domain.records import Half, fingerprint
-from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import State
 from halfway.service.prepare import rules
 from halfway.service.prepare.group_limits import GroupLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.shard import Ended, Entry, ParkedEntry, short_key_hash
+from halfway.domain.entries import Ended, Entry, ParkedEntry, short_key_hash
 from halfway.domain.transaction import State
 
 if TYPE_CHECKING:

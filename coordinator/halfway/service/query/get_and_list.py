@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from halfway.domain.entries import Ended, Entry
 from halfway.domain.errors import InvalidRequestError, OverloadedError
 from halfway.domain.principal import Permission, Principal
-from halfway.domain.shard import Ended, Entry
 from halfway.service.query.filters import Filter
 from halfway.service.query.views import view
 from halfway.service.records.peer_calls import FindResult, ListResult

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from halfway.domain.audit_trail import Audited
+from halfway.domain.entries import Ended, ParkedEntry, Pending
 from halfway.domain.errors import HalfwayError, OutcomeExpiredError, OverloadedError, UnknownTransactionError
 from halfway.domain.ids import parse_server_id
 from halfway.domain.principal import Permission, Principal, PrincipalKind
 from halfway.domain.records import OpKind
-from halfway.domain.shard import Ended, ParkedEntry, Pending
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.service.activity.audit_trail import DONE
 from halfway.service.ports import OpsRead, PlacesRead
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from halfway.domain.audit_trail import AuditEvent
+    from halfway.domain.entries import Entry
     from halfway.domain.records import Op
-    from halfway.domain.shard import Entry
     from halfway.service.activity.journal import Journal
     from halfway.service.ports import Authority, History, LoggedOp
     from halfway.service.query.lookup import Lookup

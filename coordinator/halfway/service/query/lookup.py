@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from halfway.domain.entries import ParkedEntry
 from halfway.domain.errors import NotServedError, OutcomeExpiredError, UnknownTransactionError
 from halfway.domain.ids import parse_server_id
-from halfway.domain.shard import ParkedEntry
 
 if TYPE_CHECKING:
+    from halfway.domain.entries import Entry, Unresolved
     from halfway.domain.principal import Permission, Principal
     from halfway.domain.records import Half
-    from halfway.domain.shard import Entry, Unresolved
     from halfway.service.ports import Authority, Clock, HalfLog
     from halfway.service.requests import ServiceLimits
     from halfway.service.shards.shard_table import Shard, ShardTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from halfway.domain.shard import Ended, Entry, ParkedEntry
+from halfway.domain.entries import Ended, Entry, ParkedEntry
 from halfway.service.requests import TransactionView
 from halfway.service.shards.check_schedule import check_at
 

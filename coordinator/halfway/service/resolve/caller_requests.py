@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
+from halfway.domain.entries import Entry, Pending
 from halfway.domain.errors import HalfwayError, NotServedError, UnknownTransactionError
 from halfway.domain.principal import Permission, PrincipalKind
-from halfway.domain.shard import Entry, Pending
 from halfway.domain.transaction import Action, Cause, Outcome, State
 from halfway.service.answers import Deadlines
 from halfway.service.query.views import view

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from halfway.domain.entries import Ended, Entry, ParkedEntry, Pending, Unresolved
 from halfway.domain.errors import (
     EndUnconfirmedError,
     HalfwayError,
@@ -16,7 +17,6 @@ from halfway.domain.errors import (
     RetryableError,
 )
 from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked
-from halfway.domain.shard import Ended, Entry, ParkedEntry, Pending, Unresolved
 from halfway.domain.transaction import TRANSITIONS, Action, Cause, Outcome, State, conflict
 from halfway.service.ports import TOMBSTONE, LaneWrite, Tombstone
 from halfway.service.requests import EndResult

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from halfway.domain.entries import ParkedEntry
 from halfway.domain.errors import AlreadyEndedError, HalfwayError, OutcomeExpiredError, UnknownTransactionError
 from halfway.domain.policy import COMMIT_SAID
-from halfway.domain.shard import ParkedEntry
 from halfway.domain.transaction import Action, Cause
 from halfway.service.resolve.changes import Act
 from halfway.service.resolve.resolver import background_deadline
@@ -17,7 +17,7 @@ from halfway.service.shards.claims import CommitVerdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from halfway.domain.shard import Entry, Unresolved
+    from halfway.domain.entries import Entry, Unresolved
     from halfway.service.resolve.resolver import Resolver
     from halfway.service.shards.shard_table import ShardTable
 

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from halfway.domain.entries import Ended, Entry, Pending
 from halfway.domain.errors import (
     HalfwayError,
     KafkaUnavailableError,
@@ -27,7 +28,6 @@ from halfway.domain.errors import (
     TopicUnavailableError,
 )
 from halfway.domain.records import Half
-from halfway.domain.shard import Ended, Entry, Pending
 from halfway.service.answers import Deadlines, answer_all
 from halfway.service.ports import LaneAnswers, LaneWrite, Written
 from halfway.service.requests import EndResult

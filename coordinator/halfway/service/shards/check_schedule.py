@@ -8,7 +8,7 @@ from zlib import crc32
 from halfway.domain.policy import is_of_wrong_clock, next_check_at, next_look_at
 
 if TYPE_CHECKING:
-    from halfway.domain.shard import Pending
+    from halfway.domain.entries import Pending
     from halfway.service.shards.groups import Groups
 
 

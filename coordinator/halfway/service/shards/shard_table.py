@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from halfway.domain.entries import Pending
 from halfway.domain.errors import (
     KafkaUnavailableError,
     NotServedError,
@@ -19,7 +20,6 @@ from halfway.domain.errors import (
 from halfway.domain.ids import shard_of
 from halfway.domain.indexes import Agenda
 from halfway.domain.records import Half
-from halfway.domain.shard import Pending
 from halfway.domain.transaction import Cause
 from halfway.service.ports import TOMBSTONE, Tombstone
 from halfway.service.shards.claims import Claim, CommitVerdict

@@ -2,8 +2,9 @@
 
 import msgspec
 
+from halfway.domain.entries import Pending
 from halfway.domain.records import FOREIGN, OpKind
-from halfway.domain.shard import Pending, ShardState
+from halfway.domain.shard import ShardState
 from halfway.domain.transaction import State
 from halfway.memory.surroundings import ManualClock
 from halfway.service.ports import TOMBSTONE, LaneWrite
