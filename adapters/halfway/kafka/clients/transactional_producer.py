@@ -5,10 +5,7 @@ See docs/protocol.md#ownership-and-fencing.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +14,7 @@ from typing import Any, Final, Literal
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from halfway.kafka.clients.client_closer import CLOSER
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.librdkafka_log import CoordinatorWatch
 
@@ -28,11 +26,8 @@ _LOOK_S: Final = 1.0
 _KEPT: Final = 10_000
 """Topics whose known number of partitions a producer remembers."""
 _SETTLE_S: Final = 1.0
-_PURGE_S: Final = 5.0
 _FATAL_CAUSE_S: Final = 0.1
 """How long to wait for the cause of a fatal error that has been reported."""
-_REMEMBERED: Final = 10_000
-"""Ids of former incarnations of this process that it knows to be closed."""
 _PARALLEL: Final = 8
 _MARGIN_MS: Final = 5_000
 _FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - the names of librdkafka's own errors start so
@@ -311,82 +306,11 @@ class TransactionalProducer:
         producer, self._producer = self._producer, None
         self.produce = _refuse
         if producer is not None:
-            _CLOSER.take(producer, self.transactional_id if self._of_a_lane else None)
+            CLOSER.take(producer, self.transactional_id if self._of_a_lane else None)
 
 
 def _refuse(*_args: object, **_fields: object) -> None:
     raise ProducerFailedError("produce", "the producer was abandoned")
-
-
-class _ClientCloser:
-    """Ends abandoned clients on a thread of its own, which lives while there are any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[tuple[Producer, str | None]] = queue.SimpleQueue()
-        self._running = False
-        self._closed: dict[str, None] = {}
-
-    def has_closed(self, transactional_id: str) -> bool:
-        """Return whether the only producer with this id was of this process and sends nothing any more."""
-        return transactional_id in self._closed
-
-    def take(self, producer: Producer, transactional_id: str | None) -> None:
-        """End a client; pass the id only if nobody else has written with it."""
-        self._waiting.put((producer, transactional_id))
-        with self._lock:
-            if self._running:
-                return
-            self._running = True
-        threading.Thread(target=self._run, name="halfway-closer", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                producer, transactional_id = self._waiting.get_nowait()
-            except queue.Empty:
-                with self._lock:
-                    if self._waiting.empty():
-                        self._running = False
-                        return
-                continue
-            try:
-                ended = self._end(producer, known=transactional_id is not None)
-            except Exception:
-                log.exception("abandoned_producer_not_ended")
-                ended = False
-            del producer  # if it was not ended, librdkafka ends its threads with the last reference
-            if ended and transactional_id is not None:
-                while len(self._closed) >= _REMEMBERED:
-                    del self._closed[next(iter(self._closed))]
-                self._closed[transactional_id] = None
-
-    def _end(self, producer: Producer, *, known: bool) -> bool:
-        """Purge the client's queues; if `known`, end its threads and connections and return whether they have ended.
-
-        `close` tries to abort first, and warns if that is not possible any more, as after a commit was requested. If
-        the abort fails for good it raises, and whether the client has ended is not known.
-        """
-        try:
-            producer.purge()
-            producer.poll(0)
-        except KafkaException as error:  # a client that has failed says so once more
-            log.debug("abandoned_producer_not_purged", error=error.args[0].str())
-        if not known:
-            return False
-        if producer.flush(_PURGE_S):
-            log.warning("abandoned_producer_not_purged", left=len(producer))
-            return False
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                return producer.close()
-        except KafkaException as error:
-            log.warning("abandoned_producer_not_closed", error=error.args[0].str())
-            return False
-
-
-_CLOSER: Final = _ClientCloser()
 
 
 def initialised(
@@ -423,7 +347,7 @@ def fence(
 
     def take(transactional_id: str) -> None:
         def closed() -> bool:
-            return _CLOSER.has_closed(transactional_id)
+            return CLOSER.has_closed(transactional_id)
 
         producer = TransactionalProducer(config, transactional_id)
         try:
