@@ -96,10 +96,10 @@ def window(barrier: Barrier, connect: Callable[[], Any], *, cleaning: bool) -> l
     ends = threading.Event()
 
     def call() -> list[float]:
-        waits = []
+        waits: list[float] = []
         connection = connect()
         try:
-            while not ends.is_set():
+            while not waits or not ends.is_set():
                 began = time.perf_counter()
                 barrier.insert(connection, uuid4().hex)
                 connection.commit()

@@ -12,7 +12,7 @@ import asyncpg
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from halfway.client import Check
@@ -54,6 +54,16 @@ def closing_engine(address: str, **options: Any) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+@asynccontextmanager
+async def closing_async_engine(address: str) -> AsyncIterator[AsyncEngine]:
+    """Do the same for an asynchronous driver."""
+    engine = create_async_engine(address)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
 
 
 @contextmanager
@@ -104,15 +114,14 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
 
             yield connect_mysql, connect_mysql
         case _:
-            engine = create_async_engine(url(servers, driver))
+            async with closing_async_engine(url(servers, driver)) as engine:
 
-            @asynccontextmanager
-            async def session() -> AsyncIterator[AsyncSession]:
-                async with AsyncSession(engine) as session, session.begin():
-                    yield session
+                @asynccontextmanager
+                async def session() -> AsyncIterator[AsyncSession]:
+                    async with AsyncSession(engine) as session, session.begin():
+                        yield session
 
-            yield engine.begin, session
-            await engine.dispose()
+                yield engine.begin, session
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "postgresql+psycopg", "mysql+pymysql"])

@@ -13,7 +13,16 @@ from sqlalchemy.orm import Session
 from halfway.client import Halfway, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
-from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, decided, kill_mariadb, kill_postgresql, url
+from tests.barrier.test_drivers import (
+    AT_ONCE_S,
+    Servers,
+    asked,
+    closing_engine,
+    decided,
+    kill_mariadb,
+    kill_postgresql,
+    url,
+)
 from tests.support.rest.client import RestWorld
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
@@ -110,15 +119,14 @@ async def test_a_session_of_an_asynchronous_driver(servers: Servers, world: Rest
 
 
 def test_a_transaction_with_two_phases_is_refused(servers: Servers) -> None:
-    engine = create_engine(url(servers, "mysql+pymysql"))
-    client = SyncHalfway("http://127.0.0.1:1", "shop", barrier=Barrier("mysql", engine.begin))
-    with (
-        engine.connect() as connection,
-        connection.begin_twophase(),
-        pytest.raises(UnsupportedConnectionError, match="two-phase transactions are not supported"),
-    ):
-        SessionProducer(client).send(connection, "orders", "1", "v")
-    engine.dispose()
+    with closing_engine(url(servers, "mysql+pymysql")) as engine:
+        client = SyncHalfway("http://127.0.0.1:1", "shop", barrier=Barrier("mysql", engine.begin))
+        with (
+            engine.connect() as connection,
+            connection.begin_twophase(),
+            pytest.raises(UnsupportedConnectionError, match="two-phase transactions are not supported"),
+        ):
+            SessionProducer(client).send(connection, "orders", "1", "v")
 
 
 def kill_connection(servers: Servers, connection: Connection) -> None:

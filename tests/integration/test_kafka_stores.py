@@ -33,6 +33,7 @@ from tests.support.contract.groups import put, remove
 from tests.support.ownership.cluster_harness import create_topics
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
 from tests.support.records.samples import AUDIT_EVENT, RECORDS
+from tests.support.waiting import until_true
 
 
 def patience() -> float:
@@ -375,7 +376,7 @@ async def test_the_audit_trail_is_read_back_once_each_from_a_time_on(config: Kaf
     events = [msgspec.structs.replace(AUDIT_EVENT, id=str(number), at=1000 + number) for number in range(5)]
     for event in (*events, events[3]):
         audit.record(event)
+    await until_true(lambda: observer.count("audited", result="written") == 6, "all are written")
     await audit.stop()
-    assert observer.count("audited", result="written") == 6
     assert await asyncio.to_thread(lambda: list(read_events(config, since_ms=0))) == events
     assert await asyncio.to_thread(lambda: list(read_events(config, since_ms=1003))) == events[3:]

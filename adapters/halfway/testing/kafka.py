@@ -69,10 +69,7 @@ class KafkaServer(Server):
             metadata = consumer.list_topics(timeout=_TIMEOUT_S).topics.get(topic)
             if metadata is None:
                 raise ServerError(f"the topic {topic} does not exist: create it with create_topic")
-            return {
-                number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_TIMEOUT_S)[1]
-                for number in metadata.partitions
-            }
+            return {number: _end(consumer, TopicPartition(topic, number)) for number in metadata.partitions}
         finally:
             consumer.close()
 
@@ -92,6 +89,18 @@ class KafkaServer(Server):
             backend.demand_permission()
             await asyncio.sleep(_POLL_S)
         return backend.coordinator
+
+
+def _end(consumer: Consumer, partition: TopicPartition) -> int:
+    """Return the end of a partition. A new topic is listed before its partitions have leaders: it waits for them."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(partition, timeout=_TIMEOUT_S)[1])
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 def _read(reader: Consumer, topic: str, ends: Mapping[int, int]) -> list[Record]:

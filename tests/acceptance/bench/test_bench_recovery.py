@@ -142,6 +142,13 @@ async def test_a_written_log_is_like_that_of_a_run_record_by_record(
     await eventually(
         lambda: lives(cluster, run.prefix), lambda found: min(len(one.halves) for one in found[:PENDING]) > 1
     )
+
+    async def cursor_and_places() -> tuple[int | None, set[int]]:
+        cursors, found = await cursors_of(plan, 0), await lives(cluster, run.prefix)
+        return None if cursors is None else cursors.half, {place for one in found[:PENDING] for place in one.halves[1:]}
+
+    # Only the next scan commits the cursor that it has moved.
+    await eventually(cursor_and_places, lambda found: found[0] in found[1])
     run.stop()
     real, real_cursors = await lives(cluster, run.prefix), await cursors_of(plan, 0)
 

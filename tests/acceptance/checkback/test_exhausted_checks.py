@@ -116,7 +116,7 @@ async def test_the_largest_age_ends_the_asking(
     """With any number of checks: parked, or rolled back if the group chose that and was checked; not before."""
     endpoint = await endpoints.check("unknown")
     aging = {**SOON, "max_age_s": 1.5}
-    late = {**SOON, "max_age_s": 6}  # late enough for a check on a slow machine too
+    late = {**SOON, "max_age_s": 12}  # late enough for a check on a slow machine too
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=aging)).expect(201)
     other = f"{group}-other"
     refused = [f"http://{HOST}:{pick_port()}/check"]

@@ -21,7 +21,7 @@ def test_a_crowd_is_served_or_told_when_to_come_again(kafka: Kafka) -> None:
     said: list[str] = []
     wanted = OverloadOptions(
         times=10,
-        seconds=3,
+        seconds=6,
         connections=400,
         patience_s=NEVER_S,
         before_s=1,

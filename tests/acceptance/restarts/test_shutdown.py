@@ -19,8 +19,8 @@ from tests.support.waiting import eventually
 
 CALLERS = 16
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
-STOP_S = 20
-"""Ends and threads that wait for Kafka need half of it; the rest of the stop takes a few seconds."""
+STOP_S = 40
+"""Ends and threads that wait for Kafka need a third of it; the rest of the stop takes a few seconds."""
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, cast
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -25,6 +25,7 @@ from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_op, decod
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory import RecordingObserver
+from tests.support.brokers.offsets import end_of
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
 
 DECODE: Final[Mapping[str, Callable[[bytes | None], Half | Op | Parked]]] = {
@@ -161,24 +162,12 @@ class KafkaBackend:
                 if partition is not None
                 else list(raw.list_topics(topic, PATIENCE_S).topics[topic].partitions)
             )
-            ends = {number: _end(raw, TopicPartition(topic, number)) for number in numbers}
+            ends = {number: end_of(raw, TopicPartition(topic, number)) for number in numbers}
             consumer.assign([TopicPartition(topic, number, 0) for number in numbers])
             return _read_until(consumer, ends)
         finally:
             raw.close()
             consumer.close()
-
-
-def _end(consumer: Consumer, partition: TopicPartition) -> int:
-    """Give the end of a partition; that of a topic made just now may still be without its leader."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return consumer.get_watermark_offsets(partition, PATIENCE_S)[1]
-        except KafkaException:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.1)
 
 
 def _read_until(consumer: Consumer, ends: Mapping[int, int]) -> list[Message]:

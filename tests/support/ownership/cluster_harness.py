@@ -27,6 +27,7 @@ from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.service.ports import TOMBSTONE, LaneWrite, Written
+from tests.support.brokers.offsets import end_of
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
 from tests.support.waiting import until_true
@@ -304,7 +305,7 @@ def read_topic(config: KafkaConfig, topic: str, *, isolation: str = "read_commit
     options = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}
     raw = Consumer({**options, "isolation.level": "read_uncommitted"})
     partitions = raw.list_topics(topic, 10).topics[topic].partitions
-    ends = {number: raw.get_watermark_offsets(TopicPartition(topic, number), 10)[1] for number in partitions}
+    ends = {number: end_of(raw, TopicPartition(topic, number)) for number in partitions}
     raw.close()
     consumer = Consumer({**options, "isolation.level": isolation, "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, number, 0) for number in ends])

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.principal import PrincipalKind
 from halfway.rest.stream.stream import StreamLimits
 from tests.support.rest.client import SHOP
@@ -67,6 +68,24 @@ async def test_a_stream_whose_key_is_revoked_is_closed_with_its_next_frame(both:
     assert stream.problem["error_code"] == "unauthenticated"
     assert isinstance((await asyncio.gather(ending, return_exceptions=True))[0], Exception)
     assert (await both.call("operator", "GET", f"/v1/transactions/{name}")).body["state"] == "prepared"
+
+
+async def test_a_stream_is_closed_for_a_while_if_no_key_can_be_verified(
+    both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has done nothing wrong: its close code is one after which it connects again."""
+
+    def refuse() -> None:
+        raise KafkaUnavailableError("the keys were not read for too long")
+
+    stream = await opened(both.here, authorization(both.tokens["shop"]))
+    monkeypatch.setattr(both.here.memory.authority, "_require_fresh_keys", refuse)
+    preparing = asyncio.create_task(stream.prepare("shop", MESSAGE, id=own_id(0, "unread")))
+    await asyncio.wait_for(stream.closed.wait(), GENEROUS_S)
+    assert stream.close_code == 1013
+    assert stream.problem is not None
+    assert stream.problem["error_code"] == "kafka_unavailable"
+    assert isinstance((await asyncio.gather(preparing, return_exceptions=True))[0], Exception)
 
 
 async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(

@@ -174,9 +174,13 @@ class TestFrames:
     async def test_a_frame_that_is_too_large_ends_the_connection(
         self, new_world: NewWorld, connected: Connects
     ) -> None:
+        """A frame of exactly the limit is read."""
         world = await new_world(ApiLimits(max_body_bytes=100_000))
         raw = await connected(world)
-        await raw.send('{"end": [{"n": 1, "id": "' + "a" * 100_000 + '", "outcome": "commit"}]}')
+        frame = '{"end": [{"n": 1, "id": "t", "outcome": "commit"}]}'
+        await raw.send(frame.ljust(100_000))
+        assert (await raw.frame())["answers"][0]["status"] == 404
+        await raw.send(frame.ljust(100_001))
         assert (await raw.end())[1] == 1009
 
     async def test_a_number_may_be_used_again_once_it_is_answered(self, raw: Raw) -> None:
