@@ -11,6 +11,7 @@ from aiohttp import WSMsgType
 from halfway.domain.errors import (
     ForbiddenError,
     HalfwayError,
+    KafkaUnavailableError,
     OverloadedError,
     ShuttingDownError,
     UnauthenticatedError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 GOING_AWAY: Final = 1001
 BINARY: Final = 1003
+TRY_AGAIN_LATER: Final = 1013
 BAD_FRAME: Final = 4400
 NOT_ALLOWED: Final = 4403
 MAX_GROUPS: Final = 100
@@ -153,6 +155,8 @@ class Stream:
                     await self._take(message.data)
                 except (UnauthenticatedError, ForbiddenError) as error:
                     self._break_off(error, NOT_ALLOWED)
+                except KafkaUnavailableError as error:
+                    self._break_off(error, TRY_AGAIN_LATER)
                 except HalfwayError as error:
                     self._break_off(error, BAD_FRAME)
             elif message.type is WSMsgType.BINARY:

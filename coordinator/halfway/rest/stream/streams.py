@@ -61,7 +61,7 @@ class Streams:
             timeout=_CLOSE_S,
             protocols=(SUBPROTOCOL,),
             compress=False,
-            max_msg_size=limits.max_frame_bytes,
+            max_msg_size=limits.max_frame_bytes + 1,  # aiohttp refuses a message of this size
             heartbeat=limits.heartbeat_s,
             decode_text=False,
         )
