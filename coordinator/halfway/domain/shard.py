@@ -49,6 +49,12 @@ class ShardState:
         """The offset up to which half[s] has been read without a gap. The reader sets it, and never decreases it."""
         self.op_tail = 0
         """The offset after the last known op."""
+        self.reusable_from = 0
+        """The earliest time of a prepare whose client chose the id, which may be one whose outcome is forgotten here.
+
+        An earlier time would be within the horizon of that outcome. Whoever folds the log next, and reads both, would
+        take the prepare for a stray.
+        """
 
     # --- reading
 
@@ -323,6 +329,8 @@ class ShardState:
             passed = self._complete if tombstone is None else tombstone < self.half_tail
             if passed and transaction_id not in self._strays:
                 gone.append(transaction_id)
+                if at < before and self._horizon_ms is not None:
+                    self.reusable_from = max(self.reusable_from, at + self._horizon_ms)
         for transaction_id in gone:
             self._ended.discard(transaction_id)
             self._parked_tombstones.pop(transaction_id, None)

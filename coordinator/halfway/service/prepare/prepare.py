@@ -237,6 +237,7 @@ class Preparer:
             made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
             transaction_id = server_id(shard.number, str(made))
         else:
+            now = max(now, shard.state.reusable_from)  # the clock may have been set back since an outcome was forgotten
             self._reserved[transaction_id] = asyncio.get_running_loop().create_future()
         half = preparation.half = Half(
             id=transaction_id,

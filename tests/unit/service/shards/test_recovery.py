@@ -165,6 +165,21 @@ async def test_an_id_that_is_used_again_after_the_horizon_is_a_new_transaction(w
     await third.stop()
 
 
+async def test_an_id_that_a_clock_set_back_uses_again_is_a_new_transaction_for_the_next_owner_too(world: World) -> None:
+    """The outcome was forgotten before the clock was set back; the next owner reads it again."""
+    await world.prepare(transaction_id="one")
+    await world.end("one", Outcome.COMMIT)
+    await world.scan(after_s=61)
+    world.memory.clock.advance(-60)
+    assert (await world.prepare(transaction_id="one")).created
+    again = await world.restart()
+    await again.scan()
+    assert await again.state("one") is State.PREPARED
+    assert (await again.end("one", Outcome.COMMIT)).changed
+    assert len(again.memory.records("orders")) == 2
+    await again.stop()
+
+
 async def test_other_content_after_a_lost_answer_waits_for_the_log(world: World) -> None:
     """If the first content was stored after all, the second prepare is refused, not acknowledged."""
     world.memory.faults.next_append_ambiguous(stored=True)
