@@ -378,5 +378,6 @@ async def test_the_audit_trail_is_read_back_once_each_from_a_time_on(config: Kaf
         audit.record(event)
     await until_true(lambda: observer.count("audited", result="written") == 6, "all are written")
     await audit.stop()
+    assert observer.count("audited", result="written") == 6
     assert await asyncio.to_thread(lambda: list(read_events(config, since_ms=0))) == events
     assert await asyncio.to_thread(lambda: list(read_events(config, since_ms=1003))) == events[3:]
