@@ -103,7 +103,7 @@ pack: $(STAMP) ## Pack the Spark jobs for spark-submit: dist/halfway-spark.tar.g
 	rm -rf $(PACKED)/pack && mkdir -p $(PACKED)/pack
 	$(BIN)/python -m hatchling build --target wheel --directory $(PACKED)/pack
 	$(BIN)/python -m venv --without-pip $(PACKED)/pack/venv
-	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --require-hashes --requirement requirements/cluster.txt
+	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --no-deps --require-hashes --requirement requirements/cluster.txt
 	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --no-deps $(PACKED)/pack/*.whl
 	$(BIN)/venv-pack --quiet --force --compress-level 1 $(UNPACKED:%=--exclude '%') --prefix $(PACKED)/pack/venv --output $(PACKED)/halfway-spark.tar.gz
 	$(BIN)/uv pip install --quiet --target $(PACKED)/pack/zip --no-deps --constraint requirements/cluster.txt fastavro $(PACKED)/pack/*.whl
@@ -133,7 +133,8 @@ $(BIN)/uv: requirements/uv.txt
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/uv.txt
 	@touch $@
 
+# The locks name all that is needed. To resolve them again would download Spark's archive once more, which uv then keeps twice.
 $(STAMP): $(BIN)/uv requirements/dev.txt pyproject.toml
-	$(BIN)/uv pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/uv pip install --quiet --no-deps --require-hashes --requirement requirements/dev.txt
 	$(BIN)/uv pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@

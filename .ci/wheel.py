@@ -111,10 +111,10 @@ def try_coordinator(wheel: Path, files: set[str], client_wheel: Path, there: Pat
     install = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python")
     for lock, modules in imports_by_lock(files).items():
         lock_file = ROOT / "requirements" / f"{lock}.txt"
-        run(*install, "--require-hashes", "--requirement", lock_file, cwd=there)
+        run(*install, "--no-deps", "--require-hashes", "--requirement", lock_file, cwd=there)
         if lock == "runtime":
             run(*install, "--no-deps", wheel, cwd=there)
-            run(UV, "pip", "check", "--quiet", "--python", bin_folder / "python", cwd=there)
+        run(UV, "pip", "check", "--quiet", "--python", bin_folder / "python", cwd=there)
         if lock == LOCK_OF_PORTION["halfway.testing"]:
             run(*install, "--no-deps", client_wheel, cwd=there)
         run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(modules)}", cwd=there)

@@ -20,7 +20,7 @@ def installed(commit: str, directory: Path) -> Iterator[Path]:
         uv = (sys.executable, "-m", "uv")
         _run(*uv, "venv", "--quiet", "--python", sys.executable, str(environment))
         install = (*uv, "pip", "install", "--quiet", "--python", str(environment))
-        _run(*install, "--require-hashes", "--requirement", str(checkout / "requirements" / "runtime.txt"))
+        _run(*install, "--no-deps", "--require-hashes", "--requirement", str(checkout / "requirements" / "runtime.txt"))
         _run(*install, "--no-deps", str(checkout))
         yield environment / "bin" / "halfway"
     finally:
