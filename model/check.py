@@ -13,11 +13,12 @@ FOLDER = Path(__file__).parent
 DEPTH = 100_000
 MEMORY_MB = 6_000
 
-OWNERSHIP, POLICY, FOLD = "halfway.pml", "policy.pml", "fold.pml"
+OWNERSHIP, POLICY, FOLD, TAIL = "halfway.pml", "policy.pml", "fold.pml", "tail.pml"
 Sizes = dict[str, int]
 SMALL: Sizes = {"LANES": 1, "INCARNATIONS": 2, "ACQUISITIONS": 3}
 SEARCHES: tuple[tuple[str, Sizes], ...] = (
     (FOLD, {}),
+    (TAIL, {}),
     (POLICY, {"CHECKS": 2, "LOSSES": 2, "RESUMES": 1}),
     (OWNERSHIP, SMALL),
     (OWNERSHIP, SMALL | {"STUCK": 1}),
@@ -37,6 +38,11 @@ UNCHECKED = "policy rolls back without a check"
 UNDER_WAY = "policy gives up while a check is under way"
 LEASED = "policy gives up before a check's lease is over"
 MISSED = "a recent outcome is missed"
+PASSED = "a record is passed without its effect"
+TOO_EARLY = "a caller gets 404 before what is in the log was applied"
+REVIVED = "an ended transaction is pending again"
+FORGOTTEN = "an acknowledged transaction is unknown"
+KEPT = "an own record is kept after the tail has passed it"
 ASSERTIONS = {
     DECIDED_TWICE: "decided[id[l].tx]==0",
     LEAKED: "(first[0]+second[0])==0",
@@ -48,6 +54,11 @@ ASSERTIONS = {
     UNDER_WAY: "!(asked)",
     LEASED: "!(leased)",
     MISSED: "n<horizon",
+    TOO_EARLY: "(log[n]==3))||(log[n]==0)",
+    PASSED: "(done[n]||(log[n]==3))",
+    REVIVED: "!((ended&&(known!=2)))",
+    FORGOTTEN: "&&(known==0)))",
+    KEPT: "(own[n]==0)",
 }
 
 
@@ -92,6 +103,13 @@ MUTANTS = (
     Mutant("LSO_AFTERWARDS", FOLD, MISSED, {}),
     Mutant("CURSOR_ALONE", FOLD, MISSED, {}),
     Mutant("NO_BARRIER", FOLD, MISSED, {}),
+    Mutant("OFFSET_ALONE", TAIL, PASSED, {}),
+    Mutant("KNOWN_ID", TAIL, PASSED, {}),
+    Mutant("NOT_APPLIED", TAIL, PASSED, {}),
+    Mutant("COUNTED", TAIL, PASSED, {}),
+    Mutant("POSITION_FIRST", TAIL, TOO_EARLY, {}),
+    Mutant("TOMBSTONE_ALONE", TAIL, FORGOTTEN, {}),
+    Mutant("RESURRECT", TAIL, REVIVED, {}),
 )
 
 
