@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from bench.audit.load_audit import Audit, Findings
-from bench.plan import GROUP, SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario, Window
+from bench.audit.shard_balance import shard_shares
+from bench.plan import GROUP, SCENARIOS, SHARDS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario, Window
 from bench.system.rig import Rig
 from halfway.embedded.ports import HOST
 
@@ -56,6 +57,8 @@ class Line(Findings, frozen=True, kw_only=True):
     transactions: int
     callers: int
     ends_per_kafka_transaction: float
+    shard_shares: tuple[float, float] | None
+    """The lowest and the highest share of a shard within one second; 1 is perfectly even."""
 
     @property
     def clean(self) -> bool:
@@ -64,11 +67,12 @@ class Line(Findings, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a load, its audit, and the mean number of ends in a Kafka transaction."""
+    """The result of a load, its audit, and the lane: the mean ends of a Kafka transaction, and the shards' shares."""
 
     result: LoadResult
     audit: Audit
     ends: float
+    shard_shares: tuple[float, float] | None
 
 
 def run_audited_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
@@ -78,10 +82,10 @@ def run_audited_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] 
     result = run_load(rig, plan, meanwhile=meanwhile)
     kafka_transactions_after, ends_after = rig.lane()
     journal = Path(plan.journal_path)
-    audit = auditor.audit([journal])
+    audit, shares = auditor.audit([journal]), shard_shares(journal, SHARDS)
     journal.unlink()
     mean = (ends_after - ends) / max(1, kafka_transactions_after - kafka_transactions)
-    return Loaded(result=result, audit=audit, ends=mean)
+    return Loaded(result=result, audit=audit, ends=mean, shard_shares=shares)
 
 
 def run_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> LoadResult:
@@ -177,6 +181,7 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
     audits = [part.load.audit for part in slices]
     failures = [part.load.result.first_failure for part in slices]
     rates, ratios = [part.rate for part in slices], [part.ratio for part in slices]
+    shares = [shares for part in slices if (shares := part.load.shard_shares) is not None]
     return Line(
         scenario=name,
         tx_per_s=round(median(rates), 1),
@@ -197,6 +202,7 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
         transactions=sum(part.window.transactions for part in slices),
         callers=scenario.callers,
         ends_per_kafka_transaction=round(median([part.load.ends for part in slices]), 1),
+        shard_shares=(min(low for low, _ in shares), max(high for _, high in shares)) if shares else None,
     )
 
 

@@ -85,7 +85,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
     table.add_column("scenario")
     for name in (
         *("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "broker", "load"),
-        *("raw tx/s", "ratio", "from", "to", "ends/Kafka tx"),
+        *("raw tx/s", "ratio", "from", "to", "ends/Kafka tx", "shards from", "to"),
         *(*Findings.__struct_fields__, "failed"),
     ):
         table.add_column(name, justify="right")
@@ -97,6 +97,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
             *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
             *_limit(line),
             f"{line.ends_per_kafka_transaction:.1f}",
+            *("", "") if line.shard_shares is None else (f"{share:.2f}" for share in line.shard_shares),
             *map(str, (*line.counts.values(), line.failed)),
         )
     return table
