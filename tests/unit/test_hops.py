@@ -3,7 +3,7 @@
 from tests.support.rest.hops import path_of_commit
 
 MOST_MODULES = 20
-MOST_HOPS = 39
+MOST_HOPS = 42
 
 
 async def test_a_commit_takes_no_more_hops_between_modules_than_it_did() -> None:

@@ -1,4 +1,4 @@
-"""The answers to operations, one or many, and their deadlines: many deadlines share few timers."""
+"""The answers to operations, and their deadlines: many operations share a list, and many deadlines few timers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from halfway.domain.errors import HalfwayError, NotServedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from halfway.domain.principal import Principal
+
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 _TICKS_IN_S: Final = 50
 """Deadlines within one tick share a timer, which fires at most this fraction of a second late."""
-_RAISED: Final = RuntimeError("this answer was raised where it was waited for")
 
 
 class Reply(Protocol[R_contra]):
@@ -94,13 +97,15 @@ class _Awaited(asyncio.Future[Any]):
     """The future of a caller that waits for answers. If it is cancelled, the answers are abandoned."""
 
     answers: Answers[Any] | None = None
+    index: int | None = None
+    """The only answer that it waits for; None if it waits for all."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         if not super().cancel(msg):
             return False
         answers, self.answers = self.answers, None
         if answers is not None:
-            answers.abandon()
+            answers.abandon(self.index)
         return True
 
 
@@ -120,10 +125,9 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
     _on_answers: Callable[[Sequence[int]], None] | None = None
     _on_each: Callable[[int, R | Exception], None] | None = None
     _awaited: _Awaited | None = None
-    _raises: bool = False
-    """True if an error is raised to the caller that waits."""
-    _abandoned: bool = False
-    _on_abandon: list[Callable[[], object]] = []
+    _abandoned: set[int] = set()
+    """The indexes that no caller waits for any more."""
+    _on_abandon: dict[int, Callable[[], object]] = {}
 
     @property
     def left(self) -> int:
@@ -155,14 +159,6 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
 
     def all(self) -> asyncio.Future[Sequence[R | Exception]]:
         """Return all answers in the order of the operations. If this is cancelled, the missing ones are abandoned."""
-        return self._wait()
-
-    def only(self) -> asyncio.Future[R]:
-        """Return the answer to a list of one, or raise it. If this is cancelled, it is abandoned."""
-        self._raises = True
-        return self._wait()
-
-    def _wait(self) -> _Awaited:
         awaited = self._awaited = _Awaited(loop=asyncio.get_running_loop())
         awaited.answers = self
         if self._answered == len(self.results):
@@ -171,32 +167,27 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
 
     def _settle(self, awaited: _Awaited) -> None:
         self._awaited = None
-        if awaited.done():
-            return
-        if not self._raises:
+        if not awaited.done():
             awaited.set_result(self.results)
-        elif isinstance(answer := self.results[0], Exception):
-            self.results[0] = _RAISED  # its traceback may refer to frames with these answers, which would be a cycle
-            awaited.set_exception(answer)
-        else:
-            awaited.set_result(answer)
 
-    def abandon(self) -> None:
-        """Wait for no more answers. Operations that have begun are finished all the same."""
-        self._abandoned = True
-        self._on_answers = None
-        for call in self._on_abandon:
-            call()
-        for task in self._forwarded.values():
-            task.cancel()
+    def abandon(self, index: int | None = None) -> None:
+        """Wait for no more answers, or not for one of them. Operations that have begun are finished all the same."""
+        if index is None:
+            self._on_answers = None
+        for one in range(len(self.results)) if index is None else (index,):
+            self._abandoned.add(one)
+            if (call := self._on_abandon.get(one)) is not None:
+                call()
+            if (task := self._forwarded.get(one)) is not None:
+                task.cancel()
 
-    def on_abandon(self, call: Callable[[], object]) -> None:
-        """Call this if the answers are abandoned: operations that have not begun need not begin."""
-        self._on_abandon.append(call)
+    def on_abandon(self, index: int, call: Callable[[], object]) -> None:
+        """Call this if the answer is abandoned: an operation that has not begun need not begin."""
+        self._on_abandon[index] = call
 
     def waits_for(self, index: int) -> bool:
         """Return whether a caller waits for the answer to an operation."""
-        return not self._abandoned and self.results[index] is None
+        return self.results[index] is None and index not in self._abandoned
 
     # --- answering
 
@@ -227,7 +218,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
 
     def _forward(self, index: int, error: NotServedError) -> bool:
         """Ask the owner of the shard. Return False if it was asked before, or if no caller waits."""
-        if self.forward is None or index in self._forwarded or self._abandoned:
+        if self.forward is None or index in self._forwarded or index in self._abandoned:
             return False
         task = self.forward(index, error)
         if task is None:
@@ -239,3 +230,62 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
     def _take_forwarded(self, index: int, task: asyncio.Task[R]) -> None:
         error = ConnectionAbortedError("the caller is gone") if task.cancelled() else task.exception()
         self.answer(index, task.result() if error is None else error)  # type: ignore[arg-type] # no BaseException
+
+
+class BeginList(Protocol[T_contra, R]):
+    """Begins a list of operations."""
+
+    def __call__(self, requests: Sequence[T_contra], /, *, deadline: float, principal: Principal) -> Answers[R]:
+        """Return the answers, which may come later."""
+
+
+class _Call(_Awaited):
+    """The future of one call of a turn."""
+
+    request: Any
+    deadline: float
+
+
+class CallsOfTurn(Generic[T, R]):
+    """Collects the single calls of one turn of the event loop: what a list does once, they share.
+
+    A list has the calls of one caller whose deadlines are within one tick, and takes the earliest of these.
+    """
+
+    def __init__(self, begin: BeginList[T, R]) -> None:
+        """Pass the lists to `begin`."""
+        self._begin = begin
+        self._waiting: dict[tuple[Principal, int], list[_Call]] = {}
+
+    def add(self, request: T, *, deadline: float, principal: Principal) -> asyncio.Future[R]:
+        """Return the answer to a call, or raise it. If this is cancelled, it is abandoned."""
+        loop = asyncio.get_running_loop()
+        call = _Call(loop=loop)
+        call.request, call.deadline = request, deadline
+        if not self._waiting:
+            loop.call_soon(self._hand_over)
+        self._waiting.setdefault((principal, math.floor(deadline * _TICKS_IN_S)), []).append(call)
+        return call
+
+    def _hand_over(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for (principal, _), added in waiting.items():
+            calls = [call for call in added if not call.done()]
+            if not calls:
+                continue  # nobody waits for them any more
+            requests = [call.request for call in calls]
+            try:
+                answers = self._begin(requests, deadline=min([call.deadline for call in calls]), principal=principal)
+            except Exception as error:  # noqa: BLE001 - the callers get any error
+                answer_all([(call, error) for call in calls])
+                continue
+            for index, call in enumerate(calls):
+                call.answers, call.index = answers, index
+            answers.on_answers(partial(_answer_calls, calls, answers.results))
+
+
+def _answer_calls(calls: Sequence[_Call], results: Sequence[Any], indexes: Sequence[int]) -> None:
+    """Answer calls by the index of each."""
+    for index in indexes:
+        calls[index].answers = None  # it refers to the call, which would be a cycle
+    answer_all([(calls[index], results[index]) for index in indexes])

@@ -10,7 +10,7 @@ from halfway.domain.principal import ANYBODY, Permission, Principal
 from halfway.domain.secrets import CheckSecrets
 from halfway.service.activity.activity import Activity
 from halfway.service.activity.audit_trail import Auditor, LogOnlyAuditTrail, describe_group_change
-from halfway.service.answers import Answers
+from halfway.service.answers import Answers, CallsOfTurn
 from halfway.service.checkback.dispatcher import CheckDispatcher
 from halfway.service.checkback.pull import FetchedChecks, IsConnected, always
 from halfway.service.checkback.scan import Scan
@@ -143,6 +143,8 @@ class Coordinator:
         self._histories = Histories(authority, self._shards, self._lookup, history or NoHistory(), activity.journal)
         self._forwarder = Forwarder(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
+        self._prepares = CallsOfTurn(self.begin_prepares)
+        self._ends = CallsOfTurn(self.begin_ends)
         work = JobWork(self._fan_out, self._forwarder, self._checks, self._caller_requests, self.auditor, clock)
         self._jobs = Jobs(work.find, work.act, clock, instance)
         self.jobs = ClusterJobs(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
@@ -184,7 +186,7 @@ class Coordinator:
 
     def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[Prepared]:
         """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""
-        return self.begin_prepares([request], deadline=deadline, principal=principal).only()
+        return self._prepares.add(request, deadline=deadline, principal=principal)
 
     def begin_prepares(
         self, requests: Sequence[Prepare], *, deadline: float, principal: Principal = ANYBODY
@@ -198,7 +200,7 @@ class Coordinator:
 
     def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[EndResult]:
         """Commit or roll back a transaction, or report its outcome as unknown (docs/protocol.md#end-the-lane)."""
-        return self.begin_ends([request], deadline=deadline, principal=principal).only()
+        return self._ends.add(request, deadline=deadline, principal=principal)
 
     def begin_ends(
         self, requests: Sequence[End], *, deadline: float, principal: Principal = ANYBODY

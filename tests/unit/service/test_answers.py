@@ -1,11 +1,14 @@
 """Answers to many operations, delivered together; late replies get an error, even if one of them raises."""
 
 import asyncio
+import weakref
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 
-from halfway.service.answers import Answers, Deadlines, answer_all
+from halfway.domain.principal import ANYBODY, Principal, PrincipalKind
+from halfway.service.answers import Answers, CallsOfTurn, Deadlines, answer_all
 from tests.support.waiting import GENEROUS_S
 
 
@@ -24,11 +27,98 @@ async def test_all_waits_for_every_answer_and_keeps_their_order() -> None:
     assert rest == ["b", "c"]
 
 
-async def test_only_raises_what_is_an_error() -> None:
-    answers: Answers[str] = Answers([None])
+class Lists:
+    """Begins lists, and answers nothing by itself."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[Sequence[str], float, Principal, Answers[int]]] = []
+        self.calls = CallsOfTurn(self.begin)
+
+    def begin(self, requests: Sequence[str], /, *, deadline: float, principal: Principal) -> Answers[int]:
+        answers: Answers[int] = Answers([None] * len(requests))
+        self.begun.append((requests, deadline, principal, answers))
+        return answers
+
+
+async def test_the_calls_of_one_turn_become_one_list_and_each_gets_its_own_answer() -> None:
+    lists = Lists()
+    first, second, third = (lists.calls.add(name, deadline=1000, principal=ANYBODY) for name in "abc")
+    assert not lists.begun
+    await asyncio.sleep(0)
+    ((requests, deadline, principal, answers),) = lists.begun
+    assert (list(requests), deadline, principal) == (["a", "b", "c"], 1000, ANYBODY)
+    later = lists.calls.add("d", deadline=1000, principal=ANYBODY)
+    answers.answer(2, 2)
     answers.answer(0, KeyError("a"))
+    assert await third == 2
     with pytest.raises(KeyError):
-        await answers.only()
+        await first
+    assert not second.done()
+    assert not later.done()
+    assert [list(requests) for requests, *_ in lists.begun] == [["a", "b", "c"], ["d"]]
+
+
+async def test_a_list_has_one_caller_and_the_earliest_deadline_of_its_calls() -> None:
+    """No call waits longer than its own deadline, and none is given up noticeably earlier."""
+    lists, other = Lists(), Principal(kind=PrincipalKind.GROUP, name="shop")
+    added = [("a", 10.002, ANYBODY), ("b", 10.001, ANYBODY), ("c", 10.001, other), ("d", 12, ANYBODY)]
+    waiting = [lists.calls.add(name, deadline=at, principal=principal) for name, at, principal in added]
+    await asyncio.sleep(0)
+    assert [(list(requests), at, principal) for requests, at, principal, _ in lists.begun] == [
+        (["a", "b"], 10.001, ANYBODY),
+        (["c"], 10.001, other),
+        (["d"], 12, ANYBODY),
+    ]
+    assert not any(call.done() for call in waiting)
+
+
+async def test_a_call_that_is_cancelled_abandons_its_own_answer_only() -> None:
+    """Cancelled before the end of its turn, it is not begun."""
+    lists = Lists()
+    kept, cancelled, early = (lists.calls.add(name, deadline=1000, principal=ANYBODY) for name in "abc")
+    early.cancel()
+    await asyncio.sleep(0)
+    ((requests, *_, answers),) = lists.begun
+    assert list(requests) == ["a", "b"]
+    stopped: list[int] = []
+    for index in range(2):
+        answers.on_abandon(index, partial(stopped.append, index))
+    cancelled.cancel()
+    assert stopped == [1]
+    assert [answers.waits_for(index) for index in range(2)] == [True, False]
+    answers.answer(1, 1)
+    answers.answer(0, 0)
+    assert await kept == 0
+
+
+async def test_a_turn_of_calls_that_nobody_waits_for_begins_nothing() -> None:
+    lists = Lists()
+    lists.calls.add("a", deadline=1000, principal=ANYBODY).cancel()
+    await asyncio.sleep(0)
+    assert not lists.begun
+
+
+async def test_a_list_that_cannot_begin_fails_each_of_its_calls() -> None:
+    def broken(requests: Sequence[str], /, *, deadline: float, principal: Principal) -> Answers[int]:
+        raise RuntimeError("broken")
+
+    calls = CallsOfTurn(broken)
+    for call in [calls.add(name, deadline=1000, principal=ANYBODY) for name in "ab"]:
+        with pytest.raises(RuntimeError, match="broken"):
+            await call
+
+
+async def test_an_answered_call_is_no_cycle() -> None:
+    """Collections are rare, so a cycle would keep the request for long."""
+    lists = Lists()
+    call = lists.calls.add("a", deadline=1000, principal=ANYBODY)
+    await asyncio.sleep(0)
+    lists.begun.pop()[-1].answer(0, 0)
+    await call
+    gone = weakref.ref(call)
+    del call
+    await asyncio.sleep(0)
+    assert gone() is None
 
 
 async def test_a_listener_is_told_each_index_once_with_others_of_its_turn() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from halfway.domain.audit_trail import Audited
 from halfway.domain.principal import Permission
 from halfway.domain.transaction import Cause, Outcome
-from halfway.service.answers import Answers
+from halfway.service.answers import Answers, CallsOfTurn
 from halfway.service.jobs.job import ActResult
 from halfway.service.records.job_records import JobAction
 from halfway.service.records.peer_calls import CheckCall, EndCall, FindResult, ResumeCall
@@ -61,6 +61,7 @@ class JobWork:
         self._caller_requests = caller_requests
         self._auditor = auditor
         self._clock = clock
+        self._ends = CallsOfTurn(self._begin_ends)
 
     async def find(self, spec: JobSpec, principal: Principal, deadline: float) -> FindResult:
         """Find the matches of a job's filter; raise an error if a shard is unavailable."""
@@ -124,12 +125,15 @@ class JobWork:
             cause=Cause.OPERATOR,
             prepared_at=prepared_at,
         )
-        answers: Answers[EndResult] = Answers(
-            [None], partial(self._forwarder.begin, [end], EndCall, deadline, principal)
-        )
-        self._caller_requests.begin([end], answers, deadline=deadline, principal=principal)
-        ended = await answers.only()
+        ended = await self._ends.add(end, deadline=deadline, principal=principal)
         return ActResult(ended.state, ended.changed)
+
+    def _begin_ends(self, ends: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
+        answers: Answers[EndResult] = Answers(
+            [None] * len(ends), partial(self._forwarder.begin, ends, EndCall, deadline, principal)
+        )
+        self._caller_requests.begin(ends, answers, deadline=deadline, principal=principal)
+        return answers
 
 
 def _group_of(result: ActResult) -> dict[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from halfway.domain.errors import NotServedError, ShardUnavailableError
 from halfway.domain.principal import Permission, Principal
-from halfway.service.answers import Answers
+from halfway.service.answers import Answers, CallsOfTurn
 from halfway.service.records.peer_calls import (
     CheckCall,
     CountCall,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from halfway.service.prepare.prepare import Preparer
     from halfway.service.query.get_and_list import Queries
     from halfway.service.query.history import Histories
-    from halfway.service.requests import EndResult, Prepared
+    from halfway.service.requests import End, EndResult, Prepare, Prepared
     from halfway.service.resolve.caller_requests import CallerRequests
     from halfway.service.shards.groups import Groups
 
@@ -70,6 +70,8 @@ class PeerHandler:
         self._checks = checks
         self._leases = leases
         self._handlers: dict[type, InstanceCallHandler] = {}
+        self._prepares = CallsOfTurn(self._begin_prepares)
+        self._ends = CallsOfTurn(self._begin_ends)
 
     def register(self, handler: InstanceCallHandler, *calls: type) -> None:
         """Answer calls of these types with `handler`."""
@@ -93,13 +95,9 @@ class PeerHandler:
     async def _answer(self, call: ShardCall, deadline: float, principal: Principal) -> msgspec.Struct:
         match call:
             case PrepareCall():
-                prepared: Answers[Prepared] = Answers([None])
-                self._preparer.begin([call.request], prepared, deadline=deadline, principal=principal, forwarded=True)
-                answer: msgspec.Struct = await prepared.only()
+                answer: msgspec.Struct = await self._prepares.add(call.request, deadline=deadline, principal=principal)
             case EndCall():
-                ended: Answers[EndResult] = Answers([None])
-                self._caller_requests.begin([call.request], ended, deadline=deadline, principal=principal)
-                answer = await ended.only()
+                answer = await self._ends.add(call.request, deadline=deadline, principal=principal)
             case CheckCall():
                 answer = await self._checks.check_now(
                     call.id, prepared_at=call.prepared_at, deadline=deadline, principal=principal
@@ -124,6 +122,18 @@ class PeerHandler:
             case _:
                 answer = await self._read(call, deadline, principal)
         return answer
+
+    def _begin_prepares(
+        self, requests: Sequence[Prepare], *, deadline: float, principal: Principal
+    ) -> Answers[Prepared]:
+        answers: Answers[Prepared] = Answers([None] * len(requests))
+        self._preparer.begin(requests, answers, deadline=deadline, principal=principal, forwarded=True)
+        return answers
+
+    def _begin_ends(self, requests: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
+        answers: Answers[EndResult] = Answers([None] * len(requests))
+        self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal)
+        return answers
 
     async def _read(self, call: ReadCall, deadline: float, principal: Principal) -> msgspec.Struct:
         """Answer a call that changes no transaction."""

@@ -156,7 +156,7 @@ class CallerRequests:
                 task = loop.create_task(self._end(end))
                 self._tasks.add(task)
                 task.add_done_callback(partial(self._on_done, end))
-                answers.on_abandon(task.cancel)
+                answers.on_abandon(index, task.cancel)
         if ends.in_lane:
             self.deadlines.watch(ends.answer_late, deadline)
         return has_manual

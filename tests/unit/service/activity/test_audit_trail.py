@@ -96,7 +96,7 @@ async def test_ends_by_hand_are_recorded_and_a_producers_own_are_not(
 
     async def end(transaction_id: str, outcome: Outcome, cause: Cause, principal: Principal) -> None:
         request = End(id=transaction_id, outcome=outcome, remark="looked it up", cause=cause)
-        await world.coordinator.begin_ends([request], deadline=world.deadline(), principal=principal).only()
+        await world.coordinator.end(request, deadline=world.deadline(), principal=principal)
 
     await end(first.id, Outcome.COMMIT, Cause.PRODUCER, SHOP)
     with pytest.raises(AlreadyEndedError):

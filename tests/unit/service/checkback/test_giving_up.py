@@ -85,7 +85,7 @@ async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pull_world: Wo
     (check,) = await fetch_due(pull_world)
     with pull_world.memory.faults.lane_held():
         ending = asyncio.create_task(pull_world.end(check.id, Outcome.COMMIT, check_id=check.check_id))
-        await asyncio.sleep(0)
+        await pull_world.until(lambda: check.id in pull_world.coordinator.shards.claims)
         ending.cancel()
         await asyncio.wait([ending])
         pull_world.memory.faults.denied_topics.add("orders")

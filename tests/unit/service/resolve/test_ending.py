@@ -172,7 +172,9 @@ async def test_an_end_that_waits_for_another_goes_no_further_if_its_caller_goes_
         second.abandon()
         await world.until(lambda: not second.left)
         assert first.left
-    assert (await first.only()).changed
+    (ended,) = await first.all()
+    assert isinstance(ended, EndResult)
+    assert ended.changed
     assert isinstance(second.results[0], EndUnconfirmedError)
     assert len(ops(world, prepared.id)) == 1
 
