@@ -12,12 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from halfway.domain.entries import Ended, Entry, OpTotals, ParkedEntry, Pending
+from halfway.domain.forgotten_ids import ForgottenIds
+from halfway.domain.ids import SERVER_ID
 from halfway.domain.indexes import IndexedHeap, OffsetOrder
 from halfway.domain.outcomes import Outcomes
 from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
 
 class ShardState:
@@ -53,8 +55,9 @@ class ShardState:
         """The earliest time of a prepare whose client chose the id, which may be one whose outcome is forgotten here.
 
         An earlier time would be within the horizon of that outcome. Whoever folds the log next, and reads both, would
-        take the prepare for a stray.
+        take the prepare for a stray. It is at least the time of the acquisition, which did not read older outcomes.
         """
+        self._forgotten_early = ForgottenIds()
 
     # --- reading
 
@@ -314,12 +317,21 @@ class ShardState:
     def _knows(self, transaction_id: str) -> bool:
         return self.unresolved(transaction_id) is not None or self._ended.positions(transaction_id) is not None
 
-    def forget(self, before: int, *, at_most: int | None = None, limit: int | None = None) -> int:
+    def may_have_ended(self, transaction_id: str, now: int) -> bool:
+        """Return whether an id may be one that ended within the horizon and was forgotten early."""
+        return self._forgotten_early.may_have(transaction_id, now)
+
+    def forget(
+        self, before: int, *, at_most: int | None = None, limit: int | None = None, claimed: Container[str] = ()
+    ) -> int:
         """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
 
         If more than `at_most` are remembered, forget the oldest of them too, at any age. One call forgets at most
-        `limit`.
+        `limit`, and none that is `claimed`: a tombstone that is still to be written must not meet a later life of its
+        id.
         """
+        if self._horizon_ms is not None:
+            self.reusable_from = max(self.reusable_from, self._forgotten_early.expire(before + self._horizon_ms))
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
         for transaction_id, at, tombstone in self._ended.ages():
@@ -327,10 +339,14 @@ class ShardState:
                 break
             # An unknown tombstone is before the start of this fold: see `complete_fold`.
             passed = self._complete if tombstone is None else tombstone < self.half_tail
-            if passed and transaction_id not in self._strays:
+            if passed and transaction_id not in self._strays and transaction_id not in claimed:
                 gone.append(transaction_id)
-                if at < before and self._horizon_ms is not None:
+                if self._horizon_ms is None:
+                    continue
+                if at < before:
                     self.reusable_from = max(self.reusable_from, at + self._horizon_ms)
+                elif SERVER_ID.match(transaction_id) is None:  # no prepare brings an id that the server made
+                    self._forgotten_early.add(transaction_id, at + self._horizon_ms, horizon_ms=self._horizon_ms)
         for transaction_id in gone:
             self._ended.discard(transaction_id)
             self._parked_tombstones.pop(transaction_id, None)

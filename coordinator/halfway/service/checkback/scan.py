@@ -221,7 +221,9 @@ class Scan:
     async def _forget_all(self, shard: Shard, before: int, at_most: int | None) -> int:
         """Forget outcomes in slices, and let the event loop run in between; return how many."""
         total = 0
-        while forgotten := shard.state.forget(before, at_most=at_most, limit=_FORGOTTEN_AT_ONCE):
+        while forgotten := shard.state.forget(
+            before, at_most=at_most, limit=_FORGOTTEN_AT_ONCE, claimed=self._shards.claims
+        ):
             total += forgotten
             await asyncio.sleep(0)
         return total

@@ -183,6 +183,7 @@ class Preparer:
                     raise IdReusedError(known.id)
                 self._answer(preparation, self._known(known))
                 return None
+            rules.require_outcome_remembered(transaction_id, shard.state, self._clock.now_ms(), self._limits)
         rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
             rules.require_check_before_max_age(request.check_after_ms, self._groups.policy(group.name).max_age_s)
@@ -232,18 +233,19 @@ class Preparer:
     def _store(self, shard: Shard, preparation: _Preparation) -> None:
         """Hand the half to the log. It cannot be cancelled: its result is applied even if the caller is gone."""
         request, now = preparation.request, self._clock.now_ms()
-        transaction_id = request.id
+        transaction_id, prepared_at = request.id, now
         if transaction_id is None:
             made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
             transaction_id = server_id(shard.number, str(made))
         else:
-            now = max(now, shard.state.reusable_from)  # the clock may have been set back since an outcome was forgotten
+            # The clock may have been set back since an outcome was forgotten. Checks go by the clock all the same.
+            prepared_at = max(now, shard.state.reusable_from)
             self._reserved[transaction_id] = asyncio.get_running_loop().create_future()
         half = preparation.half = Half(
             id=transaction_id,
             group=request.group,
             messages=request.messages,
-            prepared_at=now,
+            prepared_at=prepared_at,
             since=now,
             fingerprint=preparation.fingerprint,
             check_after_ms=request.check_after_ms,

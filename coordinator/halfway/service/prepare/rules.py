@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from halfway.domain.records import Group, Message
+    from halfway.domain.shard import ShardState
     from halfway.service.ports import TopicFacts
     from halfway.service.requests import Prepare, ServiceLimits
 
@@ -48,6 +49,19 @@ def require_legal_id(transaction_id: str) -> None:
     if parse_server_id(transaction_id) is not None:
         raise InvalidRequestError(
             f"id {transaction_id!r} has the form of an id that the server makes: choose another", field="id"
+        )
+
+
+def require_outcome_remembered(transaction_id: str, state: ShardState, now: int, limits: ServiceLimits) -> None:
+    """Raise OverloadedError if an id that the caller chose may have ended lately, with an outcome that was forgotten.
+
+    The prepare could be committed a second time. Whoever folds the log next, and reads the outcome, would remove it.
+    """
+    if state.may_have_ended(transaction_id, now):
+        raise OverloadedError(
+            f"id {transaction_id!r} may have ended within the last {limits.outcome_horizon_s:g} s, and its outcome is "
+            f"forgotten: more than {limits.max_outcomes_per_shard} transactions of its shard have ended since. Use "
+            "another id, wait, or raise HALFWAY_MAX_OUTCOMES_PER_SHARD"
         )
 
 

@@ -1,0 +1,42 @@
+"""Ids are found until their time, and few others are taken for them."""
+
+from halfway.domain.forgotten_ids import ForgottenIds
+
+HORIZON_MS = 1000
+
+
+def test_every_id_is_found_until_its_time() -> None:
+    ids = ForgottenIds()
+    for number in range(5000):
+        ids.add(f"order-{number}", 10_000 + number, horizon_ms=HORIZON_MS)
+    assert all(ids.may_have(f"order-{number}", 10_000 + number - 1) for number in range(5000))
+    assert not ids.may_have("order-0", 20_000)
+
+
+def test_few_others_are_taken_for_them() -> None:
+    ids = ForgottenIds()
+    for number in range(100_000):
+        ids.add(f"order-{number}", 10_000, horizon_ms=HORIZON_MS)
+    taken = sum(ids.may_have(f"other-{number}", 0) for number in range(10_000))
+    assert taken < 100
+
+
+def test_filters_are_dropped_with_their_last_id_and_say_until_when_it_mattered() -> None:
+    ids = ForgottenIds()
+    for until in (10_000, 10_499, 10_500):
+        ids.add(str(until), until, horizon_ms=HORIZON_MS)
+    assert ids.expire(10_498) == 0
+    assert ids.may_have("10000", 9_999)
+    assert ids.expire(10_499) == 10_499
+    assert not ids.may_have("10000", 9_999)
+    assert ids.may_have("10500", 10_499)
+    assert ids.expire(20_000) == 10_500
+    assert ids.expire(20_000) == 0
+
+
+def test_the_number_of_filters_is_bounded_whatever_the_clock_does() -> None:
+    ids = ForgottenIds()
+    for until in (10_000, 10_600, 500, 10_700, 11_200, 9_000):
+        ids.add(str(until), until, horizon_ms=HORIZON_MS)
+        ids.expire(until - HORIZON_MS)
+    assert len(ids._filters) <= 4
