@@ -71,6 +71,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     if cost:
         console.print(cost_table(cost))
     for line in lines:
+        if line.shard_shares is not None:
+            low, high = line.shard_shares
+            console.print(f"{line.scenario}: in one second a shard had from {low:.2f} to {high:.2f} of an even share")
         if line.first_finding:
             console.print(f"{line.scenario}: the checker's first finding: {line.first_finding}", markup=False)
         if line.failed:
@@ -85,7 +88,7 @@ def lines_table(lines: Iterable[Line]) -> Table:
     table.add_column("scenario")
     for name in (
         *("tx/s", "from", "to", "p50 ms", "p99 ms", "coordinator", "broker", "load"),
-        *("raw tx/s", "ratio", "from", "to", "ends/Kafka tx", "shards from", "to"),
+        *("raw tx/s", "ratio", "from", "to", "ends/Kafka tx"),
         *(*Findings.__struct_fields__, "failed"),
     ):
         table.add_column(name, justify="right")
@@ -97,7 +100,6 @@ def lines_table(lines: Iterable[Line]) -> Table:
             *("" if line.broker_cpu_us is None else f"{line.broker_cpu_us:.0f}", f"{line.load_cpu_us:.0f}"),
             *_limit(line),
             f"{line.ends_per_kafka_transaction:.1f}",
-            *("", "") if line.shard_shares is None else (f"{share:.2f}" for share in line.shard_shares),
             *map(str, (*line.counts.values(), line.failed)),
         )
     return table
