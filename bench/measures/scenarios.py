@@ -59,33 +59,36 @@ class Line(Findings, frozen=True, kw_only=True):
     ends_per_kafka_transaction: float
     shard_shares: tuple[float, float] | None
     """The lowest and the highest share of a shard within one second; 1 is perfectly even."""
+    lanes_lost: int
 
     @property
     def clean(self) -> bool:
-        """Whether every transaction was answered, and the topics contain exactly what was acknowledged."""
-        return not (self.found or self.failed)
+        """Whether every transaction was answered, the topics contain what was acknowledged, and no lane was lost."""
+        return not (self.found or self.failed or self.lanes_lost)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a load, its audit, and the lane: the mean ends of a Kafka transaction, and the shards' shares."""
+    """The result of a load, its audit, the mean number of ends in a Kafka transaction, and the shards' shares."""
 
     result: LoadResult
     audit: Audit
     ends: float
+    lanes_lost: int
+    """How often the coordinator lost its lane."""
     shard_shares: tuple[float, float] | None
 
 
 def run_audited_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
     """Run a load and audit it; `meanwhile` is called every second."""
     auditor = rig.auditor()
-    kafka_transactions, ends = rig.lane()
+    kafka_transactions, ends, lost = rig.lane()
     result = run_load(rig, plan, meanwhile=meanwhile)
-    kafka_transactions_after, ends_after = rig.lane()
+    kafka_transactions_after, ends_after, lost_after = rig.lane()
     journal = Path(plan.journal_path)
     audit, shares = auditor.audit([journal]), shard_shares(journal, SHARDS)
     journal.unlink()
     mean = (ends_after - ends) / max(1, kafka_transactions_after - kafka_transactions)
-    return Loaded(result=result, audit=audit, ends=mean, shard_shares=shares)
+    return Loaded(result=result, audit=audit, ends=mean, lanes_lost=lost_after - lost, shard_shares=shares)
 
 
 def run_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> LoadResult:
@@ -202,6 +205,7 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
         transactions=sum(part.window.transactions for part in slices),
         callers=scenario.callers,
         ends_per_kafka_transaction=round(median([part.load.ends for part in slices]), 1),
+        lanes_lost=sum(part.load.lanes_lost for part in slices),
         shard_shares=(min(low for low, _ in shares), max(high for _, high in shares)) if shares else None,
     )
 

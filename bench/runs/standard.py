@@ -74,6 +74,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         if line.shard_shares is not None:
             low, high = line.shard_shares
             console.print(f"{line.scenario}: in one second a shard had from {low:.2f} to {high:.2f} of an even share")
+        if line.lanes_lost:
+            console.print(f"{line.scenario}: the coordinator lost its lane {line.lanes_lost} times; see its log")
         if line.first_finding:
             console.print(f"{line.scenario}: the checker's first finding: {line.first_finding}", markup=False)
         if line.failed:

@@ -157,10 +157,11 @@ class Rig:
         """Return an auditor of everything that is written from now on."""
         return Auditor(self.bootstrap_servers, prefix=self.prefix, topic=self.topic)
 
-    def lane(self) -> tuple[int, int]:
-        """Return the number of the lane's Kafka transactions so far, and of the ends in them."""
-        count, ends = self.metrics("halfway_lane_batch_ends_count", "halfway_lane_batch_ends_sum")
-        return round(count), round(ends)
+    def lane(self) -> tuple[int, int, int]:
+        """Return the number of the lane's Kafka transactions so far, of the ends in them, and how often it was lost."""
+        names = ("halfway_lane_batch_ends_count", "halfway_lane_batch_ends_sum", "halfway_lane_failures_total")
+        count, ends, lost = self.metrics(*names)
+        return round(count), round(ends), round(lost)
 
     def metrics(self, *names: str) -> list[float]:
         """Return metrics, each summed over its labels."""
