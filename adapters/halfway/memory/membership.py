@@ -116,7 +116,7 @@ class MemoryMembership:
             horizon_ms=self._horizon_ms,
         )
         state.half_tail = position
-        state.reusable_from = now
+        state.acquired_at = now
         state.complete_fold()
         incarnation.shards.add(shard)
         listener.acquired(shard, state)

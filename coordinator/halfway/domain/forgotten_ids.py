@@ -6,22 +6,26 @@ from typing import Final
 
 _BITS: Final = 1 << 25
 """The size of one filter: 4 MiB. With a million ids it takes one new id in 6,000 for one of them, with four 1 in 50."""
+_BITS_PER_ID: Final = 8
+"""A filter is full when it has an id for so many bits: four million."""
 _PROBES: Final = 4
 
 
 class _Filter:
     """A Bloom filter: it finds every id that was added, and rarely one that was not."""
 
-    __slots__ = ("_bits", "first", "until")
+    __slots__ = ("_bits", "count", "first", "until")
 
     def __init__(self, until: int) -> None:
         """Start empty; `until` is the time of the first id."""
         self._bits = bytearray(_BITS // 8)
         self.first = self.until = until
+        self.count = 0
 
     def add(self, transaction_id: str, until: int) -> None:
         """Add an id that matters until a time."""
         self.until = max(self.until, until)
+        self.count += 1
         for place in _places(transaction_id):
             self._bits[place >> 3] |= 1 << (place & 7)
 
@@ -38,14 +42,24 @@ class ForgottenIds:
         self._filters: list[_Filter] = []
 
     def add(self, transaction_id: str, until: int, *, horizon_ms: int) -> None:
-        """Add an id. A filter takes those of half a horizon, so no more than three or four are in use."""
-        if not self._filters or until >= self._filters[-1].first + horizon_ms // 2:
-            self._filters.append(_Filter(until))
-        self._filters[-1].add(transaction_id, until)
+        """Add an id. A filter takes those of half a horizon, so no more than three or four are in use.
 
-    def may_have(self, transaction_id: str, now: int) -> bool:
-        """Return False if the id was certainly not added, or matters no more at a time."""
-        return any(now < one.until and one.may_have(transaction_id) for one in self._filters)
+        Times of a wrong clock have filters of their own: one that matters for long would soon have most ids.
+        """
+        for one in reversed(self._filters):
+            if one.first <= until < one.first + horizon_ms // 2 and one.count < _BITS // _BITS_PER_ID:
+                break
+        else:
+            one = _Filter(until)
+            self._filters.append(one)
+        one.add(transaction_id, until)
+
+    def may_have(self, transaction_id: str) -> bool:
+        """Return False if the id was certainly not added, or is in no filter any more.
+
+        The time is no reason: if the clock was set ahead, nothing expires until outcomes are forgotten by age again.
+        """
+        return any(one.may_have(transaction_id) for one in self._filters)
 
     def expire(self, now: int) -> int:
         """Drop the filters that matter no more at a time. Return until when one of them did, 0 if none was dropped."""

@@ -51,15 +51,22 @@ class ShardState:
         """The offset up to which half[s] has been read without a gap. The reader sets it, and never decreases it."""
         self.op_tail = 0
         """The offset after the last known op."""
-        self.reusable_from = 0
-        """The earliest time of a prepare whose client chose the id, which may be one whose outcome is forgotten here.
-
-        An earlier time would be within the horizon of that outcome. Whoever folds the log next, and reads both, would
-        take the prepare for a stray. It is at least the time of the acquisition, which did not read older outcomes.
-        """
+        self.acquired_at = 0
+        """The time of the acquisition, which has not read outcomes that were past the horizon then."""
+        self._forgotten_until = 0
+        """The end of the horizon of all outcomes that were forgotten since."""
         self._forgotten_early = ForgottenIds()
 
     # --- reading
+
+    @property
+    def reusable_from(self) -> int:
+        """The earliest time of a prepare whose client chose the id, which may have an outcome that is not known here.
+
+        An earlier time would be within the horizon of that outcome. Whoever folds the log next, and reads both, would
+        take the prepare for a stray.
+        """
+        return max(self.acquired_at, self._forgotten_until)
 
     def find(self, transaction_id: str) -> Entry | None:
         """Return the entry of an id: its outcome, else its parked entry, else its pending entry, else None."""
@@ -317,9 +324,17 @@ class ShardState:
     def _knows(self, transaction_id: str) -> bool:
         return self.unresolved(transaction_id) is not None or self._ended.positions(transaction_id) is not None
 
-    def may_have_ended(self, transaction_id: str, now: int) -> bool:
+    def may_have_ended(self, transaction_id: str) -> bool:
         """Return whether an id may be one that ended within the horizon and was forgotten early."""
-        return self._forgotten_early.may_have(transaction_id, now)
+        return self._forgotten_early.may_have(transaction_id)
+
+    def clock_was_set(self, now: int) -> None:
+        """Correct the time of the acquisition if the clock was ahead then: what it did not read is not later than now.
+
+        Otherwise each prepare with a client's id would be dated as far ahead, and its outcome be kept for as long.
+        """
+        if self._horizon_ms is not None:
+            self.acquired_at = min(self.acquired_at, now + self._horizon_ms)
 
     def forget(
         self, before: int, *, at_most: int | None = None, limit: int | None = None, claimed: Container[str] = ()
@@ -331,7 +346,8 @@ class ShardState:
         id.
         """
         if self._horizon_ms is not None:
-            self.reusable_from = max(self.reusable_from, self._forgotten_early.expire(before + self._horizon_ms))
+            expired = self._forgotten_early.expire(before + self._horizon_ms)
+            self._forgotten_until = max(self._forgotten_until, expired)
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
         for transaction_id, at, tombstone in self._ended.ages():
@@ -344,7 +360,7 @@ class ShardState:
                 if self._horizon_ms is None:
                     continue
                 if at < before:
-                    self.reusable_from = max(self.reusable_from, at + self._horizon_ms)
+                    self._forgotten_until = max(self._forgotten_until, at + self._horizon_ms)
                 elif SERVER_ID.match(transaction_id) is None:  # no prepare brings an id that the server made
                     self._forgotten_early.add(transaction_id, at + self._horizon_ms, horizon_ms=self._horizon_ms)
         for transaction_id in gone:

@@ -26,6 +26,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 _TICKS_IN_S: Final = 50
 """Deadlines within one tick share a timer, which fires at most this fraction of a second late."""
+_GIVEN: Final = RuntimeError("this answer was given to its call")
 
 
 class Reply(Protocol[R_contra]):
@@ -176,7 +177,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
             self._on_answers = None
         for one in range(len(self.results)) if index is None else (index,):
             self._abandoned.add(one)
-            if (call := self._on_abandon.get(one)) is not None:
+            if (call := self._on_abandon.pop(one, None)) is not None:
                 call()
             if (task := self._forwarded.get(one)) is not None:
                 task.cancel()
@@ -200,6 +201,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
                 return
             result.__traceback__ = None  # its frames refer to these answers, which would be a cycle
         self.results[index] = result
+        self._on_abandon.pop(index, None)  # it refers to the operation, which would be a cycle
         self._answered += 1
         self._fresh.append(index)
         if self._on_answers is not None and len(self._fresh) == 1:
@@ -230,6 +232,7 @@ class Answers(msgspec.Struct, Generic[R], eq=False):
     def _take_forwarded(self, index: int, task: asyncio.Task[R]) -> None:
         error = ConnectionAbortedError("the caller is gone") if task.cancelled() else task.exception()
         self.answer(index, task.result() if error is None else error)  # type: ignore[arg-type] # no BaseException
+        del self._forwarded[index]
 
 
 class BeginList(Protocol[T_contra, R]):
@@ -281,11 +284,14 @@ class CallsOfTurn(Generic[T, R]):
                 continue
             for index, call in enumerate(calls):
                 call.answers, call.index = answers, index
-            answers.on_answers(partial(_answer_calls, calls, answers.results))
+            answers.on_answers(partial(_answer_calls, dict(enumerate(calls)), requests, answers.results))
 
 
-def _answer_calls(calls: Sequence[_Call], results: Sequence[Any], indexes: Sequence[int]) -> None:
-    """Answer calls by the index of each."""
+def _answer_calls(calls: dict[int, _Call], requests: list[Any], results: list[Any], indexes: Sequence[int]) -> None:
+    """Answer calls by the index of each, and keep nothing of them: another of their list may wait for long."""
+    answered = [(calls.pop(index), results[index]) for index in indexes]
     for index in indexes:
-        calls[index].answers = None  # it refers to the call, which would be a cycle
-    answer_all([(calls[index], results[index]) for index in indexes])
+        requests[index], results[index] = None, _GIVEN  # an error that was raised refers to the frames of its caller
+    for call, _ in answered:
+        call.answers = call.request = None  # the answers refer to the call, which would be a cycle
+    answer_all(answered)

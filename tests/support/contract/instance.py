@@ -229,7 +229,8 @@ class Instance:
     async def resume(self, shard: int, half: Half) -> Written:
         entry = self.entry(shard, half.id)
         assert isinstance(entry, ParkedEntry)
-        return await self.write(changes.resumed(shard, entry, half, self.told(cause=Cause.OPERATOR)))
+        told = self.told(cause=Cause.OPERATOR)
+        return await self.write(changes.resumed(shard, entry, half, told, since=told.at))
 
 
 @asynccontextmanager

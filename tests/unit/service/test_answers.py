@@ -36,7 +36,7 @@ class Lists:
 
     def begin(self, requests: Sequence[str], /, *, deadline: float, principal: Principal) -> Answers[int]:
         answers: Answers[int] = Answers([None] * len(requests))
-        self.begun.append((requests, deadline, principal, answers))
+        self.begun.append((list(requests), deadline, principal, answers))
         return answers
 
 
@@ -119,6 +119,24 @@ async def test_an_answered_call_is_no_cycle() -> None:
     del call
     await asyncio.sleep(0)
     assert gone() is None
+
+
+async def test_an_answered_call_keeps_nothing_while_another_of_its_turn_waits() -> None:
+    class Request:
+        pass
+
+    lists, request = Lists(), Request()
+    done = lists.calls.add(request, deadline=1000, principal=ANYBODY)  # type: ignore[arg-type]
+    slow = lists.calls.add("slow", deadline=1000, principal=ANYBODY)
+    await asyncio.sleep(0)
+    answers = lists.begun.pop()[-1]
+    answers.answer(0, 0)
+    assert await done == 0
+    gone = weakref.ref(request)
+    del request, done
+    await asyncio.sleep(0)
+    assert gone() is None
+    assert not slow.done()
 
 
 async def test_a_listener_is_told_each_index_once_with_others_of_its_turn() -> None:

@@ -223,7 +223,7 @@ class Acquisition:
         """Step 5: fold from the cursors up to the barriers: parked first, then half and op together."""
         config, shard = self.config, self.shard
         state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
-        state.reusable_from = time.time_ns() // 1_000_000
+        state.acquired_at = time.time_ns() // 1_000_000
         handle = self._fold_into(state)
         starts = self._start_offsets(reader, barriers)
         # If an id was parked and is used again, the fold must know that the earlier use has ended before it reads the

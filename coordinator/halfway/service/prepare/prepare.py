@@ -183,7 +183,7 @@ class Preparer:
                     raise IdReusedError(known.id)
                 self._answer(preparation, self._known(known))
                 return None
-            rules.require_outcome_remembered(transaction_id, shard.state, self._clock.now_ms(), self._limits)
+            rules.require_outcome_remembered(transaction_id, shard.state, self._limits)
         rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
             rules.require_check_before_max_age(request.check_after_ms, self._groups.policy(group.name).max_age_s)

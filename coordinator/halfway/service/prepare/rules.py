@@ -52,12 +52,12 @@ def require_legal_id(transaction_id: str) -> None:
         )
 
 
-def require_outcome_remembered(transaction_id: str, state: ShardState, now: int, limits: ServiceLimits) -> None:
+def require_outcome_remembered(transaction_id: str, state: ShardState, limits: ServiceLimits) -> None:
     """Raise OverloadedError if an id that the caller chose may have ended lately, with an outcome that was forgotten.
 
     The prepare could be committed a second time. Whoever folds the log next, and reads the outcome, would remove it.
     """
-    if state.may_have_ended(transaction_id, now):
+    if state.may_have_ended(transaction_id):
         raise OverloadedError(
             f"id {transaction_id!r} may have ended within the last {limits.outcome_horizon_s:g} s, and its outcome is "
             f"forgotten: more than {limits.max_outcomes_per_shard} transactions of its shard have ended since. Use "

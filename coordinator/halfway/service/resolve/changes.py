@@ -45,8 +45,8 @@ class Change(Protocol):
         one of these times and the same cause is its own (docs/protocol.md#end-the-lane).
         """
 
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
-        """Return the write for the current state."""
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:
+        """Return the write for the current state. `at` is later than `now` if the transaction is dated ahead."""
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -97,7 +97,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return self.commit_verdict
         return self.action is Action.CHECK or (self.action is Action.UNKNOWN and bool(self.remark))
 
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:
         """Return the write for the current state; raise OvertakenError if the policy no longer decides it."""
         if isinstance(entry, Ended):
             raise NotWrittenError
@@ -122,7 +122,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return committed(shard, entry, half, fields)
         if isinstance(entry, Pending) or self.action is Action.PARK:
             return parked(shard, entry, half, fields)
-        return resumed(shard, entry, half, msgspec.structs.replace(fields, checks=0, checked_at=None))
+        return resumed(shard, entry, half, msgspec.structs.replace(fields, checks=0, checked_at=None), since=now)
 
 
 class Reanchor(msgspec.Struct, frozen=True, gc=False):
@@ -135,7 +135,7 @@ class Reanchor(msgspec.Struct, frozen=True, gc=False):
         """Skip a transaction that is no longer prepared."""
         return None if isinstance(entry, Pending) else EndResult(id=entry.id, state=entry.state, changed=False)
 
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has no outcome
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has no outcome
         """Return the write of the half with the current totals."""
         if half is None or not isinstance(entry, Pending):
             raise NotWrittenError
@@ -152,7 +152,7 @@ class WriteTombstone(msgspec.Struct, frozen=True, gc=False):
         """Skip a prepared transaction: its half is not a stray."""
         return EndResult(id=entry.id, state=entry.state, changed=False) if isinstance(entry, Pending) else None
 
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
         """Return the write of the tombstone."""
         return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
 
@@ -266,10 +266,13 @@ def parked(shard: int, entry: Unresolved, half: Half, fields: OpFields) -> LaneW
     )
 
 
-def resumed(shard: int, entry: ParkedEntry, half: Half, fields: OpFields) -> LaneWrite:
-    """Return the write from parked to prepared with its count at 0: half record, parked tombstone, op."""
+def resumed(shard: int, entry: ParkedEntry, half: Half, fields: OpFields, *, since: int) -> LaneWrite:
+    """Return the write from parked to prepared with its count at 0: half record, parked tombstone, op.
+
+    Checks count from `since`, a time of the clock.
+    """
     again = msgspec.structs.replace(
-        current_half(entry, half), since=fields.at, checks=0, checked_at=None, check_after_ms=None
+        current_half(entry, half), since=since, checks=0, checked_at=None, check_after_ms=None
     )
     return _write(
         shard,

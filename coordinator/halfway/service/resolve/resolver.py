@@ -198,7 +198,8 @@ class Resolver:
         change, entry, tried = resolution.change, resolution.entry, resolution.tried
         # If the clock was set back, no outcome may look older than its prepare. One Kafka transaction may follow
         # another within a millisecond, and their times must differ.
-        at = max(self._clock.now_ms(), entry.prepared_at, tried[-1] + 1 if tried else 0)
+        now = self._clock.now_ms()
+        at = max(now, entry.prepared_at, tried[-1] + 1 if tried else 0)
         answer = change.answer_without_write(entry, tried)
         if answer is not None:
             self._finish(resolution, answer)
@@ -206,7 +207,7 @@ class Resolver:
         self._shards.claims[entry.id] = resolution
         resolution.written_at = at
         try:
-            write = change.write(resolution.shard, entry, half, at=at, deadline=resolution.deadline)
+            write = change.write(resolution.shard, entry, half, at=at, now=now, deadline=resolution.deadline)
         except Exception as error:  # noqa: BLE001 - the caller gets any error
             self._take_failure(resolution, error)
             return

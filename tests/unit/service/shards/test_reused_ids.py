@@ -7,7 +7,7 @@ import pytest
 from halfway.domain.errors import OverloadedError
 from halfway.domain.records import Half
 from halfway.domain.transaction import Outcome, State
-from halfway.memory import verdict
+from halfway.memory import no_verdict, verdict
 from halfway.service.requests import ServiceLimits
 from tests.support.service.world import SHARDS, World
 
@@ -144,3 +144,61 @@ async def test_a_correction_that_is_written_again_removes_no_later_transaction(
     again = await preparing
     assert again.created is (await world.state("one") is State.PREPARED)
     assert again.created or again.state is State.COMMITTED  # not forgotten yet
+
+
+async def test_an_id_that_was_forgotten_early_is_refused_though_the_clock_is_set_ahead(crowded: World) -> None:
+    """As an outcome that is still remembered is."""
+    crowded.memory.clock.advance(3600)
+    crowded.coordinator.clock_was_set()
+    await crowded.scan()
+    with pytest.raises(OverloadedError):
+        await crowded.prepare(transaction_id="one")
+
+
+async def test_an_id_that_is_forgotten_early_after_the_clock_was_set_ahead_is_refused(world: World) -> None:
+    again = await world.restart(FEW)
+    await again.prepare(transaction_id="one")
+    await again.end("one", Outcome.COMMIT)
+    again.memory.clock.advance(3600)
+    again.coordinator.clock_was_set()
+    for other in in_shard_of(again, "one", "other")[:3]:
+        await again.prepare(transaction_id=other)
+        await again.end(other, Outcome.ROLLBACK)
+    await again.scan()
+    with pytest.raises(OverloadedError):
+        await again.prepare(transaction_id="one")
+
+
+async def dated_ahead(world: World, seconds: float) -> World:
+    """Acquire the shards while the clock is ahead, and set it back."""
+    world.memory.clock.advance(seconds)
+    again = await world.restart()
+    again.memory.clock.advance(-seconds)
+    again.coordinator.clock_was_set()
+    again.memory.caller.always(no_verdict())
+    return again
+
+
+@pytest.mark.parametrize("ahead_s, left_s", [(3600, 3000), (900, 55)])
+async def test_after_a_resume_checks_count_from_the_clock(world: World, ahead_s: float, left_s: float) -> None:
+    again = await dated_ahead(world, ahead_s)
+    prepared_at = (await again.prepare(transaction_id="one")).prepared_at
+    while await again.state("one") is not State.PARKED:
+        await again.scan(after_s=10)
+    again.memory.clock.set(prepared_at - round(left_s * 1000))
+    sent = len(again.memory.caller.requests)
+    await again.coordinator.resume("one", deadline=again.deadline())
+    await again.scan(after_s=1)
+    assert len(again.memory.caller.requests) == sent, "at once"
+    await again.scan(after_s=5)
+    assert len(again.memory.caller.requests) == sent + 1, "late"
+
+
+async def test_a_clock_that_was_ahead_at_the_acquisition_dates_nothing_far_ahead(world: World) -> None:
+    """Else no outcome of a client's id would be forgotten by age for as long."""
+    again = await dated_ahead(world, 3600)
+    await again.prepare(transaction_id="one")
+    await again.end("one", Outcome.COMMIT)
+    again.coordinator._scan._remember_until = 0
+    await again.scan(after_s=125)
+    assert not any(shard.state.counts[2] for shard in again.coordinator.shards.all())
