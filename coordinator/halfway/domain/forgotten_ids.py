@@ -9,6 +9,8 @@ _BITS: Final = 1 << 25
 _BITS_PER_ID: Final = 8
 """A filter is full when it has an id for so many bits: four million."""
 _PROBES: Final = 4
+_MOST_FILTERS: Final = 8
+"""If more were needed, because outcomes are not forgotten by age for long, the oldest two become one."""
 
 
 class _Filter:
@@ -16,10 +18,10 @@ class _Filter:
 
     __slots__ = ("_bits", "count", "first", "until")
 
-    def __init__(self, until: int) -> None:
-        """Start empty; `until` is the time of the first id."""
+    def __init__(self, first: int) -> None:
+        """Start empty, for times from `first` on."""
         self._bits = bytearray(_BITS // 8)
-        self.first = self.until = until
+        self.first = self.until = first
         self.count = 0
 
     def add(self, transaction_id: str, until: int) -> None:
@@ -28,6 +30,13 @@ class _Filter:
         self.count += 1
         for place in _places(transaction_id):
             self._bits[place >> 3] |= 1 << (place & 7)
+
+    def take(self, other: _Filter) -> None:
+        """Add the ids of another filter."""
+        bits = int.from_bytes(self._bits, "little") | int.from_bytes(other._bits, "little")
+        self._bits = bytearray(bits.to_bytes(len(self._bits), "little"))
+        self.until = max(self.until, other.until)
+        self.count += other.count
 
     def may_have(self, transaction_id: str) -> bool:
         """Return False if the id was certainly not added."""
@@ -44,14 +53,18 @@ class ForgottenIds:
     def add(self, transaction_id: str, until: int, *, horizon_ms: int) -> None:
         """Add an id. A filter takes those of half a horizon, so no more than three or four are in use.
 
-        Times of a wrong clock have filters of their own: one that matters for long would soon have most ids.
+        The halves are the same in whatever order the times come. Times of a wrong clock have filters of their own: one
+        that matters for long would soon have most ids.
         """
+        first = until - until % max(1, horizon_ms // 2)
         for one in reversed(self._filters):
-            if one.first <= until < one.first + horizon_ms // 2 and one.count < _BITS // _BITS_PER_ID:
+            if one.first == first and one.count < _BITS // _BITS_PER_ID:
                 break
         else:
-            one = _Filter(until)
+            one = _Filter(first)
             self._filters.append(one)
+            if len(self._filters) > _MOST_FILTERS:
+                self._filters[1].take(self._filters.pop(0))
         one.add(transaction_id, until)
 
     def may_have(self, transaction_id: str) -> bool:

@@ -328,14 +328,6 @@ class ShardState:
         """Return whether an id may be one that ended within the horizon and was forgotten early."""
         return self._forgotten_early.may_have(transaction_id)
 
-    def clock_was_set(self, now: int) -> None:
-        """Correct the time of the acquisition if the clock was ahead then: what it did not read is not later than now.
-
-        Otherwise each prepare with a client's id would be dated as far ahead, and its outcome be kept for as long.
-        """
-        if self._horizon_ms is not None:
-            self.acquired_at = min(self.acquired_at, now + self._horizon_ms)
-
     def forget(
         self, before: int, *, at_most: int | None = None, limit: int | None = None, claimed: Container[str] = ()
     ) -> int:

@@ -78,7 +78,6 @@ class Scan:
         self._clock_set_at = self._clock.now_ms()
         self._checks.clock_was_set(self._clock_set_at)
         for shard in self._shards.all():
-            shard.state.clock_was_set(self._clock_set_at)
             for entry in shard.state.pending():
                 shard.agenda.put(entry.id, 0)
 

@@ -35,7 +35,7 @@ def stats_of(shard: Shard, now: int) -> ShardStats:
         pending=pending,
         parked=parked,
         ended=ended,
-        oldest_pending_s=0.0 if oldest is None else max(0, now - oldest.prepared_at) / 1000,
+        oldest_pending_s=0.0 if oldest is None else max(0, now - min(oldest.prepared_at, oldest.since)) / 1000,
         half_lag=state.half_tail - state.half_cursor,
         op_lag=state.op_tail - state.op_cursor,
         due=pending,

@@ -194,11 +194,29 @@ async def test_after_a_resume_checks_count_from_the_clock(world: World, ahead_s:
     assert len(again.memory.caller.requests) == sent + 1, "late"
 
 
-async def test_a_clock_that_was_ahead_at_the_acquisition_dates_nothing_far_ahead(world: World) -> None:
-    """Else no outcome of a client's id would be forgotten by age for as long."""
+@pytest.mark.parametrize("back_s", [62, 300, 900])
+async def test_a_clock_that_is_set_back_wrongly_dates_no_prepare_within_an_unread_horizon(
+    world: World, back_s: float
+) -> None:
+    """It was right at the acquisition, and the next owner folds the shard while it is still back."""
+    await world.prepare(transaction_id="one")
+    await world.end("one", Outcome.COMMIT)
+    await world.scan()
+    world.memory.clock.advance(61)
+    second = await world.restart()
+    second.memory.clock.advance(-back_s)
+    second.coordinator.clock_was_set()
+    assert (await second.prepare(transaction_id="one")).created
+    third = await second.restart()
+    await third.scan()
+    assert await third.state("one") is State.PREPARED
+    await third.stop()
+
+
+async def test_the_age_of_what_is_dated_ahead_counts_from_the_clock(world: World) -> None:
     again = await dated_ahead(world, 3600)
-    await again.prepare(transaction_id="one")
-    await again.end("one", Outcome.COMMIT)
-    again.coordinator._scan._remember_until = 0
-    await again.scan(after_s=125)
-    assert not any(shard.state.counts[2] for shard in again.coordinator.shards.all())
+    prepared = await again.prepare(transaction_id="one")
+    again.memory.clock.advance(100)
+    shards = again.coordinator.shards
+    (stats,) = [one for one in shards.stats() if one.shard == shards.number_of(prepared.id)]
+    assert stats.oldest_pending_s == 100
