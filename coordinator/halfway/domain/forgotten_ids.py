@@ -1,4 +1,7 @@
-"""Ids whose outcomes were forgotten before the outcome horizon, in little memory (docs/protocol.md#prepare)."""
+"""Ids whose outcomes were forgotten before the outcome horizon, in little memory.
+
+See docs/protocol.md#state-is-a-fold-over-the-log.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class ForgottenIds:
         self._filters: list[_Filter] = []
 
     def add(self, transaction_id: str, until: int, *, horizon_ms: int) -> None:
-        """Add an id. A filter takes those of half a horizon, so no more than three or four are in use.
+        """Add an id. A filter takes those of half a horizon, so three or four are in use if the clocks are right.
 
         The halves are the same in whatever order the times come. Times of a wrong clock have filters of their own: one
         that matters for long would soon have most ids.

@@ -9,7 +9,7 @@ from halfway.domain.records import Half
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import no_verdict, verdict
 from halfway.service.requests import ServiceLimits
-from tests.support.service.world import SHARDS, World
+from tests.support.service.world import LIMITS, SHARDS, World
 
 FEW = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, max_outcomes_per_shard=1)
 
@@ -37,6 +37,14 @@ async def crowded(world: World) -> World:
     return again
 
 
+async def assert_prepared_for_the_next_owner(world: World, limits: ServiceLimits = LIMITS) -> None:
+    """Restart, and look at `one`."""
+    following = await world.restart(limits)
+    await following.scan()
+    assert await following.state("one") is State.PREPARED
+    await following.stop()
+
+
 async def test_an_id_whose_outcome_was_forgotten_early_is_refused_until_the_horizon(crowded: World) -> None:
     """Accepted, a repeat would be committed again, and the next owner would remove what was acknowledged."""
     with pytest.raises(OverloadedError, match="HALFWAY_MAX_OUTCOMES_PER_SHARD"):
@@ -45,10 +53,7 @@ async def test_an_id_whose_outcome_was_forgotten_early_is_refused_until_the_hori
     assert (await crowded.prepare(transaction_id=fresh)).created
     await crowded.scan(after_s=60)
     assert (await crowded.prepare(transaction_id="one")).created
-    third = await crowded.restart(FEW)
-    await third.scan()
-    assert await third.state("one") is State.PREPARED
-    await third.stop()
+    await assert_prepared_for_the_next_owner(crowded, FEW)
 
 
 async def test_an_id_that_was_forgotten_early_may_be_used_though_the_clock_is_set_back_after_the_horizon(
@@ -59,26 +64,23 @@ async def test_an_id_that_was_forgotten_early_may_be_used_though_the_clock_is_se
     crowded.memory.clock.advance(-30)
     crowded.coordinator.clock_was_set()
     assert (await crowded.prepare(transaction_id="one")).created
-    third = await crowded.restart(FEW)
-    await third.scan()
-    assert await third.state("one") is State.PREPARED
-    await third.stop()
+    await assert_prepared_for_the_next_owner(crowded, FEW)
 
 
-async def test_an_owner_that_did_not_read_an_old_outcome_dates_no_prepare_within_its_horizon(world: World) -> None:
-    """The clock is set back after the acquisition; the next owner reads the outcome, and the prepare."""
+@pytest.mark.parametrize("back_s", [60, 62, 300, 900])
+async def test_an_owner_that_did_not_read_an_old_outcome_dates_no_prepare_within_its_horizon(
+    world: World, back_s: float
+) -> None:
+    """The clock is set back after the acquisition, rightly or not; the next owner reads the outcome too."""
     await world.prepare(transaction_id="one")
     await world.end("one", Outcome.COMMIT)
     await world.scan()
     world.memory.clock.advance(61)
     second = await world.restart()
-    second.memory.clock.advance(-60)
+    second.memory.clock.advance(-back_s)
     second.coordinator.clock_was_set()
     assert (await second.prepare(transaction_id="one")).created
-    third = await second.restart()
-    await third.scan()
-    assert await third.state("one") is State.PREPARED
-    await third.stop()
+    await assert_prepared_for_the_next_owner(second)
 
 
 async def test_after_the_clock_was_set_back_checks_count_from_the_prepare(world: World) -> None:
@@ -192,25 +194,6 @@ async def test_after_a_resume_checks_count_from_the_clock(world: World, ahead_s:
     assert len(again.memory.caller.requests) == sent, "at once"
     await again.scan(after_s=5)
     assert len(again.memory.caller.requests) == sent + 1, "late"
-
-
-@pytest.mark.parametrize("back_s", [62, 300, 900])
-async def test_a_clock_that_is_set_back_wrongly_dates_no_prepare_within_an_unread_horizon(
-    world: World, back_s: float
-) -> None:
-    """It was right at the acquisition, and the next owner folds the shard while it is still back."""
-    await world.prepare(transaction_id="one")
-    await world.end("one", Outcome.COMMIT)
-    await world.scan()
-    world.memory.clock.advance(61)
-    second = await world.restart()
-    second.memory.clock.advance(-back_s)
-    second.coordinator.clock_was_set()
-    assert (await second.prepare(transaction_id="one")).created
-    third = await second.restart()
-    await third.scan()
-    assert await third.state("one") is State.PREPARED
-    await third.stop()
 
 
 async def test_the_age_of_what_is_dated_ahead_counts_from_the_clock(world: World) -> None:
