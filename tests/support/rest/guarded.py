@@ -9,6 +9,7 @@ from halfway.domain.ids import shard_of
 from halfway.domain.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.domain.principal import Principal, PrincipalKind
 from halfway.memory import Memory
+from halfway.rest.server.limits import ApiLimits
 from halfway.service.access.access import KeyedAccess
 from halfway.service.access.keys import Keys, KeySpec
 from tests.support.rest.client import SHOP, Answer, RestWorld
@@ -78,11 +79,14 @@ def enable_access(memory: Memory, *, hide_payloads: bool = False) -> Keys:
 
 
 @asynccontextmanager
-async def guarded(*, hide_payloads: bool = False) -> AsyncIterator[Guarded]:
+async def guarded(*, hide_payloads: bool = False, limits: ApiLimits | None = None) -> AsyncIterator[Guarded]:
     first = Memory(shards=SHARDS, topics={"orders": 3, "coupons": 1}, owns={0})
     second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
     keys, others = (enable_access(memory, hide_payloads=hide_payloads) for memory in (first, second))
-    async with RestWorld(memory=first, keys=keys) as here, RestWorld(memory=second, keys=others) as there:
+    async with (
+        RestWorld(limits, memory=first, keys=keys) as here,
+        RestWorld(limits, memory=second, keys=others) as there,
+    ):
         world = Guarded(here, there, keys, {"operator": FIRST, "nobody": None})
         for kind, name in (("group", "shop"), ("group", "other"), ("reader", "board")):
             world.tokens[name] = await world.new_key(PrincipalKind(kind), name)

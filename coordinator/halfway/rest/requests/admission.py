@@ -47,7 +47,7 @@ class InFlight:
         """Places that are taken."""
         self.bytes = 0
         self.arriving = 0
-        """Bytes of frames that are not complete, or not read yet."""
+        """Bytes of frames of streams that are not complete, or not read yet."""
 
     # --- requests
 
@@ -153,10 +153,14 @@ class InFlight:
         self._demand_fitting(size, self.bytes + size)
         self.bytes += size
 
-    def arrive(self, size: int, by: int) -> bool:
-        """Count bytes of a frame that arrives, `size` of it by now, until `arrived`; False if all are too large."""
-        self.arriving += by
-        return size <= SMALL_BYTES or self.arriving <= self._max_in_flight
+    def arrive(self, size: int) -> None:
+        """Count bytes of a frame that arrives, until `arrived`."""
+        self.arriving += size
+
+    @property
+    def arriving_too_much(self) -> bool:
+        """Whether all frames that arrive are too large together."""
+        return self.arriving > self._max_in_flight
 
     def arrived(self, size: int) -> None:
         """Stop counting a frame that has arrived, or never will."""

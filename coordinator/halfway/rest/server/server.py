@@ -53,8 +53,8 @@ class _Connection(RequestHandler):
         """The client's certificate. It is kept here because a lost connection no longer has it."""
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
-        self.arrived: Callable[[int], bool] | None = None
-        """Called with the size of each piece of WebSocket data; the connection is aborted if it returns False."""
+        self.arrived: Callable[[bytes], bool] | None = None
+        """Called with each piece of WebSocket data; the connection is aborted if it returns False."""
 
     @property
     def idle(self) -> bool:
@@ -70,7 +70,7 @@ class _Connection(RequestHandler):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
 
     def set_parser(self, parser: WebSocketReader, data_received_cb: Callable[[], None] | None = None) -> None:
-        super().set_parser(cast("WebSocketReader", _CountingReader(self, parser)), data_received_cb)
+        super().set_parser(cast("WebSocketReader", _WatchedReader(self, parser)), data_received_cb)
 
     def give_way(self) -> None:
         """Close to make room for another connection. With TLS, abort: a normal close waits for the client."""
@@ -119,8 +119,8 @@ class _Connection(RequestHandler):
         return response
 
 
-class _CountingReader:
-    """Reads a WebSocket, and reports the size of arriving data to the connection first."""
+class _WatchedReader:
+    """Reads a WebSocket, and shows arriving data to the connection first."""
 
     def __init__(self, connection: _Connection, reader: WebSocketReader) -> None:
         self._connection = connection
@@ -128,7 +128,7 @@ class _CountingReader:
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         connection = self._connection
-        if connection.arrived is None or connection.arrived(len(data)):
+        if connection.arrived is None or connection.arrived(data):
             return self._reader.feed_data(data)
         if connection.transport is not None:
             connection.transport.abort()
@@ -209,8 +209,8 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
 
 
 @contextmanager
-def call_on_data(request: web.BaseRequest, arrived: Callable[[int], bool]) -> Iterator[None]:
-    """Call `arrived` with the size of data on the request's WebSocket; abort the connection if it returns False."""
+def call_on_data(request: web.BaseRequest, arrived: Callable[[bytes], bool]) -> Iterator[None]:
+    """Call `arrived` with the data on the request's WebSocket; abort the connection if it returns False."""
     connection = request.protocol
     if not isinstance(connection, _Connection):
         yield

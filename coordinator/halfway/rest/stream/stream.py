@@ -22,6 +22,7 @@ from halfway.rest.requests.structure import demand_few_members
 from halfway.rest.requests.validation import cause_of
 from halfway.rest.responses.errors import invalid
 from halfway.rest.stream import frames
+from halfway.rest.stream.arriving import ArrivingPayload
 from halfway.rest.stream.frames import ServerFrame
 from halfway.rest.stream.subscription import Subscription
 
@@ -80,14 +81,15 @@ class Stream:
         reader: FrameReader,
         accumulator: OperationAccumulator,
         limits: StreamLimits,
-        on_frame: Callable[[Stream], None],
+        on_frame: Callable[[Stream, int], None],
     ) -> None:
-        """Take the connection of a handshake; `on_frame` is called with each frame that is read."""
+        """Take the connection of a handshake; `on_frame` is called with the size of each frame that is read."""
         self.principal = call.principal
         self.lost = False
         self.socket = socket
+        self.arriving = ArrivingPayload()
         self.unread_bytes = 0
-        """What has arrived since the last frame was read."""
+        """What has arrived of messages that are not read yet."""
         self._cause = cause_of(call.request.headers)
         self._coordinator = call.site.coordinator
         self._authority = call.site.coordinator.authority
@@ -148,7 +150,8 @@ class Stream:
                 await self._room.wait()
                 continue
             message = await self.socket.receive()
-            self._on_frame(self)
+            if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                self._on_frame(self, len(message.data))
             if message.type is WSMsgType.TEXT:
                 try:
                     self._authority.require(self.principal, Permission.STREAM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from halfway.domain.errors import OverloadedError
 from halfway.rest.handlers.calls import SUBPROTOCOL
+from halfway.rest.requests.admission import SMALL_BYTES
 from halfway.rest.stream.frames import FrameReader
 from halfway.rest.stream.stream import Stream, StreamLimits
 
@@ -34,7 +36,7 @@ class Streams:
         self._accumulator = accumulator
         self._in_flight = in_flight
         self._limits = limits
-        self._open: dict[Stream, None] = {}
+        self._open: dict[Stream, web.BaseRequest] = {}
 
     def __len__(self) -> int:
         """Return how many are open."""
@@ -76,32 +78,49 @@ class Streams:
 
     async def serve(self, stream: Stream, request: web.BaseRequest) -> web.StreamResponse:
         """Open a stream and serve it to its end."""
-        self._open[stream] = None
+        self._open[stream] = request
         log.debug("stream_opened", principal=str(stream.principal), remote=request.remote)
         try:
             await stream.socket.prepare(request)
             await stream.run()
         finally:
             del self._open[stream]
-            self.read(stream)
+            self.read(stream, stream.unread_bytes)
             log.debug("stream_closed", principal=str(stream.principal), code=stream.socket.close_code)
             if not stream.socket.closed and request.transport is not None:
                 request.transport.abort()
         return stream.socket
 
-    def received(self, stream: Stream, size: int) -> bool:
-        """Count what has arrived for a stream, and return whether it may go on: False if all frames are too large."""
-        stream.unread_bytes += size
-        if self._in_flight.arrive(stream.unread_bytes, size):
-            return True
-        log.warning("stream_cut_off", unread_bytes=stream.unread_bytes, of_all=self._in_flight.arriving)
-        self.read(stream)
-        return False
+    def received(self, stream: Stream, data: bytes) -> bool:
+        """Count what has arrived for a stream, and return whether it may go on.
 
-    def read(self, stream: Stream) -> None:
-        """Note that a stream has read what has arrived."""
-        self._in_flight.arrived(stream.unread_bytes)
-        stream.unread_bytes = 0
+        If the unread frames of all streams are too large, the largest one of the caller that has most of them is cut
+        off: the streams of others go on.
+        """
+        size = stream.arriving.size_in(data)
+        stream.unread_bytes += size
+        self._in_flight.arrive(size)
+        while self._in_flight.arriving_too_much and (largest := self._largest()) is not None:
+            log.warning("stream_cut_off", unread_bytes=largest.unread_bytes, of_all=self._in_flight.arriving)
+            self.read(largest, largest.unread_bytes)
+            if largest is stream:
+                return False
+            if (transport := self._open[largest].transport) is not None:
+                transport.abort()
+        return True
+
+    def _largest(self) -> Stream | None:
+        """Return the stream to cut off, None if no stream has more than a small frame."""
+        of_groups: Counter[str | None] = Counter()
+        for stream in self._open:
+            of_groups[stream.principal.group] += stream.unread_bytes
+        large = [stream for stream in self._open if stream.unread_bytes > SMALL_BYTES]
+        return max(large, key=lambda one: (of_groups[one.principal.group], one.unread_bytes), default=None)
+
+    def read(self, stream: Stream, size: int) -> None:
+        """Note that a stream has read a frame of this size."""
+        self._in_flight.arrived(size)
+        stream.unread_bytes -= size
 
     def stop(self) -> None:
         """Let every stream answer what is in flight, and close."""

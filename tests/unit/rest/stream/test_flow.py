@@ -156,7 +156,7 @@ async def test_frames_that_never_end_are_cut_off_above_the_bound_of_all(
     raws = [await connected(world) for _ in range(3)]
     for arrived, raw in zip((140_000, 280_000, 280_000), raws, strict=True):
         writer = raw.socket._writer
-        writer.transport.write(b"\x81\xff" + (190_000).to_bytes(8, "big") + b"\0\0\0\0" + b" " * 139_986)
+        writer.transport.write(b"\x81\xff" + (190_000).to_bytes(8, "big") + b"\0\0\0\0" + b" " * 140_000)
         await until_true(partial(_has_arriving, world, arrived))
     await until_true(lambda: len(world.api.streams) == 2)
     for raw in raws:
