@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 from bench.load.stream_client import StreamClient
 from halfway.rest.server.limits import ApiLimits
@@ -25,6 +26,12 @@ async def open_raw(world: Guarded, caller: str) -> tuple[asyncio.StreamReader, a
     writer.write(head + f"Authorization: Bearer {world.tokens[caller]}\r\n".encode() + end + b"\r\n")
     await reader.readuntil(b"\r\n\r\n")
     return reader, writer
+
+
+def _holds(world: Guarded, streams: int, size: int) -> bool:
+    """Return whether `here` has this many unfinished frames of a size, on as many streams beside one other."""
+    api = world.here.api
+    return len(api.streams) == streams + 1 and api.in_flight.arriving == streams * size
 
 
 async def test_a_stream_that_only_pings_takes_nothing_from_the_streams_of_others() -> None:
@@ -58,10 +65,7 @@ async def test_whoever_has_most_unfinished_frames_is_cut_off_and_the_other_group
                 writers.append(writer)
                 begun = b"\x01\xfe" + (50_000).to_bytes(2) + b"\0\0\0\0" + b" " * 50_000
                 writer.write(begun + PING * 3)
-                await until_true(lambda most=min(number + 1, 4): len(world.here.api.streams) == most + 1)  # type: ignore[misc]
-                await until_true(
-                    lambda held=min(number + 1, 4) * 50_000: world.here.api.in_flight.arriving == held  # type: ignore[misc]
-                )
+                await until_true(partial(_holds, world, min(number + 1, 4), 50_000))
                 answer = await stream.prepare("shop", {**MESSAGE, "value": "x" * 40_000})
                 assert answer.status == 201
         finally:
