@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.drivers import carry_out, carry_out_async, pool_of, require_transaction
-from halfway.client.barrier.table import TABLE, BarrierTable, Steps
+from halfway.client.barrier.drivers import carry_out, carry_out_async, carry_out_each, pool_of, require_transaction
+from halfway.client.barrier.table import TABLE, BarrierTable, Steps, creation
 from halfway.client.checks.answers import Check
 from halfway.client.commit_uncertainty import is_conflict
 from halfway.client.errors import HalfwayError
@@ -148,8 +148,8 @@ class Barrier(_BaseBarrier):
         self._connect = connect
 
     def create(self) -> None:
-        """Create the table and its index, unless they exist."""
-        self._in_transaction(self._table.create())
+        """Create the table and its index, unless they exist; every process may call it whenever it starts."""
+        self._run(creation(self._table))
 
     def insert(self, connection: Any, transaction_id: str) -> None:
         """Write the row in the local transaction on this connection, so that both commit together.
@@ -179,17 +179,7 @@ class Barrier(_BaseBarrier):
         return self._run(self._decision(transaction_id, None))
 
     def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
-        try:
-            steps = next(transactions)
-            while True:
-                try:
-                    result = self._in_transaction(steps)
-                except Exception as error:  # noqa: BLE001 - the generator handles it
-                    steps = transactions.throw(error)
-                else:
-                    steps = transactions.send(result)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # the result of the generator
+        return carry_out_each(transactions, self._in_transaction)
 
     def clean(self, limit: int) -> int:
         """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
@@ -212,7 +202,7 @@ class AsyncBarrier(_BaseBarrier):
 
     async def create(self) -> None:
         """Same as `Barrier.create`."""
-        await self._in_transaction(self._table.create())
+        await self._run(creation(self._table))
 
     async def insert(self, connection: Any, transaction_id: str) -> None:
         """Same as `Barrier.insert`."""

@@ -21,6 +21,25 @@ class Dialect(StrEnum):
         return cls.MYSQL if value == "mariadb" else None
 
 
+TABLE_COUNT: Final[dict[Dialect, str]] = {
+    Dialect.POSTGRESQL: "SELECT count(to_regclass('{table}'))",
+    Dialect.MYSQL: "SELECT COUNT(*) FROM information_schema.tables"
+    " WHERE table_schema = DATABASE() AND table_name = '{table}'",
+    Dialect.SQLITE: "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = '{table}'",
+}
+"""Returns 1 if the table exists. It takes no lock that waits for a transaction, or that a transaction waits for."""
+
+CREATE_ONCE: Final[dict[Dialect, str | None]] = {
+    # Without the lock, one of two processes fails at a unique index of the catalogue. Without the condition,
+    # CREATE INDEX would wait for every transaction that has written to the table, and hold up every later one. One
+    # statement, because a connection that commits each statement would release the lock too early.
+    Dialect.POSTGRESQL: "DO $$ BEGIN PERFORM pg_advisory_xact_lock(hashtext('create {table}'));"
+    " IF to_regclass('{table}') IS NULL THEN {create}; END IF; END $$",
+    Dialect.MYSQL: None,
+    Dialect.SQLITE: None,
+}
+"""Creates the table with its index, while other processes do the same; None if IF NOT EXISTS is enough."""
+
 _SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 
 REMOVE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
@@ -32,7 +51,9 @@ class Statements:
     """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
 
     create: tuple[str, ...]
-    """Creates the table and a row that identifies it, with a time that is never old enough for a deletion."""
+    """Creates the table and its index, unless they exist."""
+    create_mark: str
+    """Inserts the row that identifies the table, with a time that is never old enough for a deletion."""
     insert: str
     """Parameters: transaction id, outcome. An existing row stays unchanged, and the row count is 0."""
     mark: str = _SELECT
@@ -72,11 +93,9 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 " outcome varchar(8) NOT NULL, decided_at timestamptz NOT NULL DEFAULT clock_timestamp())"
             ),
             _INDEX,
-            (
-                "INSERT INTO {table} VALUES ('#table', substr(md5(CAST(random() AS text)), 1, 8), 'infinity')"
-                " ON CONFLICT (transaction_id) DO NOTHING"
-            ),
         ),
+        create_mark="INSERT INTO {table} VALUES ('#table', substr(md5(CAST(random() AS text)), 1, 8), 'infinity')"
+        " ON CONFLICT (transaction_id) DO NOTHING",
         insert=_INSERT_ONCE,
         select=_SELECT,
         begin=None,
@@ -101,8 +120,8 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 " decided_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), KEY {table}_decided_at (decided_at))"
                 " ENGINE=InnoDB"
             ),
-            ("INSERT IGNORE INTO {table} VALUES ('#table', LEFT(MD5(CONCAT(RAND(), UUID())), 8), '2037-12-31')"),
         ),
+        create_mark="INSERT IGNORE INTO {table} VALUES ('#table', LEFT(MD5(CONCAT(RAND(), UUID())), 8), '2037-12-31')",
         insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
         # A locking read never sees an uncommitted row, not even at READ UNCOMMITTED.
         select=_SELECT + " LOCK IN SHARE MODE",
@@ -123,11 +142,9 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 " decided_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)) WITHOUT ROWID"
             ),
             _INDEX,
-            (
-                "INSERT INTO {table} VALUES ('#table', lower(hex(randomblob(4))), 9e9)"
-                " ON CONFLICT (transaction_id) DO NOTHING"
-            ),
         ),
+        create_mark="INSERT INTO {table} VALUES ('#table', lower(hex(randomblob(4))), 9e9)"
+        " ON CONFLICT (transaction_id) DO NOTHING",
         insert=_INSERT_ONCE,
         select=_SELECT,
         begin="BEGIN EXCLUSIVE",  # without a write-ahead log, a commit waits for readers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Final, TypeVar
 
 from halfway.client.barrier.table import Result, Statement, Steps
@@ -52,6 +52,21 @@ async def carry_out_async(steps: Steps[T], connection: Any) -> T:
                 statement = steps.throw(error)
             else:
                 statement = steps.send(result)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # the result of the generator
+
+
+def carry_out_each(transactions: Generator[Steps[Any], Any, T], in_transaction: Callable[[Steps[Any]], Any]) -> T:
+    """Carry out the steps that a generator yields, each in a transaction of its own; return its result."""
+    try:
+        steps = next(transactions)
+        while True:
+            try:
+                result = in_transaction(steps)
+            except Exception as error:  # noqa: BLE001 - the generator handles it
+                steps = transactions.throw(error)
+            else:
+                steps = transactions.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # the result of the generator
 

@@ -6,9 +6,9 @@ import contextlib
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-from halfway.client.barrier.dialect import MARK_ID, REMOVE, STATEMENTS, Dialect
+from halfway.client.barrier.dialect import CREATE_ONCE, MARK_ID, REMOVE, STATEMENTS, TABLE_COUNT, Dialect
 from halfway.client.commit_uncertainty import is_conflict
 from halfway.client.errors import HalfwayError
 from halfway.client.outcome import Outcome
@@ -67,17 +67,22 @@ class BarrierTable:
         """Set the table's name; raise ValueError if it is not legal."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
-        self.sql = STATEMENTS[Dialect(dialect)]
+        self._dialect = Dialect(dialect)
+        self.sql = STATEMENTS[self._dialect]
         self._name = name
 
+    def exists(self) -> Steps[bool]:
+        """Return whether the table is there, with the row that identifies it."""
+        return (yield from table_exists(self._dialect, self._name)) and (yield from self.mark()) is not None
+
     def create(self) -> Steps[None]:
-        """Create the table and its index, unless they exist."""
-        for sql in self.migration():
-            yield Statement(sql)
+        """Create the table and its index, unless they exist, and the row that identifies it."""
+        yield from create_table(self._dialect, self._name, self.sql.create)
+        yield self._statement(self.sql.create_mark)
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""
-        return [sql.replace("{table}", self._name) for sql in self.sql.create]
+        return [sql.replace("{table}", self._name) for sql in (*self.sql.create, self.sql.create_mark)]
 
     def insert(self, transaction_id: str) -> Steps[None]:
         """Write the row in the local transaction, so that both commit together.
@@ -133,9 +138,7 @@ class BarrierTable:
 
     def _insert_rollback(self, transaction_id: str) -> Steps[Result]:
         if self.sql.begin is not None:
-            with contextlib.suppress(Exception):  # some drivers have already begun a transaction, others have not
-                yield Statement("ROLLBACK")
-            yield Statement(self.sql.begin)
+            yield from begin_writing(self.sql.begin)
         return (yield self._statement(self.sql.insert, transaction_id, _ROLLED_BACK))
 
     def _with_short_lock_wait(self, steps: Steps[Result]) -> Steps[Result]:
@@ -168,6 +171,53 @@ def rows_written(result: Result) -> int:
             " outside `connection.pipeline()`"
         )
     return result.written
+
+
+class Table(Protocol):
+    """A table of this client, in one dialect."""
+
+    def exists(self) -> Steps[bool]:
+        """Return whether the table is there with all that `create` writes; takes no lock."""
+
+    def create(self) -> Steps[None]:
+        """Create what is missing."""
+
+
+def creation(table: Table) -> Generator[Steps[Any], Any, None]:
+    """Yield the database transactions that create a table unless it exists.
+
+    Every process of a service may run them whenever it starts. If the table exists, they only read: a lock would wait
+    for open transactions, and hold up the others behind it.
+    """
+    if (yield table.exists()):
+        return
+    try:
+        yield table.create()
+    except Exception:
+        if not (yield table.exists()):  # otherwise another process has just created it
+            raise
+
+
+def table_exists(dialect: Dialect, name: str) -> Steps[bool]:
+    """Return whether a table exists."""
+    result = yield Statement(TABLE_COUNT[dialect].replace("{table}", name))
+    return bool(result.rows[0][0])
+
+
+def create_table(dialect: Dialect, name: str, statements: Sequence[str]) -> Steps[None]:
+    """Execute the statements that create a table and its index, as one that succeeds or fails."""
+    once = CREATE_ONCE[dialect]
+    if dialect is Dialect.SQLITE:
+        yield from begin_writing("BEGIN IMMEDIATE")
+    for sql in statements if once is None else [once.replace("{create}", "; ".join(statements))]:
+        yield Statement(sql.replace("{table}", name))
+
+
+def begin_writing(begin: str) -> Steps[None]:
+    """Begin a transaction of SQLite that writes. One that reads first fails if another one has written since."""
+    with contextlib.suppress(Exception):  # some drivers have already begun a transaction, others have not
+        yield Statement("ROLLBACK")
+    yield Statement(begin)
 
 
 def clean_exclusively(clean: Statement, elect: Statement | None, resign: Statement | None) -> Steps[int]:

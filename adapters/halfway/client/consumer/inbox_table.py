@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.table import Statement, Steps, clean_exclusively, rows_written
+from halfway.client.barrier.table import (
+    Statement,
+    Steps,
+    clean_exclusively,
+    create_table,
+    rows_written,
+    table_exists,
+)
 
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
@@ -84,7 +91,8 @@ class InboxTable:
         """Set the table's name; raise ValueError if it is not legal."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
-        self._sql = _STATEMENTS[Dialect(dialect)]
+        self._dialect = Dialect(dialect)
+        self._sql = _STATEMENTS[self._dialect]
         self._name = name
 
     def migration(self) -> list[str]:
@@ -93,8 +101,11 @@ class InboxTable:
 
     def create(self) -> Steps[None]:
         """Create the table and its index, unless they exist."""
-        for sql in self.migration():
-            yield Statement(sql)
+        yield from create_table(self._dialect, self._name, self._sql.create)
+
+    def exists(self) -> Steps[bool]:
+        """Return whether the table is there."""
+        return (yield from table_exists(self._dialect, self._name))
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
         """Record a message; return False if it was recorded before."""

@@ -1,0 +1,112 @@
+"""Processes of a service that start, beside each other and beside those that work, on real databases."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from halfway.client.barrier import AsyncBarrier, Barrier, sqlite_transactions
+from halfway.client.consumer import Inbox
+from tests.barrier.test_drivers import Servers, async_driver
+from tests.support.databases.starting import connect_to
+
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+
+PROCESSES = 8
+TABLES = 5
+STARTS = 2
+"""The first start finds an empty database, the second one finds the tables there."""
+DIALECTS = ["postgresql", "mysql", "sqlite"]
+
+
+def address(servers: Servers, dialect: str, folder: Path) -> str:
+    if dialect == "sqlite":
+        return str(folder / "shop.sqlite")
+    return str(servers["postgresql"].folder) if dialect == "postgresql" else servers["mysql"].socket
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_processes_that_start_together_create_the_tables_without_an_error(
+    servers: Servers, dialect: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.support.databases.starting", dialect, address(servers, dialect, tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(TABLES), str(STARTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(PROCESSES)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        errors: list[str] = []
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for process in processes:
+            errors += json.loads(process.communicate()[0])
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()  # closes its pipes
+    assert errors == []
+    connect = connect_to(dialect, address(servers, dialect, tmp_path))
+    with connect() as connection:
+        cursor = connection.cursor()
+        for table in (f"{kind}_{number}" for kind in ("starts", "starts_inbox") for number in range(TABLES)):
+            cursor.execute(f"SELECT COUNT(*) FROM {table}")  # noqa: S608 - a name of this test
+            assert cursor.fetchone()[0] == PROCESSES * STARTS + (table.count("_") == 1)  # the barrier's own row
+            cursor.execute(f"DROP TABLE {table}")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_process_that_starts_waits_for_no_local_transaction_and_delays_none(
+    servers: Servers, dialect: str, tmp_path: Path
+) -> None:
+    """It returns while a transaction that has written is open; whatever it waited for would end it with an error."""
+    connect: Callable[[], AbstractContextManager[Any]] = connect_to(dialect, address(servers, dialect, tmp_path))
+    impatient = connect
+    if dialect == "postgresql":
+        impatient = lambda: servers["postgresql"].psycopg("-c lock_timeout=2000")  # noqa: E731
+    elif dialect == "sqlite":
+        impatient = sqlite_transactions(tmp_path / "shop.sqlite", busy_s=0.2)
+    barrier, inbox = Barrier(dialect, connect, table="busy"), Inbox(dialect, connect, table="busy_inbox")
+    barrier.create()
+    inbox.create()
+    with connect() as connection:
+        barrier.insert(connection, uuid4().hex)
+        inbox.insert(connection, "points", uuid4().hex)
+        Barrier(dialect, impatient, table="busy").create()
+        Inbox(dialect, impatient, table="busy_inbox").create()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "postgresql+asyncpg", "mysql+asyncmy"])
+async def test_tasks_that_start_together_create_the_table_without_an_error(servers: Servers, driver: str) -> None:
+    """The connections of asyncpg's own pool commit each statement."""
+    async with async_driver(servers, driver) as (connect, begin):
+        name = f"starts_{driver.replace('+', '_')}"
+        barrier = AsyncBarrier("mysql" if "my" in driver else "postgresql", connect, table=name)
+        await asyncio.gather(*(barrier.create() for _ in range(PROCESSES)))
+        async with begin() as connection:
+            await barrier.insert(connection, uuid4().hex)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_table_of_a_release_without_the_row_that_identifies_it_gets_the_row(
+    servers: Servers, dialect: str, tmp_path: Path
+) -> None:
+    connect = connect_to(dialect, address(servers, dialect, tmp_path))
+    barrier = Barrier(dialect, connect, table="without_mark")
+    with connect() as connection:
+        for sql in barrier.migration()[:-1]:
+            connection.cursor().execute(sql)
+    assert barrier.look("#table") is None
+    barrier.create()
+    assert barrier.look("#table") is not None
