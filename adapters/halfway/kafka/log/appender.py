@@ -23,7 +23,13 @@ log = structlog.get_logger(__name__)
 
 _POLL_S: Final = 0.1
 _TOO_LARGE: Final = KafkaError.MSG_SIZE_TOO_LARGE
-_QUEUE_FULL: Final = KafkaError._QUEUE_FULL  # noqa: SLF001 - the names of librdkafka's own errors start so
+_FATAL: Final = KafkaError._FATAL  # noqa: SLF001 - the names of librdkafka's own errors start so
+_REPLACE_S: Final = 1.0
+"""The least time between two replacements of the producer."""
+_SILENT_S: Final = 10.0
+"""How long the polling thread may be at one call, and a failed producer in use. Both take milliseconds."""
+_UNREPORTED: Final = 4
+"""How many prepare time-outs records may wait for a delivery report: librdkafka gives each record up after one."""
 
 T = TypeVar("T")
 MakeProducer = Callable[[dict[str, Any]], Producer]
@@ -66,22 +72,35 @@ _Reports = list[tuple[_Append[Any], KafkaError | None, Message]]
 class _Client:
     """A producer, and the fatal error that ended it."""
 
-    producer: Producer
-
-    def __init__(self) -> None:
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.made_at = time.monotonic()
         self.fatal: str | None = None
 
     def failed(self, error: KafkaError) -> None:
-        """Note an error that the producer reports."""
-        if error.fatal():
-            self.fatal = error.str()
+        """Note the error of a record: once the producer has failed, its records fail with `_FATAL`."""
+        if error.fatal() or error.code() == _FATAL:
+            self.fatal = self.fatal or error.str()
+
+    def poll(self, timeout: float) -> None:
+        """Serve the delivery reports. A fatal error is raised here, once; what it stops is served by the next poll.
+
+        Any other exception was raised by a report. It must not end the thread, so it ends the producer.
+        """
+        try:
+            self.producer.poll(timeout)
+        except KafkaException as exception:
+            self.fatal = exception.args[0].str()
+        except Exception as error:
+            log.exception("delivery_report_failed")
+            self.fatal = repr(error)
 
 
 class RecordWriter:
     """Appends records with acks=all; `append` on the loop's thread, polling on a thread of its own.
 
     The records in flight are bounded in number and bytes. A producer with a fatal error is replaced; the outcome of the
-    records it had in flight is unknown.
+    records it had in flight is unknown. `trouble` says if the writer works no more.
     """
 
     def __init__(
@@ -100,15 +119,20 @@ class RecordWriter:
         self._deadlines = Deadlines()
         self._records = 0
         self._bytes = 0
+        self._reported_at = 0.0
+        """When a record last got its report, or the first of those that wait was appended (`time.monotonic`)."""
         # On the polling thread, except the reference to the producer, which `append` reads.
         self._reports: _Reports = []
         self._loop: Loop | None = None
         self._client: _Client | None = None
+        self._polled_at = 0.0
+        """When the polling thread last began a poll of a working producer (`time.monotonic`)."""
 
     def start(self) -> None:
         """Create the producer and the thread that polls it; call it on the loop's thread."""
         self._loop = Loop(asyncio.get_running_loop())
         self._client = self._make()
+        self._polled_at = time.monotonic()
         self._thread.start()
 
     async def stop(self) -> None:
@@ -124,6 +148,21 @@ class RecordWriter:
             self._forget(one)
             if not one.is_late:
                 one.answer_late()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be appended through this instance, None if it can be; not whether Kafka answers."""
+        if self._client is None or self._stopping.is_set():
+            return None
+        now = time.monotonic()
+        if not self._thread.is_alive():
+            return f"the thread that writes {self._name} has ended"
+        if (silent_s := now - self._polled_at) > _SILENT_S:
+            return f"the writer of {self._name} has not had a working producer for {silent_s:.0f} s"
+        unreported_s = now - self._reported_at
+        if self._records and unreported_s > _UNREPORTED * self._config.prepare_timeout_s:
+            return f"the writer of {self._name} has had no delivery report for {unreported_s:.0f} s"
+        return None
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -167,6 +206,8 @@ class RecordWriter:
             self._records += 1
             self._bytes += size
         if waiting:
+            if not self._appends:
+                self._reported_at = time.monotonic()
             self._appends.add(one)
             self._empty.clear()
             self._deadlines.watch(one.answer_late, deadline)
@@ -191,21 +232,17 @@ class RecordWriter:
     # --- the polling thread
 
     def _make(self) -> _Client:
-        client = _Client()
-        client.producer = self._make_producer(
-            self._config.producer(
-                **{
-                    "linger.ms": self._linger_ms,
-                    # Under load what comes meanwhile shares the next request, which costs the broker hardly more than a
-                    # request with one record; nothing waits if nothing is under way.
-                    "max.in.flight.requests.per.connection": 2,
-                    "queue.buffering.max.messages": self._config.writer_in_flight + 1_000,
-                    "queue.buffering.max.kbytes": 2 * self._config.writer_in_flight_bytes // 1024,
-                    "error_cb": client.failed,
-                }
-            )
+        properties = self._config.producer(
+            **{
+                "linger.ms": self._linger_ms,
+                # Under load what comes meanwhile shares the next request, which costs the broker hardly more than a
+                # request with one record; nothing waits if nothing is under way.
+                "max.in.flight.requests.per.connection": 2,
+                "queue.buffering.max.messages": self._config.writer_in_flight + 1_000,
+                "queue.buffering.max.kbytes": 2 * self._config.writer_in_flight_bytes // 1024,
+            }
         )
-        return client
+        return _Client(self._make_producer(properties))
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -218,17 +255,21 @@ class RecordWriter:
 
     def _poll(self, client: _Client | None, timeout: float) -> None:
         if client is not None:
-            client.producer.poll(timeout)
+            if client.fatal is None:
+                self._polled_at = time.monotonic()
+            client.poll(timeout)
         if self._reports and self._loop is not None:
             reports = self._reports.copy()
             self._reports.clear()
             self._loop.post(self._take_reports, reports)
 
     def _replace(self, failed: _Client, reason: str) -> None:
+        # A missing ACL, for example, ends every producer as soon as it connects.
+        self._stopping.wait(max(0.0, failed.made_at + _REPLACE_S - time.monotonic()))
         try:
             fresh = self._make()
-        except KafkaException as exception:
-            log.warning("producer_not_replaced", writer=self._name, reason=exception.args[0].str())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt may succeed
+            log.warning("producer_not_replaced", writer=self._name, reason=reason, error=str(error))
             self._stopping.wait(_POLL_S)
             return
         log.warning("producer_replaced", writer=self._name, reason=reason)
@@ -257,6 +298,7 @@ class RecordWriter:
 
     def _take_reports(self, reports: _Reports) -> None:
         results: dict[_Append[Any], list[tuple[Any, int | Exception]]] = {}
+        self._reported_at = time.monotonic()
         for one, error, message in reports:
             token, size = one.waiting.pop(message.key())  # type: ignore[arg-type] # records are produced with bytes
             self._records -= 1

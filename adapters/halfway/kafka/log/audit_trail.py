@@ -80,7 +80,13 @@ class KafkaAuditTrail:
     async def _run(self) -> None:
         while True:
             while self._waiting:
-                await self._write(self._waiting[0])
+                event = self._waiting[0]
+                try:
+                    await self._write(event)
+                except Exception:
+                    # One event that cannot be written must not keep the others from being written.
+                    log.exception("audit_event_lost", id=event.id)
+                    self._observer.audited("lost")
                 self._waiting.popleft()
             if self._stopping:
                 return

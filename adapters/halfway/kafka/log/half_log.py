@@ -49,6 +49,11 @@ class KafkaHalfLog:
         await self._reader.stop()
         await self._ends.stop()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why this instance can store no prepare, None if it can; not whether Kafka answers."""
+        return self._writer.trouble
+
     def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
         """Append half records with acks=all, and pass their offsets or errors to `appended`; the port lists them."""
         records: list[Record[T]] = []

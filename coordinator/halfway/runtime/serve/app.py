@@ -35,6 +35,7 @@ from halfway.runtime.metrics.event_loop_lag import LoopPauses
 from halfway.runtime.metrics.metrics import Metrics
 from halfway.runtime.metrics.zeros import export_zeros
 from halfway.runtime.serve.backend import Backend, running_backend
+from halfway.runtime.serve.deaths import DeathError, Deaths, supervised
 from halfway.runtime.serve.file_descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
 from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
 from halfway.runtime.serve.log_setup import configure
@@ -63,7 +64,10 @@ class Ready:
 
 
 def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
-    """Run the coordinator until SIGTERM or SIGINT, and return the exit status. A second signal ends it at once."""
+    """Run the coordinator until SIGTERM or SIGINT, and return the exit status. A second signal ends it at once.
+
+    The status is 1 if it ended by itself: it could not start, or one of its threads or background tasks has died.
+    """
     configure(form=settings.log_format, level=settings.log_level)
     collect_rarely()
     try:
@@ -71,6 +75,8 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
         complain(error.detail)
+        return 1
+    except DeathError:
         return 1
     return 0
 
@@ -139,15 +145,19 @@ class _Stage:
 
 async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
     stopping = asyncio.Event()
-    _stop_on_signals(stopping, kill_after_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
+    kill_after_s = time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S
+    _stop_on_signals(stopping, kill_after_s=kill_after_s)
+    deaths = Deaths(lambda: _begin_stop(stopping, kill_after_s=kill_after_s))
     pauses, metrics = LoopPauses(), Metrics()
     metrics.show_pauses(pauses)
     stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
     tls = _tls(settings)
     async with AsyncExitStack() as stack:
-        pauses_task = asyncio.create_task(pauses.watch())
+        deaths.watch()
+        stack.callback(deaths.close)
+        pauses_task = supervised(pauses.watch())
         stack.callback(pauses_task.cancel)
-        garbage_task = asyncio.create_task(collect_periodically())
+        garbage_task = supervised(collect_periodically())
         stack.callback(garbage_task.cancel)
         health_port = HealthPort(
             reasons=stage.reasons,
@@ -167,7 +177,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         )
         stack.push_async_callback(health.stop)
         if tls is not None:
-            tls_task = asyncio.create_task(tls.watch())
+            tls_task = supervised(tls.watch())
             stack.callback(tls_task.cancel)
         health_tls = tls if settings.health_tls else None
         await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
@@ -197,6 +207,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         except asyncio.CancelledError:
             log.info("stopped_before_it_was_ready")
     log.info("stopped")
+    deaths.demand_none()
 
 
 async def _run_backend(
@@ -287,13 +298,18 @@ def _kill_after(seconds: float) -> None:
     timer.start()
 
 
+def _begin_stop(stopping: asyncio.Event, *, kill_after_s: float) -> None:
+    if not stopping.is_set():
+        stopping.set()
+        _kill_after(kill_after_s)
+
+
 def _stop_on_signals(stopping: asyncio.Event, *, kill_after_s: float) -> None:
     def handle_signal() -> None:
         if stopping.is_set():
             log.warning("stopped_at_once")
             os._exit(1)
-        stopping.set()
-        _kill_after(kill_after_s)
+        _begin_stop(stopping, kill_after_s=kill_after_s)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, handle_signal)

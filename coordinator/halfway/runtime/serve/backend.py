@@ -27,6 +27,7 @@ from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.peers import HttpPeers
 from halfway.runtime.operator_key import first_operator_key
 from halfway.runtime.serve.check_caller import authorities, check_caller
+from halfway.runtime.serve.deaths import supervised
 from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
 from halfway.service.access.access import KeyedAccess, OpenAccess
 from halfway.service.access.key_freshness import KeyFreshness
@@ -64,8 +65,12 @@ class Backend:
         *,
         prefix: str,
         keys: KeyFreshness | None = None,
+        writer_trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Store the parts that the health port needs. `keys` is None if callers need no keys."""
+        """Store the parts that the health port needs. `keys` is None if callers need no keys.
+
+        `writer_trouble` returns why this instance can store no prepare, although Kafka may take them of others.
+        """
         self.keys = keys
         self.coordinator = coordinator
         self._prefix = prefix
@@ -75,6 +80,7 @@ class Backend:
         """The deadline for releasing the shards, on the event loop's clock; set when the stop begins."""
         self._status = membership_status
         self._topics = topics
+        self._writer_trouble = writer_trouble
 
     @property
     def status(self) -> MembershipStatus:
@@ -95,6 +101,8 @@ class Backend:
             return [f"this instance is recovering shards {shards}{_in_brackets(status.last_error)}"]
         if failing and not status.owned:
             return ["this instance serves no shard: none of the shards assigned to it could be acquired"]
+        if (trouble := self._writer_trouble()) is not None:
+            return [trouble]
         if self.keys is not None and self.keys.is_late:
             return [f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"]
         return list(self.unsafe)
@@ -120,6 +128,10 @@ class Backend:
                 problems = await self._topics.watch()
             except (ConfigurationError, KafkaUnavailableError) as error:
                 log.warning("topics_not_verified", error=error.detail)
+                continue
+            except Exception:
+                # Whatever it is, the next verification may succeed, and the shards can be served meanwhile.
+                log.exception("topics_not_verified")
                 continue
             # Problems of the audit topic do not make an instance unready: the events are in the log as well.
             self.unsafe = tuple(str(problem) for problem in problems if problem.topic != self._prefix + "audit")
@@ -214,7 +226,14 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         stack.push_async_callback(scheduler.stop)
         scheduler.start()
 
-        backend = Backend(coordinator, lambda: cluster.membership.status, topics, prefix=config.prefix, keys=freshness)
+        backend = Backend(
+            coordinator,
+            lambda: cluster.membership.status,
+            topics,
+            prefix=config.prefix,
+            keys=freshness,
+            writer_trouble=lambda: half_log.trouble,
+        )
 
         async def leave() -> None:
             await coordinator.drain()
@@ -223,10 +242,10 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
 
         stack.push_async_callback(leave)
         await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
-        watch_task = asyncio.create_task(backend.watch())
+        watch_task = supervised(backend.watch())
         stack.callback(watch_task.cancel)
         if peers is None:
-            warn_task = asyncio.create_task(_warn_of_others(backend, owners))
+            warn_task = supervised(_warn_of_others(backend, owners))
             stack.callback(warn_task.cancel)
         yield backend
 
@@ -268,7 +287,7 @@ async def _access(
     secrets = [MasterSecret(master) for master in settings.master_secrets]
     operator_key = first_operator_key(settings)
     freshness = KeyFreshness(store)
-    watch_task = asyncio.create_task(freshness.watch())
+    watch_task = supervised(freshness.watch())
     stack.callback(watch_task.cancel)
     keyed = KeyedAccess(
         store.table,

@@ -1,4 +1,7 @@
-"""The writer of single records, with a producer that fails in ways that a test's broker does not."""
+"""The writer of single records, with producers that fail in ways that a test's broker does not.
+
+Most are scripted. The last tests hold the script to the real client, which they make fail in the same ways.
+"""
 
 import asyncio
 import threading
@@ -8,16 +11,19 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log import appender
 from halfway.kafka.log.appender import Record, RecordWriter
 from halfway.service.answers import answer_all
+from tests.support.brokers.fatal import fail_for_good
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until_true
 
 LONG_S = 60.0
+CAUSE = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 Report = Callable[[KafkaError | None, Any], None]
 
 
@@ -36,6 +42,10 @@ class Delivered:
 
     def topic(self) -> str:
         return "t"
+
+
+def _raise(error: KafkaError) -> None:
+    raise KafkaException(error)
 
 
 class ScriptedProducer:
@@ -89,10 +99,9 @@ class ScriptedProducer:
         self._wake.set()
 
     def die(self) -> None:
-        """Report a fatal error, as librdkafka does."""
-        error = KafkaError(KafkaError._FATAL, "scripted", fatal=True)
-        self.refuse = KafkaException(error)
-        self.events.append(partial(self.config["error_cb"], error))
+        """Fail for good, as `test_a_scripted_producer_fails_as_a_real_one_does` demands."""
+        self.refuse = KafkaException(KafkaError(KafkaError._FATAL, "scripted"))
+        self.events.append(partial(_raise, KafkaError(CAUSE, "scripted", fatal=True)))
         self._wake.set()
 
 
@@ -123,8 +132,9 @@ class Bench:
 
 
 @pytest.fixture
-async def make_bench() -> AsyncIterator[Callable[..., Bench]]:
+async def make_bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Bench]]:
     """Create benches whose writers are stopped at the end."""
+    monkeypatch.setattr(appender, "_REPLACE_S", 0.0)
     benches: list[Bench] = []
 
     def make(**fields: Any) -> Bench:
@@ -302,3 +312,128 @@ async def test_stopping_tells_those_who_wait() -> None:
         await task
     with pytest.raises(OverloadedError):
         await bench.append()
+
+
+async def test_a_report_that_raises_costs_a_producer_and_not_the_thread(make_bench: Callable[..., Bench]) -> None:
+    """The thread that serves everybody goes on, whatever happens in it."""
+    bench = make_bench()
+    lost = bench.append()
+    await until_true(lambda: len(bench.producers[0].held) == 1)
+    bench.producers[0].events.append(lambda: 1 // 0)
+    with pytest.raises(OutcomeUnknownError):
+        await lost
+    next_one = bench.append()
+    await until_true(lambda: len(bench.producers[1].held) == 1)
+    bench.producers[1].deliver(3)
+    assert await next_one == 3
+
+
+async def test_trouble_is_a_writer_that_hears_nothing(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record that waits for its first report is none; one that waits for longer than librdkafka keeps it is."""
+    monkeypatch.setattr(appender, "_UNREPORTED", 0)
+    bench = make_bench()
+    assert bench.writer.trouble is None
+    waiting = bench.append()
+    assert "no delivery report" in str(bench.writer.trouble)
+    await until_true(lambda: len(bench.producers[0].held) == 1)
+    bench.producers[0].deliver(0)
+    await waiting
+    assert bench.writer.trouble is None
+
+
+async def test_trouble_is_a_failed_producer_that_cannot_be_replaced(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with the first producer that can be made again."""
+    bench = make_bench()
+    monkeypatch.setattr(appender, "_SILENT_S", 0.2)
+
+    def refuse(_config: object) -> Producer:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(bench.writer, "_make_producer", refuse)
+    bench.producers[0].die()
+    await until_true(lambda: "working producer" in str(bench.writer.trouble))
+    monkeypatch.setattr(bench.writer, "_make_producer", bench._make)
+    await until_true(lambda: bench.writer.trouble is None)
+
+
+# --- the real client
+
+
+def real_producer(config: dict[str, Any]) -> Producer:
+    return Producer({**config, "bootstrap.servers": "127.0.0.1:1", "enable.idempotence": True, "log_level": 0})
+
+
+def die(producer: Any) -> None:
+    if isinstance(producer, ScriptedProducer):
+        producer.die()
+    else:
+        fail_for_good(producer, CAUSE)
+
+
+@pytest.mark.parametrize("make", [ScriptedProducer, real_producer])
+def test_a_scripted_producer_fails_as_a_real_one_does(make: Callable[[dict[str, Any]], Any]) -> None:
+    """`poll` raises the cause once and `error_cb` does not get it; then `produce` raises; a purge reports the rest."""
+    called: list[KafkaError] = []
+    producer = make({"error_cb": called.append})
+    reports: list[KafkaError | None] = []
+
+    def produce() -> None:
+        producer.produce("t", b"v", b"k", 0, lambda error, _message: reports.append(error), None, 0, [])
+
+    def poll() -> KafkaError | None:
+        try:
+            producer.poll(0.1)
+        except KafkaException as exception:
+            error: KafkaError = exception.args[0]
+            return error
+        return None
+
+    produce()
+    die(producer)
+    found = [poll() for _ in range(10)]
+    [fatal] = [error for error in found if error is not None]
+    assert (fatal.code(), fatal.fatal()) == (CAUSE, True)
+    assert not any(error.fatal() for error in called)
+    with pytest.raises(KafkaException) as refused:
+        produce()
+    assert (refused.value.args[0].code(), refused.value.args[0].fatal()) == (KafkaError._FATAL, False)
+    producer.purge(in_queue=True, in_flight=True, blocking=True)
+    assert [poll() for _ in range(5)] == [None] * 5
+    [report] = reports
+    assert report is not None
+    assert report.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
+    assert len(producer) == 0
+
+
+async def test_a_fatal_error_of_a_real_producer_replaces_it() -> None:
+    """What it held is answered, and the next record is with another producer, twice."""
+    producers: list[Producer] = []
+
+    def make(config: dict[str, Any]) -> Producer:
+        producers.append(real_producer(config))
+        return producers[-1]
+
+    def has_made(count: int) -> bool:
+        return len(producers) == count
+
+    settings = {"bootstrap.servers": "unused:1"}
+    config = KafkaConfig(properties=settings, max_prepare_bytes=1_000, prepare_timeout_s=1)
+    writer = RecordWriter(config, name="test", make_producer=make)
+    writer.start()
+    deadline = asyncio.get_running_loop().time() + LONG_S
+    for number in (0, 1):
+        lost = writer.append_one("t", 0, key=b"k", value=b"v", headers=[], deadline=deadline)
+        fail_for_good(producers[number], CAUSE)
+        with pytest.raises(OutcomeUnknownError):
+            await lost
+        await until_true(partial(has_made, number + 2))
+    assert writer.trouble is None
+    last = writer.append_one("t", 0, key=b"k", value=b"v", headers=[], deadline=deadline)
+    assert not last.done()
+    await writer.stop()
+    with pytest.raises(OutcomeUnknownError):
+        await last

@@ -103,3 +103,17 @@ async def test_a_stop_does_not_wait_for_a_kafka_that_is_away(
     async with asyncio.timeout(GENEROUS_S):
         await audit.stop()
     assert observer.count("audited", result="lost") == 1
+
+
+async def test_an_event_that_cannot_be_written_at_all_keeps_back_no_other(
+    make_trail: Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]],
+) -> None:
+    """It is counted as lost, and the events after it are written."""
+    audit, writer, observer = make_trail()
+    writer.open.set()
+    await audit.start()
+    audit.record(msgspec.structs.replace(AUDIT_EVENT, subject="\ud800"))  # has no UTF-8
+    audit.record(AUDIT_EVENT)
+    await audit.stop()
+    assert len(writer.written) == 1
+    assert (observer.count("audited", result="lost"), observer.count("audited", result="written")) == (1, 1)
