@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from halfway.domain.errors import KafkaUnavailableError
+from halfway.service.elapsed import Instant
 
 if TYPE_CHECKING:
     from halfway.service.ports import KeyStore
@@ -38,14 +39,13 @@ class KeyFreshness:
         self._not_ready_s = not_ready_s
         self._refused_s = refused_s
         self._every_s = every_s
-        self._loop = asyncio.get_running_loop()
-        self._read_at = self._loop.time()
+        self._read_at = Instant.now()
         self._warned = False
 
     @property
     def age_s(self) -> float:
         """The longest time for which this instance may have missed a revocation."""
-        return max(0.0, self._loop.time() - self._read_at)
+        return max(0.0, self._read_at.age_s)
 
     @property
     def is_late(self) -> bool:
@@ -63,10 +63,11 @@ class KeyFreshness:
 
     async def watch(self) -> None:
         """Read at a fixed interval. Log once if that fails for long, and once when it succeeds again."""
+        loop = asyncio.get_running_loop()
         while True:
-            started = self._loop.time()
+            started = Instant.now()
             try:
-                await self._store.refresh(deadline=started + _WITHIN_S)
+                await self._store.refresh(deadline=loop.time() + _WITHIN_S)
             except KafkaUnavailableError as error:
                 if self.is_late and not self._warned:
                     self._warned = True

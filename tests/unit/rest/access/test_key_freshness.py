@@ -8,16 +8,21 @@ from halfway.domain.errors import KafkaUnavailableError
 from halfway.domain.principal import Permission
 from halfway.service.access.access import KeyedAccess
 from halfway.service.access.key_freshness import KeyFreshness
-from tests.support.loop_time import LoopTime
+from tests.support.elapsed_time import WallClock
 from tests.support.rest.guarded import FIRST, SECRET, Guarded
 from tests.support.waiting import until_true
 
 
-async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(both: Guarded) -> None:
-    """Except the first operator's, which is a setting; keys that were accepted before are refused too."""
+async def test_an_instance_that_cannot_read_the_keys_takes_none_until_it_can(
+    both: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except the first operator's, which is a setting; keys that were accepted before are refused too.
+
+    Time passes on the wall clock only, as it does for a machine that was suspended.
+    """
     memory = both.here.memory
     current = KeyFreshness(memory.keys, not_ready_s=100, refused_s=1000, every_s=0.01)
-    time = LoopTime()
+    time = WallClock(monkeypatch)
     authority = KeyedAccess(
         memory.keys.table, [SECRET], memory.clock, first_operator=FIRST, require_fresh_keys=current.require_fresh
     )

@@ -1,0 +1,226 @@
+"""An instance that was away for longer than a tombstone lives learns what was deleted meanwhile."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from halfway.domain.keys import Key
+from halfway.domain.policy import PolicyOverrides
+from halfway.domain.records import CheckMode, Group
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.compacted_table import CompactedTable
+from halfway.kafka.log.group_registry import KafkaGroups
+from halfway.kafka.log.key_registry import KafkaKeys
+from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.service.access.key_freshness import KeyFreshness
+from tests.support.brokers.fixtures import Kafka
+from tests.support.contract.groups import put, remove
+from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all
+from tests.support.records.samples import RECORDS
+from tests.support.waiting import until_true
+
+HORIZON_S = 2.0
+# Kafka removes a tombstone almost at once.
+EAGER = {
+    "min.compaction.lag.ms": "0",
+    "delete.retention.ms": "0",
+    "min.cleanable.dirty.ratio": "0.0",
+    "segment.ms": "200",
+}
+FETCHED_S = 1.0
+"""More than a client takes to fetch a record; if it takes longer, it reads the tombstone, and the test says so."""
+QUICK_CLEANER = {"log.cleaner.backoff.ms": "100"}
+
+
+def patience() -> float:
+    return asyncio.get_running_loop().time() + PATIENCE_S
+
+
+async def alter(admin: AdminClient, resource: ConfigResource, settings: Mapping[str, str | None]) -> None:
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET if value else AlterConfigOpType.DELETE)
+        for name, value in settings.items()
+    ]
+    asked = ConfigResource(resource.restype, resource.name, incremental_configs=entries)
+    for done in admin.incremental_alter_configs([asked]).values():
+        await asyncio.to_thread(done.result, PATIENCE_S)
+
+
+@pytest.fixture
+async def config(kafka: Kafka) -> AsyncIterator[KafkaConfig]:
+    """Return a new prefix whose tables the broker compacts as eagerly as it can."""
+    config = config_of(kafka.bootstrap_servers, outcome_horizon_s=HORIZON_S, has_keys=True)
+    topics = InternalTopics(config)
+    await topics.ensure(timeout_s=PATIENCE_S)
+    topics.close()
+    admin = admin_of(config)
+    broker = ConfigResource(ResourceType.BROKER, str(next(iter(admin.list_topics(timeout=PATIENCE_S).brokers))))
+    await alter(admin, broker, QUICK_CLEANER)
+    for kind in ("groups", "keys"):
+        await alter(admin, ConfigResource(ResourceType.TOPIC, config.topic(kind)), EAGER)
+    yield config
+    await alter(admin, broker, dict.fromkeys(QUICK_CLEANER))
+    delete_all(config)
+
+
+def slow_reader(config: KafkaConfig) -> KafkaConfig:
+    """Return the configuration of a client that fetches nothing while it holds a record that nobody has taken."""
+    return replace(config, properties={**config.properties, "queued.min.messages": "1"})
+
+
+class Away:
+    """Keeps one table from reading, as a pause or a cut does, from the next record on.
+
+    Its client is a `slow_reader`: it holds a record that is not taken, so it fetches nothing more.
+    """
+
+    def __init__(self, table: CompactedTable[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._back = threading.Event()
+        self._back.set()
+        self._held = threading.Event()
+        self.deletions: set[bytes | None] = set()
+        """The keys of the tombstones that it has read."""
+        take = table._take
+
+        def held(messages: Sequence[Message], *rest: Any) -> Any:
+            self._held.set()
+            self._back.wait(PATIENCE_S)
+            self.deletions |= {one.key() for one in messages if one.error() is None and one.value() is None}
+            return take(messages, *rest)
+
+        monkeypatch.setattr(table, "_take", held)
+
+    @asynccontextmanager
+    async def __call__(self, write: Callable[[str], Awaitable[None]]) -> AsyncIterator[None]:
+        """`write` adds a record of a name."""
+        self._held.clear()
+        self._back.clear()
+        await write("filler1")
+        await until_true(self._held.is_set)
+        await write("filler2")
+        await asyncio.sleep(FETCHED_S)
+        try:
+            yield
+        finally:
+            self._back.set()
+
+
+def keys_left(config: KafkaConfig, kind: str) -> Iterator[bytes | None]:
+    consumer = Consumer(config.consumer(**{"enable.partition.eof": True}))
+    try:
+        consumer.assign([TopicPartition(config.topic(kind), 0, 0)])
+        while (message := consumer.poll(PATIENCE_S)) is not None and message.error() is None:
+            yield message.key()
+    finally:
+        consumer.close()
+
+
+async def compacted(config: KafkaConfig, kind: str, name: str, write: Callable[[str], Awaitable[None]]) -> None:
+    """Return once Kafka has removed every record of a name; `write` adds others, so that segments are closed."""
+    until = time.monotonic() + PATIENCE_S
+    number = 0
+    while name.encode() in await asyncio.to_thread(lambda: list(keys_left(config, kind))):
+        assert time.monotonic() < until
+        number += 1
+        await write(f"other{number}")
+        await asyncio.sleep(0.25)
+
+
+def sample_key() -> Key:
+    key = RECORDS["key"]
+    assert isinstance(key, Key)
+    return key
+
+
+def group(name: str) -> Group:
+    return Group(
+        name=name,
+        mode=CheckMode.PULL,
+        urls=(),
+        topics=("coupon",),
+        policy=PolicyOverrides(max_checks=3),
+        created_at=1,
+        updated_at=1,
+    )
+
+
+@asynccontextmanager
+async def following(table: CompactedTable[Key] | CompactedTable[Group]) -> AsyncIterator[None]:
+    try:
+        await table.start(deadline=patience())
+        yield
+    finally:
+        await table.stop()
+
+
+async def test_a_key_that_was_revoked_meanwhile_is_refused(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tombstone is gone: only reading the topic anew shows it. Keys are not fresh before that."""
+    key, kept = sample_key(), msgspec.structs.replace(sample_key(), id="kept")
+    here, there = (KafkaKeys(one, SkippedRecords().observer) for one in (config, slow_reader(config)))
+    away = Away(there, monkeypatch)
+
+    async def write(name: str) -> None:
+        await here.put(msgspec.structs.replace(key, id=name), deadline=patience())
+
+    async with following(here), following(there):
+        for one in (key, kept):
+            await here.put(one, deadline=patience())
+        await until_true(lambda: there.table.get("kept") == kept)
+        assert there.table.get(key.id) == key
+        freshness = KeyFreshness(there, not_ready_s=HORIZON_S, every_s=0.05)
+        watching = asyncio.create_task(freshness.watch())
+        async with away(write):
+            await here.delete(key.id, deadline=patience())
+            await compacted(config, "keys", key.id, write)
+            await until_true(lambda: freshness.age_s > 2 * HORIZON_S)
+        try:
+            await until_true(lambda: not freshness.is_late)
+            assert there.table.get(key.id) is None
+            assert there.table.is_revoked(key.id)
+            assert [one.id for one in there.table.all()] == [one.id for one in here.table.all()]
+            assert key.id.encode() not in away.deletions
+            await write("late")
+            await until_true(lambda: there.table.get("late") is not None)
+        finally:
+            watching.cancel()
+
+
+async def test_a_group_that_was_deleted_meanwhile_is_gone(config: KafkaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has to call: each table is confirmed at short intervals."""
+    here, there = (KafkaGroups(one, SkippedRecords().observer) for one in (config, slow_reader(config)))
+    away = Away(there, monkeypatch)
+
+    async def write(name: str) -> None:
+        await put(here, group(name), deadline=patience())
+
+    async with following(here), following(there):
+        for name in ("shop", "kept"):
+            await put(here, group(name), deadline=patience())
+        await until_true(lambda: there.get("kept") is not None)
+        began = time.monotonic()
+        async with away(write):
+            await remove(here, "shop", deadline=patience())
+            await compacted(config, "groups", "shop", write)
+            await until_true(lambda: time.monotonic() - began > 2 * HORIZON_S)
+        await until_true(lambda: there.get("shop") is None)
+        await until_true(lambda: there.all() == here.all())
+        assert b"shop" not in away.deletions
+        await write("late")
+        await until_true(lambda: there.get("late") is not None)
