@@ -40,7 +40,7 @@ from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import MIB, KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
 from halfway.kafka.records.codec import encode_half, half_headers
-from halfway.kafka.records.lane_records import Encoded, encode
+from halfway.kafka.records.lane_records import Encoded, RecordLimits, encode
 from halfway.service.resolve import changes
 
 _REQUEST_S: Final = 30.0
@@ -166,7 +166,7 @@ def _records(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records
         shard=shard,
         half=encode_half(half),
         half_headers=half_headers(half, State.PREPARED.value),
-        ended=encode(changes.committed(shard, Pending.of(0, half), half, fields), config),
+        ended=encode(changes.committed(shard, Pending.of(0, half), half, fields), config, RecordLimits.needed(config)),
     )
 
 

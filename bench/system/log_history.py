@@ -30,7 +30,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
 from halfway.kafka.records.codec import encode_half, half_headers
-from halfway.kafka.records.lane_records import Encoded, InternalRecord, encode
+from halfway.kafka.records.lane_records import Encoded, InternalRecord, RecordLimits, encode
 from halfway.service.resolve import changes
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
@@ -217,7 +217,7 @@ class Writer:
             at = half.prepared_at + _END_AFTER_MS
             fields = changes.OpFields(cause=Cause.PRODUCER, at=at, deadline=0.0, checks=0)
             write = changes.committed(shard.number, Pending.of(offset, half), half, fields)
-            ended.append((shard, encode(write, self._config), at))
+            ended.append((shard, encode(write, self._config, RecordLimits.needed(self._config)), at))
         reanchored = [encoded for shard in self._shards for encoded in self._far_behind(shard)]
         producer = self._lane[0]
         self._lane.rotate()
@@ -261,7 +261,7 @@ class Writer:
             offset, half = shard.pending.popleft()
             write = changes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
             new_offset: list[int] = []
-            encoded = encode(write, self._plan.config)
+            encoded = encode(write, self._plan.config, RecordLimits.needed(self._plan.config))
             reanchored.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, new_offset))
         self.reanchored += len(reanchored)
         return reanchored

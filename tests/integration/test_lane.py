@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # it is there
@@ -12,6 +13,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from msgspec import structs
 
+from halfway.domain.entries import ParkedEntry, Pending
 from halfway.domain.errors import (
     MessageTooLargeError,
     NotWrittenError,
@@ -19,12 +21,13 @@ from halfway.domain.errors import (
     TopicUnavailableError,
 )
 from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Half, Message, OpKind
-from halfway.domain.transaction import State
+from halfway.domain.records import Half, Message, OpKind, Parked
+from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.lane import quarantine
 from halfway.kafka.records.codec import decode_op
 from halfway.service.ports import Written
+from halfway.service.resolve import changes
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
@@ -315,3 +318,32 @@ async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_e
         await instance.write(structs.replace(back, messages=(), state=State.ROLLED_BACK, op=op))
         assert instance.observer.failures == []
     assert len(read_topic(config, orders)) == len(messages)
+
+
+async def test_what_is_larger_than_a_prepare_may_be_now_can_still_be_ended_parked_and_resumed(kafka: Kafka) -> None:
+    """The limits of the topics apply to the lane: those of the configuration are for new prepares."""
+    config = config_for(kafka.bootstrap_servers, max_prepare_bytes=100_000, max_messages=10)
+    orders = config.prefix + "orders"
+    create_topics(config, dict.fromkeys((config.op_topic, config.owners_topic), 2))
+    large = dict.fromkeys((config.half_topic, config.parked_topic), 2) | {orders: 3}
+    create_topics(config, large, **{"max.message.bytes": "8000000"})
+    messages = [Message(topic=orders, key=b"k%d" % number, value=b"v" * 700_000) for number in range(5)]
+    names = [half(in_shard(0, name), *messages) for name in ("committed", "parked", "again")]
+    committed, parking, again = names
+    offsets = await asyncio.to_thread(prepare, replace(config, max_prepare_bytes=8_000_000), 0, *names)
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    fields = changes.OpFields(cause=Cause.OPERATOR, at=2, deadline=deadline, checks=0)
+    async with running(config) as instance:
+        await instance.write(commit_of(0, committed, offsets[0]))
+        parked_one = changes.parked(0, Pending.of(offsets[1], parking), parking, fields)
+        stands = await instance.write(parked_one)
+        assert isinstance(parked_one.parked, Parked)
+        entry = ParkedEntry.of(stands.parked or 0, parked_one.parked)
+        await instance.write(changes.resumed(0, entry, parking, fields, since=3))
+        await instance.write(changes.written_again(0, Pending.of(offsets[2], again), again, deadline=deadline))
+        assert instance.observer.failures == []
+    assert len(read_topic(config, orders)) == len(messages)
+    assert {record.key for record in read_topic(config, config.op_topic) if record.value} >= {
+        committed.id.encode(),
+        parking.id.encode(),
+    }

@@ -35,12 +35,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def size(self) -> int:
-        """The number of bytes of key, value, header names and header values."""
+        """The number of bytes of key, value, header names and header values, as Kafka stores them."""
         size = len(self.key or b"") + len(self.value or b"")
         if not self.headers:
             return size
         for name, value in self.headers:
-            size += len(name) + len(value or b"")
+            size += (len(name) if name.isascii() else len(name.encode())) + len(value or b"")
         return size
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from halfway.service.prepare.rules import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, moment_ms
 from tests.support.coordinator.topics import Cluster, Record
 
@@ -280,6 +281,18 @@ class TestRefusedBeforehand:
         await rest.commit(await rest.prepared(group, [message(low, "x" * 69_000)]))
         (record,) = await cluster.read(low)
         assert record.value == b"x" * 69_000
+
+    async def test_header_names_count_in_bytes(self, rest: Rest, cluster: Cluster, group: str) -> None:
+        """The largest message that is accepted is delivered, whatever its size consists of."""
+        low = await cluster.make_topic("low", config={"max.message.bytes": "70000"})
+        (await rest.put_group(group, topics=[low], policy=QUIET)).expect(201)
+        headers = [{"name": "\U0001f600" * 255, "value": None}] * 60
+        value = "x" * (70_000 - RECORD_OVERHEAD_BYTES - 60 * (HEADER_OVERHEAD_BYTES + 4 * 255))
+        larger = [message(low, value + "x", headers=headers)]
+        (await rest.prepare(group, larger)).refused(413, "message_too_large")
+        await rest.commit(await rest.prepared(group, [message(low, value, headers=headers)]))
+        (record,) = await cluster.read(low)
+        assert record.value == value.encode()
 
     async def test_an_unknown_group(self, rest: Rest, group: str, topic: str) -> None:
         (await rest.prepare(group, [message(topic)])).refused(404, "unknown_group")

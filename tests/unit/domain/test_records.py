@@ -51,6 +51,7 @@ def test_sizes() -> None:
     message = Message(topic="orders", key=b"key", value=b"value", headers=(("h", b"12"), ("n", None)))
     assert message.size == 3 + 5 + 1 + 2 + 1
     assert Message(topic="orders").size == 0
+    assert Message(topic="orders", headers=(("\u00e9\U0001f600", None),)).size == 2 + 4, "names are counted in bytes"
 
 
 @given(st.binary(max_size=20))

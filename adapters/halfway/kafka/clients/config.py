@@ -31,6 +31,8 @@ _NAMED_PROPERTY: Final = re.compile(r"(?<![\w./])[a-z]+(?:\.[a-z]+)+(?![\w./])")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
+_MAX_MESSAGE_BYTES: Final = 1_000_000_000
+"""The most that librdkafka allows."""
 _LIMITS: Final = ServiceLimits()
 """Defaults that the service and Kafka share."""
 
@@ -66,8 +68,8 @@ _RESERVED: Final[Mapping[str, str]] = {
     "message.send.max.retries": "retries are bounded by time, not by number",
     "partitioner": "keyed messages must land where a Java client puts them",
     "batch.size": "a topic refuses batches above its max.message.bytes",
-    "message.max.bytes": "it follows from the largest prepare that is accepted",
-    "max.request.size": "it follows from the largest prepare that is accepted",
+    "message.max.bytes": "the limits of the topics apply",
+    "max.request.size": "the limits of the topics apply",
     "delivery.report.only.error": "every prepare waits for its delivery report",
     "isolation.level": "what an unfinished Kafka transaction wrote must not be read",
     "group.id": "set HALFWAY_KAFKA_PREFIX instead",
@@ -279,7 +281,8 @@ class KafkaConfig:
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "message.timeout.ms": round(self.prepare_timeout_s * 1000),
-                "message.max.bytes": max(self.parked_max_message_bytes, self.op_max_message_bytes) + MIB,
+                # The topics' limits apply. What was prepared under a higher limit of this configuration must be ended.
+                "message.max.bytes": _MAX_MESSAGE_BYTES,
                 "batch.size": HALF_BATCH_BYTES,
                 "allow.auto.create.topics": False,
             },

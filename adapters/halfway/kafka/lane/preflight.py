@@ -21,7 +21,7 @@ from halfway.domain.errors import (
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.lane.quarantine import Quarantine
-from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, UserRecord, encode, oversized
+from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, RecordLimits, UserRecord, encode, oversized
 from halfway.kafka.topics.partition_availability import WritablePartitions
 from halfway.service.ports import LaneAnswer, LaneAnswers, LaneWrite, Observer, ShardListener
 
@@ -49,6 +49,9 @@ class Destinations(Protocol):
 
         """
 
+    def max_message_bytes(self, names: Iterable[str], timeout: float) -> Mapping[str, int]:
+        """Return `max.message.bytes` of topics as it is now, without those that Kafka does not describe. Blocks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaneContext:
@@ -64,8 +67,7 @@ class LaneContext:
     quarantine: Quarantine
     shards: set[int]
     """The shards whose ends may be written; changed on the loop's thread only."""
-    largest: int
-    """`message.max.bytes` of the lane's producers."""
+    limits: RecordLimits
 
 
 def largest_by_topic(write: LaneWrite) -> dict[str, int]:
@@ -85,7 +87,7 @@ def admit(
 
     - writes past their deadline, of a released shard, or no longer current (NotWrittenError);
     - writes to a topic or partition that does not exist or takes no records now (TopicUnavailableError);
-    - writes with a record that the producer would refuse (MessageTooLargeError);
+    - writes with a record that its internal topic would refuse (MessageTooLargeError);
     - writes that cannot be encoded.
 
     The topics are looked up first, because that may take seconds: in the meantime a check can say commit, and then the
@@ -210,7 +212,7 @@ def _encode(
         if refusal is not None:
             return refusal
     try:
-        encoded = encode(write, context.config)
+        encoded = encode(write, context.config, context.limits)
         if targets:
             real = [_with_open_partition(message, targets) for message in encoded.real]
             encoded = structs.replace(encoded, real=real)
@@ -218,7 +220,8 @@ def _encode(
         # A retry would fail in the same way, so the error is not retryable. It must not contain parts of the payload.
         log.exception("lane_write_not_encoded", id=write.id, shard=write.shard)
         return HalfwayError(f"a record of {write.id!r} cannot be encoded: the log of the coordinator says why")
-    topic = oversized(encoded, context.config, context.largest)
+    topic = oversized(encoded, context.config, context.limits)
     if topic is not None:
-        return MessageTooLargeError(f"a record of {write.id} for topic {topic!r} is too large", topic=topic)
+        detail = f"a record of {write.id} is larger than topic {topic!r} takes: raise its max.message.bytes"
+        return MessageTooLargeError(detail, topic=topic)
     return encoded

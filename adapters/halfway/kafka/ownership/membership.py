@@ -29,6 +29,7 @@ from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new
 from halfway.kafka.ownership.release import give_back, reserve_time
 from halfway.kafka.ownership.retry_backoff import RetryBackoff
 from halfway.kafka.ownership.unserved_time import UnservedTime
+from halfway.kafka.records.lane_records import RecordLimits
 from halfway.service.ports import Observer, ShardListener
 
 log = structlog.get_logger()
@@ -50,6 +51,13 @@ def _reachable(config: KafkaConfig) -> bool:
     except KafkaException:
         return False
     return True
+
+
+def _record_limits(config: KafkaConfig, destinations: Destinations) -> RecordLimits:
+    """Return the limits of the lane's topics; for one that Kafka does not describe, the needed one. Blocks."""
+    topics = config.half_topic, config.op_topic, config.parked_topic
+    found = destinations.max_message_bytes(topics, _REACH_S)
+    return RecordLimits(*map(found.get, topics, RecordLimits.needed(config)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,25 +272,28 @@ class KafkaMembership:
             log.warning("kafka_not_ready", error=str(error), again_in_s=round(self._backoff.pause_s, 1))
             await self._leave_group()
             return
+        limits = await self._blocking(_record_limits, self._config, self._destinations)
         if self._stopping:
             for producer in producers:
                 producer.abandon()
             return
-        incarnation = self._start_incarnation(incarnation_id, producers)
+        incarnation = self._start_incarnation(incarnation_id, producers, limits)
         self._incarnation = incarnation
         self._backoff.incarnation_begun()
         self._lane.attach(incarnation.lane, incarnation.shards)
         self._group.join_group()
         log.info("incarnation_begun", incarnation=incarnation_id)
 
-    def _start_incarnation(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+    def _start_incarnation(
+        self, incarnation_id: str, producers: Sequence[TransactionalProducer], limits: RecordLimits
+    ) -> Incarnation:
         """Create an incarnation and start its threads; if one cannot start, end the others.
 
         With some of its threads only, it would acquire shards for which it cannot write.
         """
         incarnation: Incarnation | None = None
         try:
-            incarnation = self._new_incarnation(incarnation_id, producers)
+            incarnation = self._new_incarnation(incarnation_id, producers, limits)
             incarnation.start()
         except Exception:
             if incarnation is not None:
@@ -292,7 +303,9 @@ class KafkaMembership:
             raise
         return incarnation
 
-    def _new_incarnation(self, incarnation_id: str, producers: Sequence[TransactionalProducer]) -> Incarnation:
+    def _new_incarnation(
+        self, incarnation_id: str, producers: Sequence[TransactionalProducer], limits: RecordLimits
+    ) -> Incarnation:
         context = LaneContext(
             config=self._config,
             loop=self._loop,
@@ -302,7 +315,7 @@ class KafkaMembership:
             destinations=self._destinations,
             quarantine=self._lane.quarantine,
             shards=set(),
-            largest=int(self._config.producer()["message.max.bytes"]),
+            limits=limits,
         )
 
         def on_appended(shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import structlog
 
@@ -24,9 +26,26 @@ log = structlog.get_logger(__name__)
 
 ANY_PARTITION = -1
 _FRAMING = 512
-"""An upper bound for the bytes that librdkafka counts for a record besides its key, value and headers."""
+"""An upper bound for the bytes that Kafka counts for an internal record besides its key and value."""
 
 Headers = list[tuple[str, str | bytes | None]]
+
+
+class RecordLimits(NamedTuple):
+    """`max.message.bytes` of the internal topics that the lane writes to.
+
+    They come from the topics, not from the configuration: a transaction that was prepared under a higher limit of the
+    configuration must still be ended, parked and resumed.
+    """
+
+    half: int
+    op: int
+    parked: int
+
+    @classmethod
+    def needed(cls, config: KafkaConfig) -> RecordLimits:
+        """Return the least limits with which halfway starts."""
+        return cls(config.half_max_message_bytes, config.op_max_message_bytes, config.parked_max_message_bytes)
 
 
 class UserRecord(msgspec.Struct, frozen=True, gc=False):
@@ -57,15 +76,16 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     parked: InternalRecord | None
 
 
-def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
+def encode(write: LaneWrite, config: KafkaConfig, limits: RecordLimits) -> Encoded:
     """Encode a write: messages with halfway's headers, and internal records (docs/protocol.md#topics).
 
-    An op marker has at most `op_record_bytes` of the configuration, which its topic always accepts.
+    An op marker is never larger than its topic accepts.
     """
     group, state = write.group, write.state
     op = half = parked = None
     if write.op is not None:
-        op = InternalRecord(_op_value(write.op, config.op_record_bytes), record_headers(KIND_OP, group, state))
+        marker = _op_value(write.op, limits.op - _FRAMING - len(write.id))
+        op = InternalRecord(marker, record_headers(KIND_OP, group, state))
     if write.half is not None:
         if isinstance(write.half, Tombstone):
             half = InternalRecord(None, record_headers(KIND_HALF, group, state))
@@ -82,7 +102,8 @@ def encode(write: LaneWrite, config: KafkaConfig) -> Encoded:
 def _op_value(op: Op, limit: int) -> bytes:
     """Encode an op marker, without the digests of its messages if it would be larger than `limit`.
 
-    Only a transaction from a time with a higher limit of messages has such a marker; it must still be ended.
+    Such a marker is of a transaction from a time with a higher limit of messages, or its topic's limit was lowered; it
+    must still be ended.
     """
     value = encode_op(op)
     if len(value) <= limit:
@@ -93,7 +114,7 @@ def _op_value(op: Op, limit: int) -> bytes:
         messages=len(op.messages),
         bytes=len(value),
         limit=limit,
-        remedy="set HALFWAY_MAX_MESSAGES to the most messages that a pending transaction has",
+        remedy="raise max.message.bytes of the op topic until such transactions have ended",
     )
     return encode_op(msgspec.structs.replace(op, messages=()))
 
@@ -120,24 +141,18 @@ def _real_messages(write: LaneWrite, key: bytes, prefix: tuple[str, bytes]) -> l
     ]
 
 
-def oversized(encoded: Encoded, config: KafkaConfig, largest: int) -> str | None:
-    """Return the topic of a record larger than `largest`, the `message.max.bytes` of the producer, or None."""
-    limit = largest - _FRAMING - len(encoded.key)
-    if _is_above(encoded.op, limit):
-        return config.op_topic
-    if _is_above(encoded.half, limit):
+def oversized(encoded: Encoded, config: KafkaConfig, limits: RecordLimits) -> str | None:
+    """Return the internal topic that would refuse its record, None if there is none.
+
+    The limits of real topics were applied to the prepare. If one has been lowered since, its lane is the suspects'.
+    """
+    framing = _FRAMING + len(encoded.key)
+    if _is_above(encoded.half, limits.half - framing):
         return config.half_topic
-    if _is_above(encoded.parked, limit):
+    if _is_above(encoded.parked, limits.parked - framing):
         return config.parked_topic
-    if encoded.write.size + _FRAMING * len(encoded.real) <= limit:
-        return None
-    return next((message.topic for message in encoded.real if _size(message) > limit), None)
+    return None
 
 
 def _is_above(record: InternalRecord | None, limit: int) -> bool:
     return record is not None and record.value is not None and len(record.value) > limit
-
-
-def _size(message: UserRecord) -> int:
-    size = len(message.value or b"") + len(message.key or b"")
-    return size + sum(len(name) + len(content or b"") + 16 for name, content in message.headers)

@@ -169,6 +169,18 @@ class TopicMetadata:
                 writable_by_name[name] = health.writable(name, 1 if known is None else known.min_insync)
         return writable_by_name
 
+    def max_message_bytes(self, names: Iterable[str], timeout: float) -> Mapping[str, int]:
+        """Return `max.message.bytes` of topics as it is now, without those that Kafka does not describe. Blocks."""
+        until = time.monotonic() + timeout
+        described = self._partitions(names, EXISTENCE_S)
+        wait(described.values(), timeout)
+        results = {name: answer.result() for name, answer in described.items() if answer.done()}
+        counts = {name: found.partitions for name, found in results.items() if isinstance(found, PartitionHealth)}
+        configured = self._configure(counts)
+        wait(configured.values(), max(0.0, until - time.monotonic()))
+        facts = {name: answer.result() for name, answer in configured.items() if answer.done()}
+        return {name: found.max_message_bytes for name, found in facts.items() if isinstance(found, TopicFacts)}
+
     def _refresh_facts(self, partition_counts: Mapping[str, int], until: float) -> None:
         """Refresh facts that are too old. A refused request is ignored: halfway may still be allowed to write."""
         now = time.monotonic()

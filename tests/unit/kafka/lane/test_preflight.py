@@ -19,6 +19,7 @@ from halfway.domain.ids import partition_for_key
 from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.lane.preflight import LaneContext, admit
+from halfway.kafka.records.lane_records import RecordLimits
 from halfway.kafka.topics.partition_availability import WritablePartitions
 from halfway.service.ports import LaneAnswer, LaneWrite
 from tests.support.submissions import submission
@@ -77,7 +78,7 @@ def context_with(destinations: SlowDestinations | Known) -> LaneContext:
         listener=listener,
         config=config,
         loop=SimpleNamespace(time=lambda: 0.0),
-        largest=1_000_000,
+        limits=RecordLimits.needed(config),
     )
     return cast("LaneContext", context)
 

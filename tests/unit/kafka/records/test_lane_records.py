@@ -11,7 +11,7 @@ from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Par
 from halfway.domain.transaction import Cause
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import decode_half, decode_op, decode_parked, encode_half, encode_op
-from halfway.kafka.records.lane_records import Encoded, encode, oversized
+from halfway.kafka.records.lane_records import Encoded, RecordLimits, encode, oversized
 from halfway.service.ports import TOMBSTONE, LaneWrite
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
@@ -37,8 +37,8 @@ def write(**fields: object) -> LaneWrite:
     return LaneWrite(**(settings | fields))  # type: ignore[arg-type]
 
 
-def encoded(lane_write: LaneWrite) -> Encoded:
-    return encode(lane_write, CONFIG)
+def encoded(lane_write: LaneWrite, **limits: int) -> Encoded:
+    return encode(lane_write, CONFIG, RecordLimits.needed(CONFIG)._replace(**limits))
 
 
 def marker_of(messages: int, topic: str) -> Op:
@@ -59,14 +59,16 @@ def test_a_marker_of_as_many_messages_as_a_prepare_may_have_is_whole(most: int, 
     assert fits or (most, len(topic)) == (30_000, 249)
 
 
-def test_a_marker_that_its_topic_may_not_take_names_no_messages() -> None:
-    """It was accepted when a prepare could have more messages, and is ended nevertheless."""
+def test_a_marker_that_its_topic_does_not_take_names_no_messages() -> None:
+    """It was accepted when a prepare could have more messages, and is ended nevertheless; what counts is the topic."""
     large = marker_of(26_000, "orders")
-    record = encoded(write(op=large, half=TOMBSTONE)).op
+    assert len(encode_op(large)) > CONFIG.op_max_message_bytes
+    record = encoded(write(op=large, half=TOMBSTONE), op=1_048_588).op
     assert record is not None
-    assert record.value is not None
-    assert len(record.value) < CONFIG.op_record_bytes < len(encode_op(large))
     assert decode_op(record.value) == msgspec.structs.replace(large, messages=())
+    whole = encoded(write(op=large, half=TOMBSTONE), op=8_000_000).op
+    assert whole is not None
+    assert decode_op(whole.value) == large
 
 
 def test_real_messages_keep_what_they_had_and_can_be_told_apart() -> None:
@@ -104,11 +106,15 @@ def test_kept_records_are_written_as_far_as_the_write_has_them() -> None:
     assert decode_parked(record.parked.value) == parked
 
 
-def test_the_topic_of_a_record_that_the_producer_would_refuse_is_named() -> None:
-    """A record that `produce` would refuse in the middle of a batch is found before the Kafka transaction begins."""
-    large = write(messages=(MESSAGES[0], Message(topic="points", value=b"x" * 10_000)), op=OP, size=10_003)
-    assert oversized(encoded(large), CONFIG, 9_000) == "points"
-    assert oversized(encoded(large), CONFIG, 20_000) is None
+def test_the_internal_topic_that_would_refuse_a_record_is_named() -> None:
+    """It is found before the Kafka transaction begins; a payload is as large as the real topics take."""
     parked = Parked(half=HALF, reason="r" * 10_000, parked_at=9, checks=15)
-    parking = write(parked=parked, op=OP, half=TOMBSTONE, size=HALF.size)
-    assert oversized(encoded(parking), CONFIG, 9_000) == CONFIG.parked_topic
+    parking = encoded(write(parked=parked, op=OP, half=TOMBSTONE, size=HALF.size))
+    again = encoded(write(half=msgspec.structs.replace(HALF, remark="r" * 10_000), size=HALF.size))
+    limits = RecordLimits(half=9_000, op=9_000, parked=9_000)
+    assert oversized(parking, CONFIG, limits) == CONFIG.parked_topic
+    assert oversized(parking, CONFIG, limits._replace(parked=12_000)) is None
+    assert oversized(again, CONFIG, limits) == CONFIG.half_topic
+    assert oversized(again, CONFIG, limits._replace(half=12_000)) is None
+    large = encoded(write(messages=(Message(topic="points", value=b"x" * 10_000),), op=OP, size=10_000))
+    assert oversized(large, CONFIG, limits) is None
