@@ -39,6 +39,14 @@ class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     max_age_s: Seconds | None = None
     on_exhausted: OnExhausted | None = None
 
+    def with_overrides(self, overrides: PolicyOverrides) -> PolicyOverrides:
+        """Return these overrides with other ones applied."""
+        return msgspec.structs.replace(self, **overrides.chosen())
+
+    def chosen(self) -> dict[str, object]:
+        """Return the parts that are set."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
 
 class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy in force for a group. Times are in seconds."""
@@ -52,10 +60,7 @@ class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_overrides(self, overrides: PolicyOverrides) -> CheckPolicy:
         """Return this policy with a group's overrides applied."""
-        chosen = {
-            name: value for name in overrides.__struct_fields__ if (value := getattr(overrides, name)) is not None
-        }
-        return msgspec.structs.replace(self, **chosen)
+        return msgspec.structs.replace(self, **overrides.chosen())
 
     def contradiction(self) -> tuple[str, str] | None:
         """Return the field that contradicts another one, and the remedy; None if the times fit together."""

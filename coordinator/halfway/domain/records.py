@@ -16,6 +16,8 @@ from halfway.domain.transaction import Cause
 
 HASH_BYTES = 16
 MAX_REMARK_BYTES: Final = 1024
+MAX_TOPICS: Final = 1000
+"""The limit of a group's topics."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 

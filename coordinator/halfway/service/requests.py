@@ -50,17 +50,21 @@ class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a PUT of a group."""
+    """The content of a PUT of a group, or of a PATCH."""
 
     name: str
     mode: CheckMode
     urls: tuple[str, ...]
     topics: tuple[str, ...]
     policy: PolicyOverrides = PolicyOverrides()
+    adds: bool = False
+    """A PATCH: add the topics, and replace only the given parts of the policy."""
+    keeps_checks: bool = False
+    """A PATCH without `check`: a registered group keeps its mode and URLs."""
 
 
 class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with its effective policy. `created` is True if the PUT registered it."""
+    """A group with its effective policy. `created` is True if the call registered it."""
 
     name: str
     mode: CheckMode

@@ -78,7 +78,7 @@ class Seeds:
             assert put.status_code in (200, 201)
         if case.operation.label == "POST /v1/jobs":
             case.body = self._wanted_job()
-        if case.operation.label.startswith("PUT") and isinstance(case.body, dict):
+        if case.operation.label.startswith(("PUT", "PATCH")) and isinstance(case.body, dict):
             # The group is changed, not spoilt.
             case.body = {"check": {"mode": "pull"}, "topics": [self._topic], "policy": {"first_check_after_s": NEVER_S}}
         if case.operation.label == "GET /v1/transactions":

@@ -282,6 +282,23 @@ async def test_registering_twice_is_once(world: RestWorld) -> None:
     assert first["policy"]["max_checks"] == 3
 
 
+async def test_a_process_of_an_old_release_takes_nothing_from_its_group(world: RestWorld) -> None:
+    """Nor does it set back what an operator has set, unless it is told to replace the group."""
+    async with Halfway(world.url, "returns") as client:
+        await client.register(topics=["orders", "points"], check_urls=["http://returns:9000/check"])
+        urls, policy = ["http://returns-2:9000/check"], {"max_checks": 3, "max_age_s": 600}
+        operators = {"topics": ["orders", "points"], "check": {"urls": urls}, "policy": policy}
+        await world.call("PUT", "/v1/groups/returns", operators)
+        kept = await client.register(topics=["orders"])
+        assert kept["topics"] == ["orders", "points"]
+        assert kept["check"]["urls"] == urls
+        assert (kept["policy"]["max_checks"], kept["policy"]["max_age_s"]) == (3, 600)
+        assert (await client.register(topics=["orders"], policy={"max_checks": 5}))["policy"]["max_age_s"] == 600
+        replaced = await client.register(topics=["orders"], replace=True)
+        assert (replaced["topics"], replaced["check"]) == (["orders"], {"mode": "pull", "urls": []})
+        assert replaced["policy"]["max_checks"] == 15
+
+
 async def state_after(client: Halfway, transaction_id: str) -> str:
     """Return the state after the end in the background is done."""
     shown = await eventually(lambda: client.show(transaction_id), lambda shown: shown["state"] != "prepared")

@@ -75,7 +75,7 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
             NotHalfwayError, match=f"/v1/batch at {stranger.url} was answered {status} .text/html., {REMEDY}"
         ):
             await client.prepare([ORDER], id="order-42")
-        with pytest.raises(NotHalfwayError, match=f"PUT /v1/groups/shop at {stranger.url}"):
+        with pytest.raises(NotHalfwayError, match=f"PATCH /v1/groups/shop at {stranger.url}"):
             await client.register(topics=["orders"])
     assert stranger.request_count == 2
 

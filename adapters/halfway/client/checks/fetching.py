@@ -20,7 +20,8 @@ from halfway.client.producer.client import Halfway
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 1.0
+_MAX_PAUSE_S: Final = 30.0
 _DECIDE_WITHIN_S: Final = 20.0
 """Less than 30 s, because halfway hands out a fetched check again after that."""
 
@@ -41,6 +42,7 @@ class CheckWorker:
         Raises ClientClosedError, WrongEventLoopError, and RefusedError if halfway refuses the first call, such as
         UnknownGroupError before the group is registered. With `patiently`, the first call is retried too.
         """
+        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 checks = await self._client.fetch_checks(wait_s=self._wait_s, max_checks=self._side_by_side)
@@ -50,8 +52,10 @@ class CheckWorker:
                 if isinstance(error, RefusedError) and not patiently:
                     raise
                 log.warning("halfway gave no checks: %s", error)
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)  # a group that has check URLs gets no checks for a long time
                 continue
+            pause_s = _FIRST_PAUSE_S
             patiently = True  # a later refusal may be temporary: a key, a group or a proxy may be in change
             await asyncio.gather(*map(self._answer, checks))
 

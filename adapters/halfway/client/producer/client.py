@@ -134,17 +134,24 @@ class Halfway:
         topics: Iterable[str],
         check_urls: Sequence[str] = (),
         policy: Mapping[str, object] | None = None,
+        replace: bool = False,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
-        """Register the group, or change it, and return the group with its policy. To repeat it changes nothing.
+        """Register the group, or add to it, and return the group with its policy. To repeat it changes nothing.
 
-        Without `check_urls` the group fetches its checks (`CheckWorker`). Call it whenever the service starts. Raises
-        InvalidRetentionError if the client's barrier would delete rows that halfway may still ask about.
+        Call it whenever the service starts. The topics are added to those of the group. Without `check_urls` a new
+        group fetches its checks (`CheckWorker`), and a registered one keeps its checks as they are; the same holds for
+        each part of the policy. With `replace` the group is replaced: what is not named is taken away or gets its
+        default. Raises InvalidRetentionError if the client's barrier would delete rows that halfway may still ask
+        about.
         """
-        check = {"urls": list(check_urls)} if check_urls else {"mode": "pull"}
-        body = {"check": check, "topics": list(topics), "policy": dict(policy or {})}
+        body: dict[str, object] = {"topics": list(topics)}
+        if check_urls or replace:
+            body["check"] = {"urls": list(check_urls)} if check_urls else {"mode": "pull"}
+        if policy is not None:
+            body["policy"] = dict(policy)
         path = f"/v1/groups/{quote(self.group, safe='')}"
-        group = await self._call("PUT", path, body, timeout_s=timeout_s)
+        group = await self._call("PUT" if replace else "PATCH", path, body, timeout_s=timeout_s)
         if self.barrier is not None:
             self.barrier.check_policy(group["policy"])
             try:
@@ -162,6 +169,7 @@ class Halfway:
         check_urls: Sequence[str] = (),
         policy: Mapping[str, object] | None = None,
         decide: Decide | None = None,
+        replace: bool = False,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
         """Register the group, then fetch checks and maintain the barrier until the client is closed.
@@ -173,7 +181,9 @@ class Halfway:
 
         coroutines = services(self, check_urls, decide)
         try:
-            group = await self.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
+            group = await self.register(
+                topics=topics, check_urls=check_urls, policy=policy, replace=replace, timeout_s=timeout_s
+            )
         except BaseException:
             for coroutine in coroutines:
                 coroutine.close()

@@ -84,12 +84,15 @@ class SyncHalfway:
         topics: Iterable[str],
         check_urls: Sequence[str] = (),
         policy: Mapping[str, object] | None = None,
+        replace: bool = False,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
         """Same as `Halfway.register`."""
         thread = self._running_thread()
         return thread.run(
-            lambda: thread.client.register(topics=topics, check_urls=check_urls, policy=policy, timeout_s=timeout_s)
+            lambda: thread.client.register(
+                topics=topics, check_urls=check_urls, policy=policy, replace=replace, timeout_s=timeout_s
+            )
         )
 
     def start(
@@ -99,13 +102,19 @@ class SyncHalfway:
         check_urls: Sequence[str] = (),
         policy: Mapping[str, object] | None = None,
         decide: Decide | None = None,
+        replace: bool = False,
         timeout_s: float = 30.0,
     ) -> Mapping[str, Any]:
         """Same as `Halfway.start`. After a fork, only the parent runs the background tasks."""
         thread = self._running_thread()
         return thread.run(
             lambda: thread.client.start(
-                topics=topics, check_urls=check_urls, policy=policy, decide=decide, timeout_s=timeout_s
+                topics=topics,
+                check_urls=check_urls,
+                policy=policy,
+                decide=decide,
+                replace=replace,
+                timeout_s=timeout_s,
             )
         )
 

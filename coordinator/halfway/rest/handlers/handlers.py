@@ -18,10 +18,19 @@ if TYPE_CHECKING:
 
 
 async def put_group(call: Call) -> Answer:
-    """Register a group or change it."""
+    """Register a group or replace it."""
+    return await _write_group(call, models.GroupRequest)
+
+
+async def patch_group(call: Call) -> Answer:
+    """Register a group or add to it."""
+    return await _write_group(call, models.GroupAdditions)
+
+
+async def _write_group(call: Call, model: type[models.GroupRequest | models.GroupAdditions]) -> Answer:
     validation = call.site.validation
     name = path_parameter("group", call.parameter, models.NewGroupName)
-    spec = validation.read(models.GroupRequest, call.body, partial(validation.to_group, name=name))
+    spec = validation.read(model, call.body, partial(validation.to_group, name=name))
     view = await call.site.coordinator.put_group(spec, deadline=call.deadline, principal=call.principal)
     shown = convert.group_shown(view)
     if view.created:

@@ -9,14 +9,13 @@ from msgspec import Meta
 
 from halfway.domain.message_json import ShownMessage
 from halfway.domain.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides, Seconds
-from halfway.domain.records import MAX_REMARK_BYTES
+from halfway.domain.records import MAX_REMARK_BYTES, MAX_TOPICS
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.rest.requests.data import Data
 
 # `$(?!\n)`: Python's `$` alone also matches before a final line feed.
 _END = r"$(?!\n)"
 MAX_URLS = 10
-MAX_TOPICS = 1000
 
 
 def _formatted(name: str) -> dict[str, Any]:
@@ -202,6 +201,15 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     check: CheckBy
     topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+    policy: PolicyOverrides | None = None
+
+
+class GroupAdditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a service needs of its producer group. Topics are added; a part that is left out stays as it is."""
+
+    topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+    check: CheckBy | None = None
+    """If it is left out, a new group fetches its checks."""
     policy: PolicyOverrides | None = None
 
 

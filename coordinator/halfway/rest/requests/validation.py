@@ -52,6 +52,7 @@ _BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
     models.EndRequest,
     models.BatchEnd,
     models.BatchRequest,
+    models.GroupAdditions,
     models.GroupRequest,
     models.StreamPrepare,
     models.StreamEnd,
@@ -149,9 +150,9 @@ class Validation:
             check_after_ms=None if after is None else round(after * 1000),
         )
 
-    def to_group(self, request: models.GroupRequest, name: str) -> GroupSpec:
-        """Return the service's form of a group."""
-        check = request.check
+    def to_group(self, request: models.GroupRequest | models.GroupAdditions, name: str) -> GroupSpec:
+        """Return the service's form of a group, or of what is added to it."""
+        check = request.check or models.CheckBy(mode="pull")
         if check.mode == "pull" and check.urls:
             raise FieldRefusedError("check", "mode pull fetches its checks: leave out urls, or the mode")
         if check.mode != "pull" and check.urls is not None and not check.urls:
@@ -172,6 +173,8 @@ class Validation:
             urls=tuple(dict.fromkeys(check.urls or ())),
             topics=tuple(dict.fromkeys(request.topics)),
             policy=request.policy or PolicyOverrides(),
+            adds=isinstance(request, models.GroupAdditions),
+            keeps_checks=request.check is None,
         )
 
 

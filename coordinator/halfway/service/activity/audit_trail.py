@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from halfway.domain.records import Group
     from halfway.service.answers import Answers
     from halfway.service.ports import AuditTrail, Clock
-    from halfway.service.requests import End, GroupSpec, GroupView
+    from halfway.service.requests import End, GroupView
 
 log = structlog.get_logger(__name__)
 
@@ -131,20 +131,18 @@ class Auditor:
         self._trail.record(event)
 
 
-def describe_group_change(
-    spec: GroupSpec, before: Group | None, policy_before: CheckPolicy
-) -> Callable[[GroupView], dict[str, str]]:
+def describe_group_change(before: Group | None, policy_before: CheckPolicy) -> Callable[[GroupView], dict[str, str]]:
     """Return a function that describes a change of a group: the changed parts, and the hosts of its URLs.
 
     The policies in force are compared. The rest of a URL may hold a secret.
     """
-    hosts = ", ".join(dict.fromkeys(URL(url).authority for url in spec.urls)) or "pull"
 
     def describe(after: GroupView) -> dict[str, str]:
+        hosts = ", ".join(dict.fromkeys(URL(url).authority for url in after.urls)) or "pull"
         if after.created or before is None:
             action = Audited.REGISTER_GROUP if after.created else Audited.CHANGE_GROUP
             return {"action": action.value, "detail": hosts}
-        changed = [part for part in ("mode", "urls", "topics") if getattr(before, part) != getattr(spec, part)]
+        changed = [part for part in ("mode", "urls", "topics") if getattr(before, part) != getattr(after, part)]
         if after.policy != policy_before:
             changed.append("policy")
         return {"detail": f"{', '.join(changed) or 'nothing'} changed; checks: {hosts}"}

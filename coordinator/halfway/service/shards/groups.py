@@ -19,7 +19,7 @@ from halfway.domain.errors import (
     UnknownGroupError,
 )
 from halfway.domain.principal import Permission, Principal
-from halfway.domain.records import Group
+from halfway.domain.records import MAX_TOPICS, Group
 from halfway.service.records.peer_calls import GroupCounts
 from halfway.service.requests import GroupPage, GroupSpec, GroupView
 
@@ -125,7 +125,7 @@ class Groups:
         return chosen.with_min_interval(self._limits.min_check_interval_s)
 
     async def put(self, spec: GroupSpec, *, deadline: float, principal: Principal) -> GroupView:
-        """Register a group or change it.
+        """Register a group, replace it, or add to it.
 
         Raises:
             InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other; an
@@ -148,6 +148,8 @@ class Groups:
     def _changed(self, spec: GroupSpec, before: Group | None, principal: Principal) -> Group:
         """Return the new version of a group; errors as for `put`. The caller's current rights apply."""
         self._authority.require(principal, Permission.PUT_GROUP, spec.name)
+        if spec.adds and before is not None:
+            spec = _added_to(before, spec)
         if before is None or not set(spec.topics) <= set(before.topics):
             try:
                 self._authority.require(principal, Permission.GRANT_TOPICS, spec.name)
@@ -159,7 +161,7 @@ class Groups:
                 f"{self._limits.max_groups} groups are already registered: delete some, or raise HALFWAY_MAX_GROUPS"
             )
         now = self._clock.now_ms()
-        return Group(
+        after = Group(
             name=spec.name,
             mode=spec.mode,
             urls=spec.urls,
@@ -168,12 +170,20 @@ class Groups:
             created_at=now if before is None else before.created_at,
             updated_at=now,
         )
+        if spec.adds and before is not None and msgspec.structs.replace(after, updated_at=before.updated_at) == before:
+            return before
+        return after
 
     def _validate(self, spec: GroupSpec) -> None:
         for number, url in enumerate(spec.urls):
             refusal = self._caller.refusal(url)
             if refusal is not None:
                 raise InvalidRequestError(refusal, field=f"check.urls[{number}]")
+        if len(spec.topics) > MAX_TOPICS:
+            raise InvalidRequestError(
+                f"the group would have {len(spec.topics)} topics, at most {MAX_TOPICS}: PUT those that it needs",
+                field="topics",
+            )
         policy = self._limits.default_policy.with_overrides(spec.policy)
         limit = self._limits.max_age_limit_s
         if policy.max_age_s > limit:
@@ -266,6 +276,21 @@ class Groups:
             updated_at=group.updated_at,
             created=created,
         )
+
+
+def _added_to(before: Group, spec: GroupSpec) -> GroupSpec:
+    """Return the whole group that results when a service adds to it.
+
+    Processes of two releases start in any order, and an operator may have changed the group: what a service does not
+    name stays.
+    """
+    return msgspec.structs.replace(
+        spec,
+        mode=before.mode if spec.keeps_checks else spec.mode,
+        urls=before.urls if spec.keeps_checks else spec.urls,
+        topics=tuple(dict.fromkeys((*before.topics, *spec.topics))),
+        policy=before.policy.with_overrides(spec.policy),
+    )
 
 
 def _put_command(spec: GroupSpec) -> str:

@@ -25,6 +25,7 @@ BY_HAND = {"Halfway-Cause": "operator"}
 #                    operator shop other board (a reader)
 MATRIX: dict[str, tuple[int, int, int, int]] = {
     "putGroup": (200, 200, 403, 403),
+    "patchGroup": (200, 200, 403, 403),
     "listGroups": (200, 200, 200, 200),
     "getGroup": (200, 200, 403, 200),
     "getCheckSecrets": (403, 200, 403, 403),
@@ -106,6 +107,7 @@ async def call(both: Guarded, at: RestWorld, shard: int, caller: str, operation:
         path = path.replace("{id}", f"job-{name}")
     bodies: dict[str, Any] = {
         "putGroup": SHOP,
+        "patchGroup": SHOP,
         "prepare": {"group": "shop", "id": name, "messages": [ORDER]},
         "end": {"outcome": "commit"},
         "batch": {"prepare": [{"group": "shop", "id": name, "messages": [ORDER]}], "end": []},

@@ -118,6 +118,12 @@ async def test_a_group_changes_its_checks_but_adds_no_topic(both: Guarded) -> No
     assert (
         "halfway groups put shop --check-url <its check URL> --topic orders --topic coupons" in refused.body["detail"]
     )
+    old_release = {"topics": ["orders"]}
+    assert (await both.call("operator", "PUT", "/v1/groups/shop", SHOP)).status == 200
+    assert (await both.call("shop", "PATCH", "/v1/groups/shop", old_release)).body["topics"] == SHOP["topics"]
+    refused = await both.call("shop", "PATCH", "/v1/groups/shop", {"topics": ["points"]})
+    assert (refused.status, refused.error_code) == (403, "forbidden")
+    assert "--topic orders --topic coupons --topic points" in refused.body["detail"]
     both.tokens["new"] = await both.new_key(PrincipalKind.GROUP, "new")
     assert (await both.call("new", "PUT", "/v1/groups/new", SHOP)).status == 403
     assert (await both.call("operator", "PUT", "/v1/groups/new", SHOP)).status == 201

@@ -54,6 +54,34 @@ class TestGroups:
         assert again.status == 200
         assert {name: again.body[name] for name in parts} == parts
 
+    async def test_a_service_that_starts_takes_nothing_away_from_its_group(self, world: RestWorld) -> None:
+        """An old process of a rolling deployment names fewer topics; an operator has changed URLs and policy."""
+        operators = {"check": {"urls": ["http://shop-2:9000/check"]}, "policy": {"max_checks": 3, "max_age_s": 600}}
+        before = await world.call("PUT", "/v1/groups/shop", {**SHOP, **operators})
+        world.memory.clock.advance(1)
+        again = await world.call("PATCH", "/v1/groups/shop", {"topics": ["orders"]})
+        assert (again.status, again.body) == (200, before.body)
+        more = {"topics": ["points", "orders"], "check": {"mode": "pull"}, "policy": {"max_checks": 5}}
+        added = await world.call("PATCH", "/v1/groups/shop", more)
+        assert added.body["topics"] == ["orders", "coupons", "points"]
+        assert added.body["check"] == {"mode": "pull", "urls": []}
+        assert added.body["policy"] == {**before.body["policy"], "max_checks": 5}
+        assert added.body["updated_at"] != before.body["updated_at"]
+
+    async def test_a_service_registers_a_new_group(self, world: RestWorld) -> None:
+        """Without `check` it fetches its checks."""
+        new = await world.call("PATCH", "/v1/groups/bank", {"topics": ["orders"]})
+        assert (new.status, new.headers["Location"]) == (201, "/v1/groups/bank")
+        put = await world.call("PUT", "/v1/groups/bank", {"check": {"mode": "pull"}, "topics": ["orders"]})
+        changing = ("created_at", "updated_at")
+        assert {**put.body, **dict.fromkeys(changing)} == {**new.body, **dict.fromkeys(changing)}
+
+    async def test_additions_end_at_as_many_topics_as_a_group_may_have(self, world: RestWorld) -> None:
+        many = [f"topic-{number}" for number in range(1000)]
+        refused = await world.call("PATCH", "/v1/groups/shop", {"topics": many})
+        assert (refused.status, refused.body["errors"][0]["field"]) == (422, "topics")
+        assert "1002 topics, at most 1000" in refused.body["detail"]
+
     async def test_groups_are_listed_by_name_and_deleted(self, world: RestWorld) -> None:
         await world.call("PUT", "/v1/groups/bank", SHOP)
         listed = await world.call("GET", "/v1/groups")

@@ -50,7 +50,7 @@ def test_every_operation_lists_its_answers_and_its_problems(path: str, method: s
     assert ("429" in statuses) == ("Retry-After" in call["responses"]["429"]["headers"])
     named = {parameter["name"] for parameter in call["parameters"] if parameter["in"] == "path"}
     assert named == set(re.findall(r"\{(\w+)\}", path))
-    assert method in {"get", "put", "post", "delete"}
+    assert method in {"get", "put", "patch", "post", "delete"}
 
 
 def test_every_error_that_can_be_answered_stands_in_the_table_once_and_in_openapi() -> None:
@@ -78,6 +78,8 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
     for operation, method, path, body in (
         ("putGroup", "PUT", "/v1/groups/shop", {"check": {"mode": "pull"}, "topics": ["orders"]}),
         ("putGroup", "PUT", "/v1/groups/shop", {}),
+        ("patchGroup", "PATCH", "/v1/groups/shop", {"topics": ["orders"]}),
+        ("patchGroup", "PATCH", "/v1/groups/shop", {}),
         ("listGroups", "GET", "/v1/groups", None),
         ("getGroup", "GET", "/v1/groups/shop", None),
         ("getGroup", "GET", "/v1/groups/nobody", None),
