@@ -11,7 +11,7 @@ import asyncmy
 import asyncpg
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -23,6 +23,7 @@ from halfway.client.barrier import (
     NoTransactionError,
     UncommittedConnectionError,
     UncountedRowsError,
+    UnsupportedConnectionError,
 )
 from halfway.client.commit_uncertainty import may_have_committed
 from tests.support.databases.servers import USER, Server
@@ -58,8 +59,8 @@ def closing_engine(address: str, **options: Any) -> Iterator[Engine]:
 
 @asynccontextmanager
 async def closing_async_engine(address: str) -> AsyncIterator[AsyncEngine]:
-    """Do the same for an asynchronous driver."""
-    engine = create_async_engine(address)
+    """Do the same for an asynchronous driver. No connection is idle in its pool, so that each use has to open one."""
+    engine = create_async_engine(address, poolclass=NullPool)
     try:
         yield engine
     finally:
@@ -88,7 +89,7 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
     folder, socket = str(servers["postgresql"].folder), servers["mysql"].socket
     match driver:
         case "asyncpg":
-            async with asyncpg.create_pool(host=folder, user=USER, database="postgres", min_size=1) as pool:
+            async with asyncpg.create_pool(host=folder, user=USER, database="postgres", min_size=0) as pool:
 
                 @asynccontextmanager
                 async def local() -> AsyncIterator[Any]:
@@ -152,6 +153,7 @@ async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
     async with async_driver(servers, driver) as (connect, begin):
         barrier = AsyncBarrier("mysql" if "my" in driver else "postgresql", connect)
         await barrier.create()
+        await barrier.learn()
         committed, late, still_open = (f"{uuid4()}" for _ in range(3))
         async with begin() as connection:
             await barrier.insert(connection, committed)
@@ -167,6 +169,19 @@ async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
             assert time.monotonic() - began < AT_ONCE_S
         assert await barrier.decide(asked(still_open)) == "commit"
         assert await barrier.clean(10) == 0
+
+
+async def test_a_connection_of_the_other_kind_is_refused(servers: Servers) -> None:
+    """An asynchronous session for a Barrier, and a synchronous one for an AsyncBarrier."""
+    async with closing_async_engine(url(servers, "postgresql+asyncpg")) as engine, AsyncSession(engine) as session:
+        with pytest.raises(UnsupportedConnectionError, match="AsyncSession is asynchronous"):
+            Barrier("postgresql", servers["postgresql"].psycopg).insert(session, "a")
+        with (
+            closing_engine(url(servers, "postgresql+psycopg")) as other,
+            Session(other) as synchronous,
+            pytest.raises(UnsupportedConnectionError, match="Session is synchronous"),
+        ):
+            await AsyncBarrier("postgresql", engine.begin).insert(synchronous, "a")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -95,7 +95,7 @@ async def test_a_session_of_a_synchronous_driver(servers: Servers, world: RestWo
 
 @pytest.mark.parametrize("driver", ["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"])
 async def test_a_session_of_an_asynchronous_driver(servers: Servers, world: RestWorld, driver: str) -> None:
-    engine = create_async_engine(url(servers, driver))
+    engine = create_async_engine(url(servers, driver), poolclass=NullPool)  # each use has to open a connection
     barrier = AsyncBarrier(engine.dialect.name, engine.begin, table="async_sessions")
     await barrier.create()
     async with Halfway(world.url, "shop", barrier=barrier) as client:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 from sqlalchemy.util import await_only
 
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
-from halfway.client.barrier.drivers import require_transaction, sqlalchemy_connection
+from halfway.client.barrier.drivers import is_asynchronous, require_transaction, sqlalchemy_connection
 from halfway.client.concurrency.blocking import wait_for
 from halfway.client.concurrency.forks import ForkSafeLock
 from halfway.client.messages import Data, Message, Value
@@ -176,7 +176,7 @@ class _LocalTransaction:
 def _send(
     client: SendingClient, barrier: Barrier | AsyncBarrier, session: Any, message: Message, *, confirm: bool
 ) -> str:
-    if hasattr(session, "sync_session") or hasattr(session, "sync_connection"):
+    if is_asynchronous(session):
         raise UnsupportedConnectionError(f"{type(session).__name__} is asynchronous: send with an AsyncSessionProducer")
     connection: Connection = sqlalchemy_connection(session)
     require_transaction(connection)

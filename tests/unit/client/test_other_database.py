@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -45,7 +45,9 @@ async def test_a_session_of_another_database_is_refused(world: RestWorld, tmp_pa
 
 
 async def test_an_asynchronous_one_is_refused_as_well(world: RestWorld, tmp_path: Path) -> None:
-    looked_into, other = (create_async_engine(f"sqlite+aiosqlite:///{tmp_path / name}") for name in ("a", "b"))
+    looked_into, other = (
+        create_async_engine(f"sqlite+aiosqlite:///{tmp_path / name}", poolclass=NullPool) for name in ("a", "b")
+    )
     barrier = AsyncBarrier("sqlite", looked_into.begin)
     await barrier.create()
     await AsyncBarrier("sqlite", other.begin).create()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from halfway.client import (
@@ -39,7 +39,7 @@ class AsyncShop:
 
 @pytest.fixture
 async def async_shop(world: RestWorld, tmp_path: Path) -> AsyncIterator[AsyncShop]:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}")
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.sqlite'}", poolclass=NullPool)
     transactional(engine.sync_engine)
     barrier = AsyncBarrier("sqlite", engine.begin)
     await barrier.create()

@@ -11,7 +11,15 @@ from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.drivers import carry_out, carry_out_async, carry_out_each, pool_of, require_transaction
+from halfway.client.barrier.drivers import (
+    carry_out,
+    carry_out_async,
+    carry_out_each,
+    is_sqlalchemy,
+    pool_of,
+    require_transaction,
+    run_sync,
+)
 from halfway.client.barrier.table import TABLE, BarrierTable, Steps, creation
 from halfway.client.checks.answers import Check
 from halfway.client.commit_uncertainty import is_conflict
@@ -206,9 +214,10 @@ class AsyncBarrier(_BaseBarrier):
 
     async def insert(self, connection: Any, transaction_id: str) -> None:
         """Same as `Barrier.insert`."""
+        if is_sqlalchemy(connection):
+            await run_sync(connection, self.write, transaction_id)
+            return
         require_transaction(connection)
-        if self._must_verify(connection):
-            self._verify(connection, await carry_out_async(self._table.mark(), connection))
         await carry_out_async(self._table.insert(transaction_id), connection)
 
     async def learn(self) -> None:

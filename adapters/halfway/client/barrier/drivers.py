@@ -106,13 +106,33 @@ def _sqlalchemy(connection: Any, statement: Statement) -> Result:
 
 
 async def _sqlalchemy_async(connection: Any, statement: Statement) -> Result:
-    return await connection.run_sync(_sqlalchemy, statement)  # type: ignore[no-any-return]
+    return await run_sync(connection, _sqlalchemy, statement)
+
+
+def is_sqlalchemy(connection: Any) -> bool:
+    """Return whether this is a connection or session of SQLAlchemy."""
+    return any(base.__module__.startswith("sqlalchemy.") for base in type(connection).__mro__)
+
+
+async def run_sync(connection: Any, work: Callable[..., T], *arguments: Any) -> T:
+    """Run `work` on the synchronous object behind an AsyncSession or an AsyncConnection of SQLAlchemy.
+
+    Whatever may need a connection runs in here: outside, a session can take one only if the pool has an idle one.
+    """
+    if not is_asynchronous(connection):
+        raise UnsupportedConnectionError(f"{type(connection).__name__} is synchronous: give its asynchronous variant")
+    return await connection.run_sync(work, *arguments)  # type: ignore[no-any-return]
+
+
+def is_asynchronous(connection: Any) -> bool:
+    """Return whether this is an AsyncSession or an AsyncConnection of SQLAlchemy."""
+    return hasattr(connection, "sync_session") or hasattr(connection, "sync_connection")
 
 
 def sqlalchemy_connection(connection: Any) -> Any:
-    """Return the synchronous Connection behind a Session, an AsyncSession or an AsyncConnection."""
-    for name in ("sync_session", "sync_connection"):
-        connection = getattr(connection, name, connection)
+    """Return the Connection of a Session, or the Connection that is given."""
+    if is_asynchronous(connection):
+        raise UnsupportedConnectionError(f"{type(connection).__name__} is asynchronous: use the AsyncBarrier for it")
     return connection if hasattr(connection, "exec_driver_sql") else connection.connection()
 
 
@@ -120,7 +140,7 @@ def pool_of(connection: Any) -> Any | None:
     """Return the pool of a connection, None for a plain driver connection."""
     if any(base.__module__.startswith("django.") for base in type(connection).__mro__):
         return connection  # each of Django's connections belongs to one database
-    if any(base.__module__.startswith("sqlalchemy.") for base in type(connection).__mro__):
+    if is_sqlalchemy(connection):
         return sqlalchemy_connection(connection).engine
     return None
 
