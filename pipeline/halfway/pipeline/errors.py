@@ -11,6 +11,10 @@ class JavaError(PipelineError):
     """There is no Java for Spark."""
 
 
+class SessionError(PipelineError):
+    """The jobs cannot run in this kind of Spark session."""
+
+
 class ConnectorError(PipelineError):
     """Spark's Kafka connector is not available."""
 

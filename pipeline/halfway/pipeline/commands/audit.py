@@ -29,6 +29,7 @@ from halfway.pipeline.commands.parameters import (
 )
 from halfway.pipeline.commands.printing import print_table
 from halfway.pipeline.commands.running import PARTS, kafka_access, reporting_failures, running, source_of
+from halfway.pipeline.engines.spark_session import is_submitted
 from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
 
 
@@ -126,7 +127,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             topics=topics,
             continued=on,
         )
-        spark_asked = any(spark_options[name] for name in ("master", "conf", *PARTS))
+        spark_asked = is_submitted() or any(spark_options[name] for name in ("master", "conf", *PARTS))
         chosen = engine_choice.chosen(engine, places, spark_asked=spark_asked, memory=spark_options["memory"])
         if engine == "auto" and not spark_asked and chosen.engine == "spark":
             click.echo(f"halfway-pipeline audit: runs on Spark: {chosen.because}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from halfway.pipeline.engines.free_memory import free_memory
-from halfway.pipeline.engines.spark_session import GATEWAY
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.tables.folders import is_local
 
@@ -85,8 +83,8 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
         raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
     if name != "auto":
         return Chosen(engine=name, because="the command line chooses it")
-    if spark_asked or GATEWAY in os.environ:
-        return Chosen(engine="spark", because="options or variables of Spark are given")
+    if spark_asked:
+        return Chosen(engine="spark", because="spark-submit, or options or variables of Spark, ask for it")
     if hindrance is not None:
         return Chosen(engine="spark", because=hindrance)
     own, real = _records(places)

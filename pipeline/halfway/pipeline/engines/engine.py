@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from halfway.pipeline.engines.decoding import decode
+from halfway.pipeline.engines.spark_session import is_one_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -272,11 +273,9 @@ class SparkEngine:
     dialect: Dialect = SparkDialect()
 
     def __init__(self, spark: SparkSession) -> None:
-        """Take a session."""
+        """Take a session of a job (spark_session.session_of_job)."""
         self.spark = spark
         self._kept: list[DataFrame] = []
-        # Both engines then quote identifiers in the same way.
-        spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
 
     def query(self, sql: str, **frames: Frame) -> Frame:
         """Return the result of a select."""
@@ -297,7 +296,7 @@ class SparkEngine:
         """
         from pyspark import StorageLevel
 
-        if str(self.spark.sparkContext.master).startswith("local"):
+        if is_one_machine(str(self.spark.sparkContext.master)):
             return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return frame

@@ -15,7 +15,6 @@ from halfway.pipeline.commands import engine_choice
 from halfway.pipeline.commands.engine_choice import Places, chosen
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.free_memory import free_memory
-from halfway.pipeline.engines.spark_session import GATEWAY
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import incremental
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
@@ -24,12 +23,6 @@ from tests.support.pipeline.audits import committed, continued
 from tests.support.pipeline.logs import PREFIX, START
 
 GIB = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's own tests may have started its gateway in this process."""
-    monkeypatch.delenv(GATEWAY, raising=False)
 
 
 def archive(folder: Path, records: int) -> Places:

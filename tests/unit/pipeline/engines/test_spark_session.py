@@ -1,8 +1,12 @@
-"""What Spark shows of its settings: no secrets."""
+"""The session of a job: what is one machine, what is refused, and what Spark shows of its settings."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from halfway.pipeline.engines.spark_session import SparkOptions, is_one_machine, prepared, session_of_job
+from halfway.pipeline.errors import SessionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,3 +33,63 @@ def test_spark_shows_no_setting_that_holds_a_secret(spark: "SparkSession", name:
         of_session.sc().conf(), jvm.scala.jdk.javaapi.CollectionConverters.asScala(settings).toSeq()
     )
     assert ("value-of-it" in shown.mkString()) is (name in SHOWN)
+
+
+@pytest.mark.parametrize(
+    "master, found",
+    [
+        ("local", True),
+        ("local[*]", True),
+        ("local[2,3]", True),
+        ("local-cluster[2,1,1024]", False),
+        ("localhost:7077", False),
+        ("spark://local:7077", False),
+        ("yarn", False),
+    ],
+)
+def test_only_local_and_local_with_threads_are_one_machine(master: str, found: bool) -> None:
+    """All others have executors in processes of their own, elsewhere perhaps."""
+    assert is_one_machine(master) is found
+
+
+@pytest.mark.parametrize(
+    "variables, options",
+    [
+        ({"SPARK_REMOTE": "sc://there"}, SparkOptions()),
+        ({"SPARK_CONNECT_MODE_ENABLED": "1"}, SparkOptions()),
+        ({"SPARK_API_MODE": "connect"}, SparkOptions()),
+        ({"DATABRICKS_RUNTIME_VERSION": "client.3.2"}, SparkOptions()),
+        ({}, SparkOptions(master="sc://there:15002")),
+        ({}, SparkOptions(conf={"spark.remote": "sc://there"})),
+        ({}, SparkOptions(conf={"spark.api.mode": "connect"})),
+    ],
+)
+def test_spark_connect_is_refused_by_name_before_anything_starts(
+    variables: Mapping[str, str], options: SparkOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what asks for it, and what to do."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    [named] = [*variables, *options.conf, *([options.master] if options.master else [])]
+    with pytest.raises(SessionError, match=r"asks for Spark Connect.*spark-submit") as refused:
+        prepared("job", options)
+    assert named.replace("SPARK_API_MODE", "spark.api.mode").partition("there")[0] in str(refused.value)
+
+
+def test_a_session_of_spark_connect_is_refused_by_name() -> None:
+    """Instead of an error about a JVM that it has not."""
+    remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    with pytest.raises(SessionError, match="Spark Connect"):
+        session_of_job(remote())
+
+
+def test_a_job_changes_no_setting_of_the_callers_session(spark: "SparkSession") -> None:
+    """It has a session of its own, with what its rows depend on."""
+    caller = spark.newSession()
+    caller.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    caller.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "false")
+    before = caller.conf.getAll
+    job = session_of_job(caller)
+    assert caller.conf.getAll == before
+    assert job.sql('select 1 as "one"').columns == ["one"]
+    assert job.conf.get("spark.sql.session.timeZone") == "UTC"

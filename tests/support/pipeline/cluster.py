@@ -1,0 +1,143 @@
+"""A Spark cluster of processes on this machine: a standalone master and two workers of one core each."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyspark
+
+import halfway.pipeline
+from tests.support.pipeline.fixtures import INTERPRETED, QUICK_JVM, as_options, without_spark
+
+SPARK: Final = Path(pyspark.__file__).parent
+PROGRAM: Final = Path(halfway.pipeline.__path__[0], "__main__.py")
+WORKERS: Final = 2
+COMMON: Final = {
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": QUICK_JVM,
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.rolling.enabled": "false",
+    # Nothing begins before both workers have an executor.
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.ui.enabled": "false",
+    "spark.pyspark.python": sys.executable,
+    "spark.pyspark.driver.python": sys.executable,
+    **INTERPRETED,
+}
+"""Settings of every job."""
+_STARTED_WITHIN_S: Final = 300
+
+
+class SparkCluster:
+    """Start it with `with`. The workers register under their numbers, 1 and 2."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take a folder for logs and the workers' files."""
+        self.folder = folder
+        self.events = folder / "events"
+        self.master = ""
+        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._master: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Start the processes, and wait until the workers are registered."""
+        try:
+            self._master = self._start("master", "master.Master", "--webui-port", "0")
+            self.master = self._await("master", r"Starting Spark master at (spark://\S+)")[0]
+            for number in range(1, WORKERS + 1):
+                self.start_worker(number)
+            self.await_workers(WORKERS)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop everything."""
+        for process in [*self.workers.values(), *([self._master] if self._master else [])]:
+            process.kill()
+            process.wait()
+
+    def start_worker(self, number: int) -> None:
+        """Start a worker, or start it again."""
+        given = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / f"work-{number}"))
+        name = f"worker-{number}"
+        self.workers[number] = self._start(name, "worker.Worker", *given, "--webui-port", "0", self.master)
+
+    def await_workers(self, count: int) -> None:
+        """Wait until so many workers have registered since the master's start."""
+        self._await("master", "Registering worker", count)
+
+    def submit(
+        self, job: list[str], conf: Mapping[str, str], *, env: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        """Submit a job in client mode, in a process group of its own."""
+        self.events.mkdir(exist_ok=True)
+        settings = {"spark.master": self.master, "spark.eventLog.dir": self.events.as_uri(), **COMMON, **conf}
+        return subprocess.Popen(
+            [str(SPARK / "bin" / "spark-submit"), *as_options(settings), str(PROGRAM), *job],
+            env={**without_spark(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def applications(self) -> "list[Application]":
+        """Return what is known of each application, in the order of their starts."""
+        return [Application(file) for file in sorted(self.events.iterdir())]
+
+    def _start(self, name: str, of: str, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{of}", "--host", "127.0.0.1"]
+        environment = {
+            **without_spark(),
+            "SPARK_HOME": str(SPARK),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen([*command, "--port", "0", *arguments], env=environment, stdout=log, stderr=log)
+
+    def _await(self, name: str, pattern: str, count: int = 1) -> list[str]:
+        log, deadline = self.folder / f"{name}.log", time.monotonic() + _STARTED_WITHIN_S
+        while len(found := re.findall(pattern, log.read_text())) < count:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{name} of the Spark cluster did not start:\n{log.read_text()[-4000:]}")
+            time.sleep(0.05)
+        return found
+
+
+class Application:
+    """An application as its event log shows it."""
+
+    def __init__(self, log: Path) -> None:
+        self.events: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of the application as a whole."""
+        [environment] = self._of("EnvironmentUpdate")
+        return dict(environment["Spark Properties"])
+
+    @property
+    def workers(self) -> Counter[str]:
+        """The number of tasks that were completed, by the worker's own address; `driver` for those on no worker."""
+        of_executor = {
+            each["Executor ID"]: each["Executor Info"]["Log Urls"]["stdout"].partition("/logPage")[0]
+            for each in self._of("ExecutorAdded")
+        }
+        tasks = (each["Task Info"] for each in self._of("TaskEnd"))
+        return Counter(of_executor.get(task["Executor ID"], "driver") for task in tasks if not task["Failed"])
+
+    def _of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["Event"] == f"SparkListener{kind}"]
