@@ -21,6 +21,7 @@ from halfway.rest.responses.errors import (
     MalformedJsonError,
     UnsupportedMediaTypeError,
 )
+from halfway.service.fairness import Places, Shares
 
 JSON: Final = "application/json"
 SMALL_BYTES: Final = 16 * 1024
@@ -28,68 +29,80 @@ SMALL_BYTES: Final = 16 * 1024
 MIN_BYTES: Final = 80 * 1024
 MIN_BYTES_IN_S: Final = 5.0
 """At least this much of a body, or all of it, has to arrive in this time."""
+Body = bytes
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class InFlight:
     """Requests and operations of streams until they are answered: how many there are, and the bytes of their bodies.
 
-    Only what is wholly received takes a place. Only bytes that have arrived count, not announced ones.
+    Only what is wholly received takes a place. Only bytes that have arrived count, not announced ones. A caller that
+    holds less than its share of places or bytes is not refused because of others (`Shares`).
     """
 
     def __init__(self, *, most: int, max_bytes: int, max_bytes_in_flight: int, timeout_s: float) -> None:
         """Take the bounds on their number, on one body, on all bodies, and on the time of one body."""
-        self._most = most
+        self._places = Shares(most)
         self._max_bytes = max_bytes
         self._max_in_flight = max_bytes_in_flight
+        self._bytes = Shares(max_bytes_in_flight)
         self._timeout_s = timeout_s
-        self.taken = 0
-        """Places that are taken."""
-        self.bytes = 0
         self.arriving = 0
         """Bytes of frames of streams that are not complete, or not read yet."""
 
+    @property
+    def taken(self) -> int:
+        """Places that are taken."""
+        return self._places.total
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all bodies and frames."""
+        return self._bytes.total
+
     # --- requests
 
-    async def receive(self, request: web.BaseRequest, deadline: float, *, reads: bool, expected: bool) -> bytes:
+    async def receive(
+        self, request: web.BaseRequest, deadline: float, caller: str | None, *, reads: bool, expected: bool
+    ) -> Body:
         """Return the body of a request, which has a place from then until `answered`; one that is refused has none.
 
         A body is not read unless the call `reads` one. If it is `expected`, it must have a Content-Type.
         """
-        if self.taken >= self._most:
+        if not self._places.room(caller):
             raise self.refusal()
-        body = await self._read(request, deadline, expected=expected) if reads else b""
+        body = await self._read(request, deadline, caller, expected=expected) if reads else b""
         if len(body) > SMALL_BYTES:
             try:
                 await demand_few_members(body)
             except BaseException:
-                self.bytes -= len(body)
+                self._bytes.leave(caller, len(body))
                 raise
-        if self.taken >= self._most:
-            self.bytes -= len(body)
+        if not self._places.room(caller):
+            self._bytes.leave(caller, len(body))
             raise self.refusal()
-        self.taken += 1
+        self._places.take(caller, 1)
         return body
 
-    def answered(self, body: bytes) -> None:
+    def answered(self, body: Body, caller: str | None) -> None:
         """Free the place of a request, and stop counting its body."""
-        self.taken -= 1
-        self.bytes -= len(body)
+        self._places.leave(caller, 1)
+        self._bytes.leave(caller, len(body))
 
-    async def _read(self, request: web.BaseRequest, deadline: float, *, expected: bool) -> bytes:
+    async def _read(self, request: web.BaseRequest, deadline: float, caller: str | None, *, expected: bool) -> Body:
         """Return a body, which counts; a refused one does not."""
-        self._judge_head(request, expected=expected)
+        self._judge_head(request, caller, expected=expected)
         if not request.body_exists:
             return b""
         content = request.content
         if content.is_eof() and content.exception() is None:
-            self.hold(content.total_bytes)  # a small body arrives with its headers: no wait
+            self.hold(content.total_bytes, caller)  # a small body arrives with its headers: no wait
             return content.read_nowait()
         body = bytearray()
         try:
-            await self._receive(request, body, deadline)
+            await self._receive(request, body, deadline, caller)
         except BaseException as error:
-            self.bytes -= len(body)
+            self._bytes.leave(caller, len(body))
             if isinstance(error, TimeoutError):
                 raise BodyTimeoutError(
                     f"the body did not arrive within {self._timeout_s:g} s, or less than {MIN_BYTES // 1024} KiB of it "
@@ -100,7 +113,7 @@ class InFlight:
             raise
         return bytes(body)
 
-    async def _receive(self, request: web.BaseRequest, body: bytearray, deadline: float) -> None:
+    async def _receive(self, request: web.BaseRequest, body: bytearray, deadline: float, caller: str | None) -> None:
         """Append the bytes that arrive to `body`, and count them."""
         loop = asyncio.get_running_loop()
         content = request.content
@@ -110,17 +123,17 @@ class InFlight:
                 await request.writer.write(_CONTINUE)
                 request.writer.output_size = 0
             while chunk := await content.readany():
+                self._demand_fitting(len(body) + len(chunk), len(chunk), caller)
+                self._bytes.take(caller, len(chunk))
                 body += chunk
-                self.bytes += len(chunk)
-                self._demand_fitting(len(body), self.bytes)
                 if len(body) >= wanted:
                     wanted = len(body) + MIN_BYTES
                     patience.reschedule(min(deadline, loop.time() + MIN_BYTES_IN_S))
 
-    def _judge_head(self, request: web.BaseRequest, *, expected: bool) -> None:
+    def _judge_head(self, request: web.BaseRequest, caller: str | None, *, expected: bool) -> None:
         """Refuse a body by its headers, before it is read."""
         headers = request.headers
-        self._demand_fitting(request.content_length or 0, self.bytes)
+        self._demand_fitting(request.content_length or 0, 1, caller)
         if not request.body_exists:
             return
         media_type = headers.get("Content-Type")
@@ -134,24 +147,24 @@ class InFlight:
 
     # --- operations of streams, and their frames
 
-    def take(self, wanted: int) -> int:
-        """Take as many places as are free, and return how many; `leave` frees them."""
-        granted = min(wanted, self._most - self.taken)
-        self.taken += granted
+    def take(self, wanted: int, caller: str | None) -> int:
+        """Take as many places as are free for this caller, and return how many; `leave` frees them."""
+        granted = min(wanted, self._places.room(caller))
+        self._places.take(caller, granted)
         return granted
 
-    def leave(self, places: int) -> None:
+    def leave(self, places: int, caller: str | None) -> None:
         """Free places."""
-        self.taken -= places
+        self._places.leave(caller, places)
 
     def refusal(self) -> OverloadedError:
         """Return the error of what finds no place."""
         return OverloadedError(f"{self.taken} requests are in flight here already: try again later")
 
-    def hold(self, size: int) -> None:
+    def hold(self, size: int, caller: str | None) -> None:
         """Count the bytes of a frame, until `free`; OverloadedError if all are too many."""
-        self._demand_fitting(size, self.bytes + size)
-        self.bytes += size
+        self._demand_fitting(size, size, caller)
+        self._bytes.take(caller, size)
 
     def arrive(self, size: int) -> None:
         """Count bytes of a frame that arrives, until `arrived`."""
@@ -166,51 +179,51 @@ class InFlight:
         """Stop counting a frame that has arrived, or never will."""
         self.arriving -= size
 
-    def free(self, size: int) -> None:
+    def free(self, size: int, caller: str | None) -> None:
         """Stop counting a frame."""
-        self.bytes -= size
+        self._bytes.leave(caller, size)
 
-    def _demand_fitting(self, size: int, in_flight: int) -> None:
-        """Refuse a body if its size, or what has arrived of it, is too large, or all bodies together are."""
+    def _demand_fitting(self, size: int, further: int, caller: str | None) -> None:
+        """Refuse a body if its size, or what has arrived of it, is too large, or all bodies together are.
+
+        `further` bytes of it are not counted yet.
+        """
         if size > self._max_bytes:
             raise BodyTooLargeError(self._max_bytes)
-        if size > SMALL_BYTES and in_flight > self._max_in_flight:
-            raise OverloadedError(f"{in_flight} bytes of bodies are in flight here already: try again later")
+        if size > SMALL_BYTES and further > self._bytes.room(caller):
+            raise OverloadedError(f"{self.bytes} bytes of bodies are in flight here already: try again later")
 
 
 class Admission:
     """Bounds the prepares that are being served to a quarter of all requests, and those that wait to half.
 
-    A prepare without a place waits for one, in the order of arrival and at most `wait_s`. So a burst is served, and
-    callers that retry at once are slowed down instead of keeping the event loop busy with refusals. The last quarter is
-    left to requests that are never held up.
+    A prepare without a place waits for one, at most `wait_s`; the callers get places in turn, the prepares of one
+    caller in the order of arrival. So a burst is served, and callers that retry at once are slowed down instead of
+    keeping the event loop busy with refusals. The last quarter is left to requests that are never held up.
     """
 
     def __init__(self, *, max_requests: int, wait_s: float) -> None:
         """Take the bound on all requests, and how long one may wait, in seconds."""
-        self._places = max(1, max_requests // 4)
-        self._most = max(1, max_requests * 3 // 4)
+        self._size = max(1, max_requests // 4)
+        self._places = Places(self._size)
+        self._waiting = Shares(max(0, max_requests * 3 // 4 - self._size))
         self._wait_s = wait_s
-        self._waiting: dict[asyncio.Future[None], None] = {}
-        """In the order of arrival."""
-        self._closed = False
-        self.prepares = 0
-        """How many are being served."""
 
     @property
     def waiting(self) -> int:
         """How many wait for a place."""
-        return len(self._waiting)
+        return self._places.waiting
+
+    @property
+    def prepares(self) -> int:
+        """How many are being served."""
+        return self._places.taken
 
     def take(self, wanted: int) -> int:
         """Take as many places as are free if nobody waits, and return how many; `leave` frees each."""
-        if self._waiting or self._closed:
-            return 0
-        granted = min(wanted, max(0, self._places - self.prepares))
-        self.prepares += granted
-        return granted
+        return self._places.take(wanted)
 
-    async def enter(self) -> None:
+    async def enter(self, caller: str | None) -> None:
         """Take a place, waiting for it if need be; `leave` frees it.
 
         Raises:
@@ -218,47 +231,28 @@ class Admission:
             ShuttingDownError: no more places are given.
 
         """
-        if self._closed:
-            raise ShuttingDownError
         if self.take(1):
             return
-        if self.prepares + len(self._waiting) >= self._most:
-            raise OverloadedError(f"{len(self._waiting)} prepares wait for a place already: try again later")
-        place = asyncio.get_running_loop().create_future()
-        self._waiting[place] = None
+        if not self._waiting.room(caller):
+            raise OverloadedError(f"{self._places.waiting} prepares wait for a place already: try again later")
+        self._waiting.take(caller, 1)
         try:
-            async with asyncio.timeout(self._wait_s):
-                await place
+            await self._places.enter(caller, until=asyncio.get_running_loop().time() + self._wait_s)
         except TimeoutError:
-            if not _given(place):  # else the place came at the last instant
-                raise OverloadedError(
-                    f"more prepares arrive than are served, and none of {self._places} places became free within "
-                    f"{self._wait_s:g} s: try again later"
-                ) from None
-        except asyncio.CancelledError:
-            if _given(place):
-                self.leave()
-            raise
+            raise OverloadedError(
+                f"more prepares arrive than are served, and none of {self._size} places became free within "
+                f"{self._wait_s:g} s: try again later"
+            ) from None
         finally:
-            self._waiting.pop(place, None)
+            self._waiting.leave(caller, 1)
 
     def leave(self, places: int = 1) -> None:
-        """Free places; the prepares that have waited longest get them."""
-        self.prepares -= places
-        while self._waiting and self.prepares < self._places:
-            place = next(iter(self._waiting))
-            del self._waiting[place]
-            if not place.done():
-                place.set_result(None)
-                self.prepares += 1
+        """Free places; the prepares that wait get them."""
+        self._places.leave(places)
 
     def close(self) -> None:
         """Give no more places, and refuse the prepares that wait."""
-        self._closed = True
-        while self._waiting:
-            place, _ = self._waiting.popitem()
-            if not place.done():
-                place.set_exception(ShuttingDownError())
+        self._places.close(ShuttingDownError)
 
 
 def held_s(most_s: float) -> float:
@@ -290,7 +284,3 @@ class HeldRefusals:
             self._held[group] -= 1
             if not self._held[group]:
                 del self._held[group]
-
-
-def _given(place: asyncio.Future[None]) -> bool:
-    return place.done() and not place.cancelled() and place.exception() is None

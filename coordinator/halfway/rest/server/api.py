@@ -272,14 +272,14 @@ class Api:
         if operation.waits:
             with cancelled_when_lost(call.request):
                 return await operation.handler(call)
-        expected = operation.body is not None
+        expected, caller = operation.body is not None, call.principal.group
         call.body = await self.in_flight.receive(
-            call.request, call.deadline, reads=expected or operation.takes_body, expected=expected
+            call.request, call.deadline, caller, reads=expected or operation.takes_body, expected=expected
         )
         try:
             answer = await (self._admit_and_handle(operation, call) if operation.begins else operation.handler(call))
         finally:
-            self.in_flight.answered(call.body)
+            self.in_flight.answered(call.body, caller)
         size = len(answer.body or b"")
         if size > LARGE_BYTES and operation.method == HTTPMethod.GET and not self._site.unsent.has_room(size):
             raise OverloadedError("too many answers that clients have not read yet: try again later")
@@ -288,7 +288,7 @@ class Api:
     async def _admit_and_handle(self, operation: Operation, call: Call) -> Answer:
         """Admit and answer a call that begins transactions."""
         try:
-            await self.admission.enter()
+            await self.admission.enter(call.principal.group)
             try:
                 if call.request.transport is None:
                     raise ConnectionResetError  # the client is gone, so nobody would end the transaction

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -106,17 +107,18 @@ class OperationAccumulator:
     def add(self, connection: Connection, requested: FrameOperations, size: int) -> None:
         """Do the prepares and ends of a frame of `size` bytes, and send each answer to the connection."""
         self._refuse(connection, requested)
+        caller = connection.principal.group
         wanted = len(requested.ends) + len(requested.prepares)
         try:
-            self._in_flight.hold(size)
+            self._in_flight.hold(size, caller)
         except HalfwayError as error:
             self._refuse_all(connection, requested.ends, "end", error)
             self._refuse_all(connection, requested.prepares, "prepare", error)
             return
-        granted = self._in_flight.take(wanted)
+        granted = self._in_flight.take(wanted, caller)
         frame = _Frame(size, granted)
         if not granted:
-            self._in_flight.free(size)
+            self._in_flight.free(size, caller)
         ends, prepares = requested.ends[:granted], requested.prepares[: max(0, granted - len(requested.ends))]
         if granted < wanted:
             refusal = self._in_flight.refusal()
@@ -148,13 +150,13 @@ class OperationAccumulator:
         for principal, ends in _by_principal(self._ends):
             requests: list[End] = [one.request for one in ends]
             ending = self._coordinator.begin_ends(requests, deadline=deadline, principal=principal)
-            self._follow(ending, ends, frames.ended, self._done)
+            self._follow(ending, ends, frames.ended, partial(self._done, principal.group))
             self._accept(ends)
         for principal, prepares in _by_principal(self._prepares):
             operations = [one for one in prepares if not self._given_up(one)]
             wanted: list[Prepare] = [one.request for one in operations]
             preparing = self._coordinator.begin_prepares(wanted, deadline=deadline, principal=principal)
-            self._follow(preparing, operations, frames.prepared, self._prepared)
+            self._follow(preparing, operations, frames.prepared, partial(self._prepared, principal.group))
         self._schedule()
 
     def _given_up(self, prepare: _Operation) -> bool:
@@ -162,7 +164,7 @@ class OperationAccumulator:
         if not prepare.connection.lost:
             return False
         self._finish(prepare)
-        self._prepared(1)
+        self._prepared(prepare.connection.principal.group, 1)
         return True
 
     def _accept(self, operations: Sequence[_Operation]) -> None:
@@ -216,20 +218,20 @@ class OperationAccumulator:
         frame = operation.frame
         frame.left -= 1
         if not frame.left:
-            self._in_flight.free(frame.size)
+            self._in_flight.free(frame.size, operation.connection.principal.group)
 
-    def _done(self, count: int) -> None:
-        self._in_flight.leave(count)
+    def _done(self, caller: str | None, count: int) -> None:
+        self._in_flight.leave(count, caller)
 
-    def _prepared(self, count: int) -> None:
-        self._in_flight.leave(count)
+    def _prepared(self, caller: str | None, count: int) -> None:
+        self._in_flight.leave(count, caller)
         self._admission.leave(count)
 
     # --- prepares that wait for a place
 
     def _wait(self, operation: _Operation) -> None:
         connection = operation.connection
-        task = asyncio.get_running_loop().create_task(self._admission.enter())
+        task = asyncio.get_running_loop().create_task(self._admission.enter(connection.principal.group))
         waiting = self._waiting.setdefault(connection, set())
         waiting.add(task)
 
@@ -244,7 +246,7 @@ class OperationAccumulator:
                 self._schedule()
                 return
             self._finish(operation)
-            self._in_flight.leave(1)
+            self._in_flight.leave(1, connection.principal.group)
             if isinstance(error, Exception):
                 self._refuse_all(connection, [(operation.n,)], operation.kind, _error(error))
 

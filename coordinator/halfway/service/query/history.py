@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -15,6 +14,7 @@ from halfway.domain.principal import Permission, Principal, PrincipalKind
 from halfway.domain.records import OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.service.activity.audit_trail import DONE
+from halfway.service.fairness import Places
 from halfway.service.ports import OpsRead, PlacesRead
 from halfway.service.records.journal_records import HistoryEvent
 from halfway.service.records.peer_calls import HistoryView, MessagePlace
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import ShardTable
 
 MAX_EVENTS: Final = 500
-_MAX_WAITING_OF_GROUPS: Final = 16
+_MAX_WAITING_OF_ONE_GROUP: Final = 16
 _EVENTS: Final = {
     OpKind.COMMITTED: "committed",
     OpKind.ROLLED_BACK: "rolled_back",
@@ -90,14 +90,13 @@ class Histories:
         self._lookup = lookup
         self._history = history
         self._journal = journal
-        self._group_slot = asyncio.Semaphore(1)
-        self._waiting_of_groups = 0
+        self._group_places = Places(1)
 
     async def get(self, transaction_id: str, *, deadline: float, principal: Principal) -> HistoryView:
         """Return the history of a transaction. If its outcome is forgotten, op may still have it.
 
-        Histories for callers with groups' keys are read one at a time: only few are read at once, and operators need a
-        place.
+        Histories for callers with groups' keys are read one at a time, the groups in turn: only few are read at once,
+        and operators need a place.
 
         Raises:
             UnknownTransactionError, OutcomeExpiredError: op does not have it either.
@@ -107,24 +106,17 @@ class Histories:
         """
         if principal.group is None:
             return await self._get(transaction_id, deadline, principal)
-        if self._waiting_of_groups >= _MAX_WAITING_OF_GROUPS:
-            raise OverloadedError(f"{self._waiting_of_groups} histories are being read for groups: try again later")
-        self._waiting_of_groups += 1
+        waiting = self._group_places.waiting_of(principal.group)
+        if waiting >= _MAX_WAITING_OF_ONE_GROUP:
+            raise OverloadedError(f"{waiting} histories wait to be read for this group: try again later")
         try:
-            await self._acquire_for_group(deadline)
-            try:
-                return await self._get(transaction_id, deadline, principal)
-            finally:
-                self._group_slot.release()
-        finally:
-            self._waiting_of_groups -= 1
-
-    async def _acquire_for_group(self, deadline: float) -> None:
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._group_slot.acquire()
+            await self._group_places.enter(principal.group, until=deadline)
         except TimeoutError:
             raise OverloadedError("other histories are being read for groups: try again later") from None
+        try:
+            return await self._get(transaction_id, deadline, principal)
+        finally:
+            self._group_places.leave()
 
     async def _get(self, transaction_id: str, deadline: float, principal: Principal) -> HistoryView:
         entry: Entry | None = None

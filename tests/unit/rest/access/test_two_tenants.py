@@ -4,11 +4,15 @@ import asyncio
 import json
 from functools import partial
 
+import pytest
+
 from bench.load.stream_client import StreamClient
 from halfway.rest.server.limits import ApiLimits
+from halfway.service.ports import OpsRead
+from halfway.service.query.history import NoHistory
 from tests.support.rest.client import HOST
-from tests.support.rest.guarded import Guarded, guarded
-from tests.support.waiting import until_true
+from tests.support.rest.guarded import Guarded, guarded, own_id
+from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.stream.conftest import HANDSHAKE
 
 MESSAGE = {"topic": "orders", "key": "k", "value": "v"}
@@ -91,3 +95,114 @@ async def test_fragments_without_content_take_nothing_from_the_streams_of_others
         finally:
             writer.transport.abort()
             await stream.close()
+
+
+async def test_look_ups_of_one_group_let_the_history_of_another_be_read_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group asks for 24 at once. Those above its own bound are refused; the other's one waits for two of them."""
+    async with guarded() as world:
+        read: list[str] = []
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def ops(shard: int, transaction_id: str, **_: object) -> OpsRead:
+            del shard
+            read.append(transaction_id)
+            begun.set()
+            await go_on.wait()
+            return OpsRead(ops=(), complete=True)
+
+        histories = world.here.coordinator.peer_handler.histories
+        monkeypatch.setattr(histories, "_history", NoHistory())
+        monkeypatch.setattr(histories._history, "ops", ops)
+        many = [asyncio.create_task(_history(world, "other", own_id(0, f"o{number}"))) for number in range(24)]
+        await asyncio.wait_for(begun.wait(), GENEROUS_S)
+        await until_true(lambda: sum(task.done() for task in many) == 24 - 17)
+        one = asyncio.create_task(_history(world, "shop", own_id(0, "s")))
+        await until_true(lambda: histories._group_places.waiting_of("shop") == 1)
+        go_on.set()
+        assert await one == 404
+        assert read.index(own_id(0, "s")) <= 2
+        statuses = await asyncio.gather(*many)
+        assert (statuses.count(404), statuses.count(429)) == (17, 7)
+
+
+async def _history(world: Guarded, caller: str, name: str) -> int:
+    return (await world.call(caller, "GET", f"/v1/transactions/{name}/history")).status
+
+
+async def test_requests_of_one_group_that_hang_leave_places_to_another() -> None:
+    """They are all that may be in flight; the other group prepares, looks and ends, and the first one has its share."""
+    async with guarded(limits=ApiLimits(max_requests=8)) as world:
+        names = [own_id(0, f"o{number}") for number in range(12)]
+        for name in names:
+            assert await _prepare(world, "other", name) == 201
+        with world.here.memory.faults.lane_held():
+            ending = [asyncio.create_task(_end(world, "other", name)) for name in names]
+            await until_true(lambda: sum(task.done() for task in ending) == 4)
+            assert world.here.api.in_flight.taken == 8
+            for name in (own_id(0, "s1"), own_id(0, "s2")):
+                assert await _prepare(world, "shop", name) == 201
+                assert (await world.call("shop", "GET", f"/v1/transactions/{name}")).status == 200
+            mine = asyncio.create_task(_end(world, "shop", own_id(0, "s1")))
+            await until_true(lambda: world.here.api.in_flight.taken == 9)
+        assert await mine == 200
+        statuses = await asyncio.gather(*ending)
+        assert (statuses.count(200), statuses.count(429)) == (8, 4)
+        assert world.here.api.in_flight.taken == 0
+
+
+async def test_bodies_of_one_group_leave_bytes_to_another() -> None:
+    """One group's slow bodies are all that may be in flight; another group's large body is done."""
+    limits = ApiLimits(max_body_bytes=60_000, max_body_bytes_in_flight=100_000)
+    async with guarded(limits=limits) as world:
+        slow = []
+        try:
+            for number in range(2):
+                _, writer = await asyncio.open_connection(HOST, world.here.port)
+                slow.append(writer)
+                writer.write(
+                    b"POST /v1/transactions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+                    + f"Authorization: Bearer {world.tokens['other']}\r\n".encode()
+                    + b"Content-Length: 60000\r\n\r\n"
+                    + b" " * 50_000
+                )
+                await until_true(lambda held=(number + 1) * 50_000: world.here.api.in_flight.bytes == held)  # type: ignore[misc]
+            assert await _prepare(world, "shop", own_id(0, "s"), "x" * 40_000) == 201
+            assert await _prepare(world, "other", own_id(0, "o"), "x" * 40_000) == 429
+        finally:
+            for writer in slow:
+                writer.transport.abort()
+        await until_true(lambda: world.here.api.in_flight.bytes == 0)
+
+
+async def test_prepares_of_one_group_that_wait_let_one_of_another_come_next() -> None:
+    """As many of one group wait as may; the next place but one is the other group's."""
+    async with guarded(limits=ApiLimits(max_requests=40, prepare_wait_s=GENEROUS_S)) as world:
+        admission = world.here.api.admission
+        assert admission.take(10) == 10
+        answered: list[str] = []
+
+        async def prepare(caller: str, name: str) -> int:
+            status = await _prepare(world, caller, own_id(0, name))
+            answered.append(caller)
+            return status
+
+        many = [asyncio.create_task(prepare("other", f"o{number}")) for number in range(24)]
+        await until_true(lambda: admission.waiting == 20 and sum(task.done() for task in many) == 4)
+        one = asyncio.create_task(prepare("shop", "s"))
+        await until_true(lambda: admission.waiting == 21)
+        del answered[:]
+        admission.leave()
+        assert await one == 201
+        assert len(answered) <= 3
+        admission.leave(9)
+        statuses = await asyncio.gather(*many)
+        assert (statuses.count(201), statuses.count(429)) == (20, 4)
+
+
+async def _prepare(world: Guarded, caller: str, name: str, value: str = "v") -> int:
+    made = {"group": caller, "id": name, "messages": [{**MESSAGE, "value": value}]}
+    return (await world.call(caller, "POST", "/v1/transactions", made)).status
+
+
+async def _end(world: Guarded, caller: str, name: str) -> int:
+    return (await world.call(caller, "POST", f"/v1/transactions/{name}/end", {"outcome": "commit"})).status

@@ -243,7 +243,7 @@ async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytes
 
         monkeypatch.setattr(both.here.coordinator.peer_handler.histories, "_history", NoHistory())
         monkeypatch.setattr(both.here.coordinator.peer_handler.histories._history, "ops", ops)
-        asked = [asyncio.create_task(both.call("shop", "GET", f"/v1/transactions/{name}/history")) for _ in range(17)]
+        asked = [asyncio.create_task(both.call("shop", "GET", f"/v1/transactions/{name}/history")) for _ in range(18)]
         done, _ = await asyncio.wait(asked, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED)
         assert [(one.result().status, one.result().error_code) for one in done] == [(429, "overloaded")]
         asked.append(asyncio.create_task(both.call("operator", "GET", f"/v1/transactions/{name}/history")))
@@ -253,7 +253,7 @@ async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytes
         assert under_way == 2
         go_on.set()
         answers = await asyncio.gather(*asked)
-        assert sorted(answer.status for answer in answers) == [404] * 17 + [429]
+        assert sorted(answer.status for answer in answers) == [404] * 18 + [429]
 
 
 async def test_the_history_of_a_forgotten_one_tells_nothing_of_the_group_that_uses_its_id_now() -> None:

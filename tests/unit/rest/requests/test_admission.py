@@ -204,8 +204,8 @@ async def test_a_place_that_comes_with_the_end_of_patience_is_taken_or_given_on(
     admission = Admission(max_requests=4, wait_s=0.01)
     loop = asyncio.get_running_loop()
     for late_s in (0.0, 0.005, 0.0099, 0.01, 0.0101, 0.015):
-        await admission.enter()
-        waiting = [asyncio.create_task(admission.enter()) for _ in range(2)]
+        await admission.enter(None)
+        waiting = [asyncio.create_task(admission.enter(None)) for _ in range(2)]
         await asyncio.sleep(0)
         loop.call_later(late_s, admission.leave)
         loop.call_later(late_s, waiting[0].cancel)

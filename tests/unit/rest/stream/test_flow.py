@@ -134,7 +134,7 @@ async def test_bytes_of_frames_count_until_they_are_answered(new_world: NewWorld
     await world.put_shop()
     stream = await opened(world)
     assert (await stream.prepare("shop", {**MESSAGE, "value": "x" * 30_000})).status == 201
-    world.api.in_flight.hold(40_000)
+    world.api.in_flight.hold(40_000, None)
     answers = await asyncio.gather(
         stream.prepare("shop", {**MESSAGE, "value": "x" * 9_000}),
         stream.prepare("shop", {**MESSAGE, "value": "x" * 9_000}),
