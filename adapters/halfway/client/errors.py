@@ -38,6 +38,14 @@ class TransactionEndedError(HalfwayError):
     """This transaction object has already sent its end: begin a new one."""
 
 
+class MissingRowError(HalfwayError):
+    """The block ended without the barrier's row: call `barrier.insert` first in its local transaction.
+
+    The messages are not sent unless the barrier's table has the row. If the block has no local transaction, end it with
+    `commit`.
+    """
+
+
 class NestedTransactionError(HalfwayError):
     """A transaction of this client is open in this task: put all messages into one transaction.
 

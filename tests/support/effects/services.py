@@ -61,8 +61,8 @@ def produce(given: Settings) -> None:
         messages = [Message(topic=given["topic"], key=value, value=value) for value in values_of(order)]
         with client.transaction(messages, confirm=chance.random() < 0.5) as transaction:
             with engine.begin() as connection:
-                connection.execute(NEW_ORDER, {"id": order})
                 barrier.insert(connection, transaction.id)
+                connection.execute(NEW_ORDER, {"id": order})
                 change_mind(chance)
             change_mind(chance)  # too late: it has committed
             if chance.random() < 0.05:

@@ -265,12 +265,10 @@ async def test_a_transaction_around_an_atomic_block_takes_the_projects_connectio
 
 async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld, client: SyncHalfway) -> None:
     def service(producer: AtomicProducer) -> None:
-        with (
-            client.transaction([Message(topic="coupons", value="v")]) as outer,
-            transaction.atomic(),
-            pytest.raises(NestedTransactionError, match=outer.id),
-        ):
-            producer.send("orders", "1", "nested")
+        with client.transaction([Message(topic="coupons", value="v")]) as outer:
+            with transaction.atomic(), pytest.raises(NestedTransactionError, match=outer.id):
+                producer.send("orders", "1", "nested")
+            outer.commit()
 
     await run(client, service)
     assert (values(world), len(world.memory.records("coupons"))) == ([], 1)

@@ -328,6 +328,7 @@ async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld,
                     shop.producer.send(session, "orders", "1", "nested")
                 with ThreadPoolExecutor(1) as pool:
                     pool.submit(a_whole_service, shop, "in another thread").result()
+                outer.commit()
         with shop.client.transaction(around) as outer:
             outer.commit()
             a_whole_service(shop, "after the end")

@@ -82,6 +82,7 @@ async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld,
         async_shop.client.transaction([Message(topic="coupons", value="v")]) as outer,
         async_shop.engine.begin() as connection,
     ):
+        await async_shop.barrier.insert(connection, outer.id)
         with pytest.raises(NestedTransactionError, match=outer.id):
             await async_shop.producer.send(connection, "orders", "1", "nested")
     async with async_shop.engine.begin() as connection:

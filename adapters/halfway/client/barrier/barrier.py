@@ -59,12 +59,19 @@ class OtherDatabaseError(HalfwayError):
     """The row would be in another database than the one that checks read: give the client the barrier of this one."""
 
 
+class WatchedRow:
+    """Whether the row of an open transaction was written."""
+
+    is_written = False
+
+
 class _BaseBarrier:
     def __init__(self, dialect: Dialect | str, table: str, retention_s: float) -> None:
         self.retention_s = retention_s
         self._table = BarrierTable(dialect, table)
         self._mark: str | None = None
         self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watched: weakref.WeakValueDictionary[str, WatchedRow] = weakref.WeakValueDictionary()
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""
@@ -88,6 +95,16 @@ class _BaseBarrier:
         if self._must_verify(connection):
             self._verify(connection, carry_out(self._table.mark(), connection))
         carry_out(self._table.insert(transaction_id), connection)
+        self._note_written(transaction_id)
+
+    def watch(self, transaction_id: str) -> WatchedRow:
+        """Return whether the row of a transaction is written with this barrier; watched while the result is kept."""
+        row = self._watched[transaction_id] = WatchedRow()
+        return row
+
+    def _note_written(self, transaction_id: str) -> None:
+        if (row := self._watched.get(transaction_id)) is not None:
+            row.is_written = True
 
     def _must_verify(self, connection: Any) -> bool:
         """Return whether to verify that checks read this table; this happens once per engine."""
@@ -219,6 +236,7 @@ class AsyncBarrier(_BaseBarrier):
             return
         require_transaction(connection)
         await carry_out_async(self._table.insert(transaction_id), connection)
+        self._note_written(transaction_id)
 
     async def learn(self) -> None:
         """Same as `Barrier.learn`."""

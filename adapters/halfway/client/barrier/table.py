@@ -25,7 +25,10 @@ _ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 
 
 class LateTransactionError(HalfwayError):
-    """The transaction is already decided, usually by a check that answered `rollback`: roll the local one back."""
+    """The transaction is already decided, usually by a check that answered `rollback`: roll the local one back.
+
+    A check is answered `unknown` while a row is written but not committed, so write it as the first statement.
+    """
 
 
 class ConflictError(HalfwayError):
@@ -103,7 +106,8 @@ class BarrierTable:
             ) from error
         if rows_written(result) == 0:
             raise LateTransactionError(
-                f"transaction {transaction_id} is already decided: roll the local transaction back"
+                f"transaction {transaction_id} is already decided: roll the local transaction back. If a check came"
+                " before this row, make the row the first statement of local transactions"
             )
 
     def mark(self) -> Steps[str | None]:

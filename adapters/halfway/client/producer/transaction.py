@@ -10,9 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from halfway.client.commit_uncertainty import may_have_committed
-from halfway.client.errors import HalfwayError, NestedTransactionError, TransactionEndedError
+from halfway.client.concurrency.blocking import call_async
+from halfway.client.errors import HalfwayError, MissingRowError, NestedTransactionError, TransactionEndedError
 
 if TYPE_CHECKING:
+    from halfway.client.barrier.barrier import WatchedRow
     from halfway.client.messages import Message
     from halfway.client.outcome import Outcome
     from halfway.client.producer.client import Halfway
@@ -25,7 +27,8 @@ class Transaction:
 
     The block starts only after the prepare is durable. When the block ends:
 
-    - without an exception, the transaction commits;
+    - without an exception, the transaction commits. If the client has a barrier and its row is missing, it ends as the
+      barrier says, and MissingRowError is raised;
     - with an exception, if the client has a barrier, the barrier decides, so the two never contradict each other;
     - with an exception that may come from a commit of the database (a lost connection, a time-out, a cancellation),
       without a barrier, the transaction ends as `unknown`, and check-back asks the service;
@@ -53,6 +56,7 @@ class Transaction:
         self._messages = messages
         self._check_after_s = check_after_s
         self._confirm = confirm
+        self._row: WatchedRow | None = None
         self._started = False
         self._ended = False
         self._opener: object = None
@@ -100,6 +104,8 @@ class Transaction:
         if self._started:
             raise TransactionEndedError(f"the transaction {self.id} was already entered: begin a new one")
         self._started = True
+        if self._client.barrier is not None:
+            self._row = self._client.barrier.watch(self.id)
         await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s, new_id=self._new_id)
 
     def abandon(self) -> None:
@@ -111,6 +117,7 @@ class Transaction:
         if self._ended:
             return
         if error is None:
+            await self._demand_row()
             await self.end("commit")
         else:
             self._settle(error)
@@ -135,6 +142,31 @@ class Transaction:
             with contextlib.suppress(ValueError):
                 _open.reset(self._scope)
             self._scope = None
+
+    async def _demand_row(self) -> None:
+        """Raise MissingRowError if the block has not written the barrier's row.
+
+        Only if this process has not seen it written with this barrier, its table is read. A commit without the row
+        would contradict the answer to a check, which is rollback.
+        """
+        barrier = self._client.barrier
+        if barrier is None or self._row is None or self._row.is_written:
+            return
+        cause: Exception | None = None
+        try:
+            if await call_async(barrier.look, self.id) == "commit":
+                return
+        except Exception as error:  # noqa: BLE001 - of any driver
+            cause = error
+        except BaseException as error:
+            self._settle(error)
+            raise
+        missing = MissingRowError(
+            f"the block of transaction {self.id} ended without the barrier's row: call"
+            " `barrier.insert(connection, transaction.id)` as the first statement of its local transaction"
+        )
+        self._settle(missing)
+        raise missing from cause
 
     def _settle(self, error: BaseException) -> None:
         """End the transaction in the background, so that the block's exception is neither delayed nor replaced."""

@@ -1,0 +1,101 @@
+"""A block whose client has a barrier does not commit without the barrier's row."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from halfway.client import Halfway, Message, MissingRowError, SyncHalfway
+from halfway.client.barrier import Barrier, sqlite_transactions
+from halfway.testing import MemoryServer
+from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
+from tests.unit.client.test_settling import final_state
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+@pytest.fixture
+def barrier(tmp_path: Path) -> Barrier:
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
+    barrier.create()
+    return barrier
+
+
+def create_orders(barrier: Barrier) -> None:
+    """Run a local transaction without the barrier's row."""
+    with barrier._connect() as connection:
+        connection.execute("CREATE TABLE orders (id text)")
+
+
+async def test_a_block_that_forgets_the_row_is_refused_at_its_end(world: RestWorld, barrier: Barrier) -> None:
+    """It ends as a check would be answered: nothing is sent."""
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        transaction = client.transaction([ORDER])
+        with pytest.raises(MissingRowError, match="as the first statement"):
+            async with transaction:
+                create_orders(barrier)
+        assert await final_state(world, transaction.id) == "rolled_back"
+    assert not world.memory.records("orders")
+
+
+def test_a_block_of_threads_that_forgets_the_row_is_refused_too(barrier: Barrier) -> None:
+    with MemoryServer() as server:
+        message = Message(topic=server.new_topic(), value="paid")
+        with SyncHalfway(server.url, "desk", barrier=barrier) as client:
+            client.start(topics=[message.topic])
+            with pytest.raises(MissingRowError), client.transaction([message]):
+                pass
+
+
+async def test_a_row_that_a_check_has_taken_refuses_the_block_too(world: RestWorld, barrier: Barrier) -> None:
+    """The block has swallowed the LateTransactionError."""
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        with pytest.raises(MissingRowError):
+            async with client.transaction([ORDER]) as transaction:
+                assert barrier.settle(transaction.id) == "rollback"
+        assert await final_state(world, transaction.id) == "rolled_back"
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["its barrier", "another object"])
+async def test_a_block_with_the_row_commits_whoever_has_written_it(
+    world: RestWorld, barrier: Barrier, *, same: bool
+) -> None:
+    """Another Barrier, or another process, writes it into the same table."""
+    writer = barrier if same else Barrier("sqlite", barrier._connect)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        async with client.transaction([ORDER]) as transaction:
+            with barrier._connect() as connection:
+                writer.insert(connection, transaction.id)
+        assert await final_state(world, transaction.id) == "committed"
+
+
+async def test_a_block_that_says_how_it_ends_needs_no_row(world: RestWorld, barrier: Barrier) -> None:
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        async with client.transaction([ORDER]) as transaction:
+            await transaction.commit()
+        assert await final_state(world, transaction.id) == "committed"
+
+
+async def test_a_table_that_cannot_be_read_is_the_cause_of_the_refusal(world: RestWorld) -> None:
+    """The transaction stays open until a check can be answered."""
+    broken = Barrier("sqlite", nullcontext)
+    async with Halfway(world.url, "shop", barrier=broken) as client:
+        with pytest.raises(MissingRowError) as told:
+            async with client.transaction([ORDER]) as transaction:
+                pass
+        assert told.value.__cause__ is not None
+        await until_true(lambda: not client._background)
+        assert (await client.show(transaction.id))["state"] == "prepared"
+
+
+def test_every_example_writes_the_row_first() -> None:
+    """In a local transaction that takes long, a row that is written last comes after the first check."""
+    root = Path(__file__).parents[3]
+    pages = [*root.glob("docs/*.md"), root / "packaging/client/README.md", *root.glob("examples/**/*.py")]
+    for page in pages:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if "barrier.insert(connection" in line.partition("`")[0]:
+                before = lines[number - 1].strip()
+                assert before.endswith(":") or before.startswith("halfway.prepare("), f"{page.name}:{number + 1}"
