@@ -15,7 +15,7 @@ import msgspec
 from halfway.domain.ids import partition_for_key
 from halfway.domain.keys import KeyTable
 from halfway.domain.principal import Principal
-from halfway.domain.records import Barrier, Group, Half, Message, Op, Parked
+from halfway.domain.records import NO_BARRIER, Barrier, Group, Half, Message, Op, Parked
 from halfway.service.ports import Cursors, OwnerHint, TopicFacts
 from halfway.service.records.peer_calls import PeerCall
 
@@ -175,7 +175,8 @@ def kept_headers(kind: str, group: str, state: str) -> Headers:
 
 def half_headers(half: Half, state: str) -> Headers:
     """Return the headers of a half record (docs/protocol.md#topics)."""
-    return (*kept_headers("half", half.group, state), ("halfway-prepared-at", str(half.prepared_at).encode()))
+    headers = (*kept_headers("half", half.group, state), ("halfway-prepared-at", str(half.prepared_at).encode()))
+    return headers if half.barrier == NO_BARRIER else (*headers, ("halfway-barrier", str(half.barrier).encode()))
 
 
 def real_headers(own: Iterable[tuple[str, bytes | None]], transaction_id: str, place: str, prepared_at: int) -> Headers:

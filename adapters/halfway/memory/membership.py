@@ -115,6 +115,7 @@ class MemoryMembership:
             remember_since=now - self._horizon_ms,
             horizon_ms=self._horizon_ms,
         )
+        state.barrier = position - 1
         state.half_tail = position
         state.acquired_at = now
         state.complete_fold()

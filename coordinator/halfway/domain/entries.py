@@ -66,6 +66,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     checked_at: int | None
     commit_verdict: bool
     remark: str | None
+    barrier: int
     op_offset: int | None = None
     attempts: int = 0
     last_error: str | None = None
@@ -102,6 +103,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
             checked_at=half.checked_at,
             commit_verdict=half.commit_verdict,
             remark=half.remark,
+            barrier=half.barrier,
             attempts=half.checks,
         )
 

@@ -15,6 +15,8 @@ from halfway.domain.policy import PolicyOverrides
 from halfway.domain.transaction import Cause
 
 HASH_BYTES = 16
+NO_BARRIER: Final = -1
+"""The barrier of a half whose record names none: the lane wrote it, or a release that did not know the header."""
 MAX_REMARK_BYTES: Final = 1024
 MAX_TOPICS: Final = 1000
 """The limit of a group's topics."""
@@ -78,6 +80,9 @@ class Half(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     checked_at: int | None = None
     commit_verdict: bool = False
     remark: str | None = None
+    barrier: int = NO_BARRIER
+    """The offset of its writer's barrier record in half[s], which a first prepare carries in a header. Of two prepares
+    of an id with different content, the one with the later barrier counts."""
 
     @property
     def size(self) -> int:

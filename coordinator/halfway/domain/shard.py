@@ -4,7 +4,9 @@ See docs/protocol.md#state-is-a-fold-over-the-log.
 
 In each partition the last record of an id wins. So the result does not depend on how the three are interleaved, and a
 record that is applied twice changes nothing. One exception keeps outcomes safe: a half record of a *first prepare*
-whose id is already known is never applied. It is a stray, which the owner corrects through the lane.
+whose id is already known is never applied. It is a stray, which the owner corrects through the lane. But of two
+prepares of a pending id with different content, the one whose writer acquired the shard later counts, in whatever order
+they are in the log: the owner may have acknowledged it before it read the other one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from halfway.domain.forgotten_ids import ForgottenIds
 from halfway.domain.ids import SERVER_ID
 from halfway.domain.indexes import IndexedHeap, OffsetOrder
 from halfway.domain.outcomes import Outcomes
-from halfway.domain.records import FOREIGN, Foreign, Half, Op, Origin, Parked
+from halfway.domain.records import FOREIGN, NO_BARRIER, Foreign, Half, Op, Origin, Parked
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -47,6 +49,8 @@ class ShardState:
         self.group_counts: dict[str, tuple[int, int]] = {}
         """The numbers of pending and parked transactions by group, for groups that have any."""
         self._complete = False
+        self.barrier = NO_BARRIER
+        """The offset of the owner's barrier record in half[s]."""
         self.half_tail = 0
         """The offset up to which half[s] has been read without a gap. The reader sets it, and never decreases it."""
         self.op_tail = 0
@@ -198,16 +202,30 @@ class ShardState:
                 self._half_offsets.note(held.id, offset)
             held.prepared_at = min(held.prepared_at, half.prepared_at)
             held.since = min(held.since, half.since)
+            held.barrier = max(held.barrier, half.barrier)
+        elif held.origin is Origin.PREPARE and half.barrier != held.barrier:
+            self._half_of_two_owners(offset, half, held)
         elif held.origin is Origin.PREPARE or offset > held.offset:
             self._stray(half.id, max(offset, held.offset))
+
+    def _half_of_two_owners(self, offset: int, half: Half, held: Pending) -> None:
+        """Hold the prepare of the later owner. If it is the earlier record, the other one is a stray."""
+        later, last = half.barrier > held.barrier, max(offset, held.offset)
+        if later:
+            self._hold(Pending.of(offset, half), held)
+        if last != self._halves[half.id].offset:
+            self._stray(half.id, last)
 
     def _repeats(self, held: Pending, offset: int, half: Half) -> bool:
         """Return whether a recovery may start at the later of two prepares of an id, and so see only that one.
 
         It may not if it would confuse the ops of this life with those of an earlier one: the later one must have been
-        prepared later, by less than the horizon. It may not if a record with other content is between the two.
+        prepared later, by less than the horizon. It may not if a record with other content is between the two, nor if
+        the later record is of an earlier owner, whose content counts less.
         """
         if held.origin is not Origin.PREPARE or held.fingerprint != half.fingerprint or half.id in self._strays:
+            return False
+        if half.barrier < held.barrier if offset > held.offset else half.barrier > held.barrier:
             return False
         if self._horizon_ms is not None and abs(half.prepared_at - held.prepared_at) >= self._horizon_ms:
             return False

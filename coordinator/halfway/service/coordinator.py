@@ -123,7 +123,17 @@ class Coordinator:
         """Records manual actions, and actions on groups and keys."""
         activity = Activity.around(observer, clock)
         self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
-        self._preparer = Preparer(limits, authority, self._shards, half_log, self._groups, topics, clock, activity)
+        self._preparer = Preparer(
+            limits,
+            authority,
+            self._shards,
+            half_log,
+            self._groups,
+            topics,
+            clock,
+            activity,
+            self._resolver.write_again,
+        )
         self._checks = CheckDispatcher(
             limits, self._shards, self._groups, self._lookup, self._resolver, caller, clock, activity
         )

@@ -1,12 +1,15 @@
-"""A late duplicate of a first prepare: the producer of a paused instance delivers it after the end."""
+"""Late first prepares: the producer of a paused instance delivers one after the end, or before one of other content."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from confluent_kafka import Producer
 
 from halfway.domain.ids import shard_of
 from halfway.domain.records import Half, Message, fingerprint
+from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
 from tests.support.coordinator.by_hand import append_half
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
@@ -140,3 +143,37 @@ async def test_a_late_duplicate_never_comes_to_life(
         **lives.states,
         **dict.fromkeys(("prepared", "again", "parked"), "committed"),
     }
+
+
+async def test_what_was_acknowledged_is_delivered_although_other_content_arrived_late_just_before_it(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """Also if the instance dies before it corrects the log: its tail has not read the late half when it answers."""
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
+    coordinator.start()
+    rest, ids = connect(coordinator), [f"{group}.{number}" for number in range(30)]
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    former_owner = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
+    acknowledged = [id_ for id_ in ids if await is_acknowledged(rest, coordinator, former_owner, topic, group, id_)]
+    coordinator.kill()
+    assert acknowledged
+    coordinator.start()
+    for id_ in acknowledged:
+        await rest.end(id_, "commit", retry=True)
+    assert {record.value for record in await cluster.read(topic)} == {b"acknowledged"}
+
+
+async def is_acknowledged(
+    rest: Rest, coordinator: CoordinatorProcess, former_owner: Producer, topic: str, group: str, as_id: str
+) -> bool:
+    """Prepare an id just after a former owner has written a half with other content for it."""
+    shard = shard_of(as_id, SHARDS)
+    assert shard is not None
+    messages = (Message(topic=topic, key=b"k", value=b"late"),)
+    late = Half(
+        id=as_id, group=group, messages=messages, prepared_at=1, since=1, fingerprint=fingerprint(group, messages, None)
+    )
+    headers = record_headers(KIND_HALF, group, "prepared")
+    former_owner.produce(coordinator.topic("half"), encode_half(late), as_id.encode(), shard, headers=headers)
+    assert await asyncio.to_thread(former_owner.flush, 60) == 0
+    return (await rest.prepare(group, [message(topic, "acknowledged", key="k")], as_id=as_id)).status == 201

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import note
 from hypothesis import strategies as st
 
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
+from halfway.domain.records import NO_BARRIER, Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
 from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause, State
 from tests.support.domain import naive_fold
@@ -48,6 +48,7 @@ ACTIONS: tuple[Action, ...] = (
 GROUP = "shop"
 IDS = ("a", "b", "c")
 CONTENTS = "AB"
+OWN_BARRIER = 0
 GAPS = 2
 PARTITIONS = ("half", "op", "parked")
 STEP_BYTES = 2
@@ -101,8 +102,8 @@ ORDERS = (
 )
 
 
-def half_of(transaction_id: str, content: str, at: int) -> Half:
-    """Return the half of a first prepare."""
+def half_of(transaction_id: str, content: str, at: int, barrier: int = NO_BARRIER) -> Half:
+    """Return the half of a first prepare, of an owner with this barrier."""
     messages = (Message(topic="orders", key=transaction_id.encode(), value=content.encode()),)
     return Half(
         id=transaction_id,
@@ -111,6 +112,7 @@ def half_of(transaction_id: str, content: str, at: int) -> Half:
         prepared_at=at,
         since=at,
         fingerprint=fingerprint(GROUP, messages, None),
+        barrier=barrier,
     )
 
 
@@ -143,7 +145,7 @@ class World:
                 self._own_prepare(step)
             case "ambiguous prepare":
                 if self.view(step.id) is None:
-                    self._append_half(step, half_of(step.id, step.content, self.now))
+                    self._append_half(step, half_of(step.id, step.content, self.now, OWN_BARRIER))
             case "foreign prepare":
                 self._append_half(step, half_of(step.id, step.content, self.now))
             case "forget":
@@ -208,11 +210,11 @@ class World:
         self.births |= dict.fromkeys(ended, ends)
 
     def _own_prepare(self, step: Step) -> None:
-        half = half_of(step.id, step.content, self.now)
+        half = half_of(step.id, step.content, self.now, OWN_BARRIER)
         unseen = [row for row in self.logs.half[self.tail :] if row[0] not in self.own and row[1] == step.id]
-        # An unread prepare with other content is a mistake of the client: either of the two may win.
-        other = any(row is not None and row.fingerprint != half.fingerprint for _, _, row in unseen)
-        if self.view(step.id) is not None or other:
+        # Of its own prepares the owner applies the second only when the tail has read it, and so the first.
+        doubt = any(row is not None and row.barrier == OWN_BARRIER for _, _, row in unseen)
+        if self.view(step.id) is not None or doubt:
             return
         offset = self._append_half(step, half)
         self.own.add(offset)
@@ -329,6 +331,7 @@ def _lane_half(what: Known) -> Half:
         checked_at=what.checked_at,
         commit_verdict=what.commit_verdict,
         remark=what.remark,
+        barrier=NO_BARRIER,
     )
 
 

@@ -90,13 +90,22 @@ def is_stray(logs: Logs, transaction_id: str) -> bool:
     if authority is not None:
         return any(half is not None and half.origin is Origin.PREPARE for _, half in halves[authority + 1 :])
     prepares = [half for _, half in halves if half is not None]
-    return any(not _repeats(prepares[0], half, logs.horizon_ms) for half in prepares[1:])
+    if not prepares:
+        return False
+    counts = _counting([half.barrier for half in prepares])
+    return any(not _repeats(prepares[counts], half, logs.horizon_ms) for half in prepares[counts + 1 :])
+
+
+def _counting(barriers: list[int]) -> int:
+    """Return which of several prepares of an id counts: the first of the owner that acquired the shard last."""
+    return barriers.index(max(barriers))
 
 
 def _repeats(first: Half, half: Half, horizon_ms: int | None) -> bool:
     """Return whether a fold that reads only this prepare gets the same state as one that starts at the first."""
     until = math.inf if horizon_ms is None else first.prepared_at + horizon_ms
-    return half.fingerprint == first.fingerprint and first.prepared_at <= half.prepared_at < until
+    same = half.fingerprint == first.fingerprint and half.barrier == first.barrier
+    return same and first.prepared_at <= half.prepared_at < until
 
 
 def everything(logs: Logs) -> dict[str, Known]:
@@ -121,11 +130,11 @@ def _authority(halves: list[tuple[int, Half | None]]) -> int | None:
 
 
 def _pending(logs: Logs, transaction_id: str) -> tuple[int, Half] | None:
-    """Return the half that is pending: the lane's last one, or the first prepare (its last repeat, for the offset)."""
+    """Return the half that is pending: the lane's last one, or the prepare that counts."""
     halves = _halves(logs, transaction_id)
     authority = _authority(halves)
     if authority is not None:
         offset, half = halves[authority]
         return None if half is None else (offset, half)
     prepares = [(offset, half) for offset, half in halves if half is not None]
-    return prepares[0] if prepares else None
+    return prepares[_counting([half.barrier for _, half in prepares])] if prepares else None

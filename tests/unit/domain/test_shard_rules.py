@@ -123,6 +123,39 @@ class TestPrepares:
         assert state.strays() == [(ID, 7)]
 
 
+class TestPreparesOfTwoOwners:
+    """A prepare of a former owner may arrive late, just before the one that the owner acknowledges."""
+
+    @pytest.mark.parametrize("places", [(10, 11), (11, 10)], ids=["late one first", "late one last"])
+    @pytest.mark.parametrize("acknowledged_first", [True, False])
+    def test_the_later_owners_content_counts_in_whatever_order(
+        self, state: ShardState, places: tuple[int, int], *, acknowledged_first: bool
+    ) -> None:
+        """The owner applies its acknowledgement, then what the tail reads; a fold takes the order of the log."""
+        late, own = places
+        records = [(late, msgspec.structs.replace(A, barrier=3)), (own, msgspec.structs.replace(B, barrier=7))]
+        for offset, half in reversed(records) if acknowledged_first else records:
+            state.apply_half(offset, ID, half)
+        assert (pending(state).fingerprint, pending(state).offset) == (B.fingerprint, own)
+        assert state.strays() == ([(ID, late)] if late > own else [])
+
+    def test_any_owner_counts_more_than_a_record_that_names_none(self, state: ShardState) -> None:
+        state.apply_half(10, ID, A)
+        state.apply_half(11, ID, msgspec.structs.replace(B, barrier=0))
+        assert pending(state).fingerprint == B.fingerprint
+
+    def test_a_later_copy_of_a_former_owner_is_a_stray(self, state: ShardState) -> None:
+        """A recovery that starts at it would not know that the later owner has acknowledged this content."""
+        state.apply_half(10, ID, msgspec.structs.replace(A, barrier=7))
+        state.apply_half(11, ID, msgspec.structs.replace(A_LATER, barrier=3))
+        assert (pending(state).offset, state.strays()) == (10, [(ID, 11)])
+
+    def test_the_lane_counts_more_than_any_owner(self, state: ShardState) -> None:
+        state.apply_half(10, ID, LANE_A)
+        state.apply_half(11, ID, msgspec.structs.replace(B, barrier=7))
+        assert (pending(state).fingerprint, state.strays()) == (A.fingerprint, [(ID, 11)])
+
+
 class TestOutcomes:
     @pytest.mark.parametrize(
         "kind, outcome", [(OpKind.COMMITTED, State.COMMITTED), (OpKind.ROLLED_BACK, State.ROLLED_BACK)]

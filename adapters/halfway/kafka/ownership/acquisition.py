@@ -231,7 +231,8 @@ class Acquisition:
         for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
             reader.add({(topic, shard): starts[topic] for topic in topics})
             self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
-        state.half_tail = barriers[config.half_topic] + 1
+        state.barrier = barriers[config.half_topic]
+        state.half_tail = state.barrier + 1
         # If there was nothing to read in op, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
         state.complete_fold()

@@ -11,7 +11,7 @@ import msgspec
 from halfway import schemas
 from halfway.domain.audit_trail import AuditEvent
 from halfway.domain.keys import Key
-from halfway.domain.records import Barrier, Group, Half, Message, Op, OpKind, Origin, Owner, Parked
+from halfway.domain.records import NO_BARRIER, Barrier, Group, Half, Message, Op, OpKind, Origin, Owner, Parked
 from halfway.domain.transaction import Cause
 from halfway.kafka.records.avro import (
     UndecodableError,
@@ -30,6 +30,7 @@ from halfway.kafka.records.avro import (
 
 __all__ = [
     "BARRIER_KEY",
+    "HEADER_BARRIER",
     "HEADER_GROUP",
     "HEADER_KIND",
     "HEADER_PREPARED_AT",
@@ -49,6 +50,7 @@ __all__ = [
     "Layout",
     "UndecodableError",
     "UnknownSchemaError",
+    "barrier_of",
     "decode_audit",
     "decode_barrier",
     "decode_group",
@@ -79,6 +81,7 @@ HEADER_KIND: Final = "halfway-kind"
 HEADER_GROUP: Final = "halfway-group"
 HEADER_STATE: Final = "halfway-state"
 HEADER_PREPARED_AT: Final = "halfway-prepared-at"
+HEADER_BARRIER: Final = "halfway-barrier"
 
 KIND_HALF: Final = "half"
 KIND_OP: Final = "op"
@@ -95,6 +98,8 @@ BARRIER_KEY: Final = b"!barrier"
 LAYOUT_KEY: Final = schemas.LAYOUT_KEY.encode()
 LAYOUT_PARTITION: Final = 0
 """The partition of owners that holds the layout."""
+_OFFSET_DIGITS: Final = 19
+"""Offsets have no more: they are signed and have 64 bits."""
 
 _KIND_BYTES: Final = {
     kind: kind.encode()
@@ -127,7 +132,18 @@ def record_headers(kind: str, group: str, state: str) -> Headers:
 
 def half_headers(half: Half, state: str) -> Headers:
     """Return the headers of a half record: its timestamp is that of its append, however old the transaction is."""
-    return [*record_headers(KIND_HALF, half.group, state), (HEADER_PREPARED_AT, b"%d" % half.prepared_at)]
+    headers: Headers = [*record_headers(KIND_HALF, half.group, state), (HEADER_PREPARED_AT, b"%d" % half.prepared_at)]
+    if half.barrier != NO_BARRIER:
+        headers.append((HEADER_BARRIER, b"%d" % half.barrier))
+    return headers
+
+
+def barrier_of(headers: Sequence[tuple[str, bytes | str | None]]) -> int:
+    """Return the offset of its writer's barrier that the headers of a half record name, NO_BARRIER if they do not."""
+    for name, value in headers:
+        if name == HEADER_BARRIER and isinstance(value, bytes) and value.isdigit() and len(value) <= _OFFSET_DIGITS:
+            return int(value)
+    return NO_BARRIER
 
 
 def kind_of(headers: Sequence[tuple[str, bytes | str | None]] | None) -> str | None:
@@ -185,9 +201,10 @@ def _message_body(parts: list[bytes], message: Message) -> None:
     parts += (b"\0", optional_long(message.partition))
 
 
-def decode_half(data: bytes | None) -> Half:
-    """Return the half record of a value; UndecodableError if it is not one."""
+def decode_half(data: bytes | None, barrier: int = NO_BARRIER) -> Half:
+    """Return the half record of a value, with the barrier of its header; UndecodableError if it is not one."""
     fields = registry("half").decode(data)
+    fields["barrier"] = barrier
     _headers_as_pairs(fields)
     return _convert(fields, Half, "half")
 

@@ -27,6 +27,7 @@ from halfway.kafka.records.codec import (
     LAYOUT_PARTITION,
     UndecodableError,
     UnknownSchemaError,
+    barrier_of,
     decode_barrier,
     decode_group,
     decode_half,
@@ -130,7 +131,7 @@ def half_in(message: Message, shards: int) -> tuple[str, Half | None]:
     if value is None:
         _require_tombstone(message, KIND_HALF)
         return name, None
-    half = decode_half(value)
+    half = decode_half(value, barrier_of(headers_of(message)))
     _require_same_name(name, half.id)
     _require_valid_times(half.prepared_at, half.since)
     return name, half

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -11,10 +11,16 @@ import structlog
 from uuid_utils import uuid7
 
 from halfway.domain.entries import Entry, Pending
-from halfway.domain.errors import HalfwayError, IdReusedError, NotServedError, OutcomeUnknownError
+from halfway.domain.errors import (
+    EndUnconfirmedError,
+    HalfwayError,
+    IdReusedError,
+    NotServedError,
+    OutcomeUnknownError,
+)
 from halfway.domain.ids import server_id
 from halfway.domain.principal import Permission
-from halfway.domain.records import Half, fingerprint
+from halfway.domain.records import NO_BARRIER, Half, Origin, fingerprint
 from halfway.domain.transaction import State
 from halfway.service.prepare import rules
 from halfway.service.prepare.group_limits import GroupLimits
@@ -37,6 +43,13 @@ log = structlog.get_logger(__name__)
 _MAX_AMBIGUOUS: Final = 100_000
 
 
+class WriteAgain(Protocol):
+    """A function that lets the lane write the half of a prepared transaction again, or raises a HalfwayError."""
+
+    async def __call__(self, transaction_id: str, *, deadline: float) -> None:
+        """Return when it is written, or the transaction is not prepared any more."""
+
+
 class _Preparation(msgspec.Struct, eq=False):
     """A prepare, from its request to its answer."""
 
@@ -54,12 +67,14 @@ class _Preparation(msgspec.Struct, eq=False):
     """True if the groups were read again for it."""
     facts: Mapping[str, TopicFacts | None] | None = None
     """Facts about its topics, if Kafka was asked for them."""
+    in_doubt: bool = False
+    """True if an earlier half of its id may still arrive: the order of the log decides which of the two counts."""
 
 
 class Preparer:
     """Stores half messages."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - its collaborators, once
         self,
         limits: ServiceLimits,
         authority: Authority,
@@ -69,8 +84,9 @@ class Preparer:
         topics: Topics,
         clock: Clock,
         activity: Activity,
+        write_again: WriteAgain,
     ) -> None:
-        """Store the parts; nothing is started."""
+        """Store the parts; nothing is started. `write_again` lets the lane write a pending half again."""
         self._limits = limits
         self._authority = authority
         self._group_limits = GroupLimits(limits, shards, groups)
@@ -80,6 +96,7 @@ class Preparer:
         self._topics = topics
         self._clock = clock
         self._activity = activity
+        self._write_again = write_again
         self._reserved: dict[str, asyncio.Future[None]] = {}
         """Ids whose halves are being produced. Another prepare of such an id waits."""
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -179,10 +196,7 @@ class Preparer:
         else:
             shard = self._shards.of(transaction_id)
             if (known := shard.state.find(transaction_id)) is not None:
-                if known.group != request.group or known.fingerprint != preparation.fingerprint:
-                    raise IdReusedError(known.id)
-                self._answer(preparation, self._known(known))
-                return None
+                return self._answer_known(preparation, shard, known)
             rules.require_outcome_remembered(transaction_id, shard.state, self._limits)
         rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
@@ -194,9 +208,18 @@ class Preparer:
         rules.require_topics_take_messages(request, facts)
         rules.require_room(unresolved, self._limits)
         if transaction_id is not None and transaction_id in self._ambiguous:
-            return self._wait_for_fold(transaction_id, preparation.deadline)
+            return self._wait_for_fold(transaction_id, preparation)
         self._group_limits.require_room(group.name)
         self._store(shard, preparation)
+        return None
+
+    def _answer_known(self, preparation: _Preparation, shard: Shard, known: Entry) -> Awaitable[None] | None:
+        """Answer the prepare of a known id, or return what to wait for first."""
+        if known.group != preparation.request.group or known.fingerprint != preparation.fingerprint:
+            raise IdReusedError(known.id)
+        if isinstance(known, Pending) and known.origin is Origin.PREPARE and known.barrier < shard.state.barrier:
+            return self._make_final(known.id, preparation.deadline)
+        self._answer(preparation, self._known(known))
         return None
 
     async def _refresh(self, preparation: _Preparation) -> None:
@@ -222,8 +245,19 @@ class Preparer:
         except TimeoutError:
             raise OutcomeUnknownError("another prepare with this id is not decided yet: send it again") from None
 
-    async def _wait_for_fold(self, transaction_id: str, deadline: float) -> None:
+    async def _make_final(self, transaction_id: str, deadline: float) -> None:
+        """Let the lane write the half of a former owner again, before its prepare is acknowledged here.
+
+        Until then a half of the same id with other content may still arrive from a later owner than its own, and count.
+        """
+        try:
+            await self._write_again(transaction_id, deadline=deadline)
+        except EndUnconfirmedError:
+            raise OutcomeUnknownError("the prepare was not confirmed in time: send it again") from None
+
+    async def _wait_for_fold(self, transaction_id: str, preparation: _Preparation) -> None:
         """Wait until the tail has reached the end of the log: an earlier half of this id may be there."""
+        deadline, preparation.in_doubt = preparation.deadline, True
         number, mark = self._shards.of(transaction_id).number, self._ambiguous.get(transaction_id)
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).wait_for_tail(end, deadline=deadline)
@@ -233,13 +267,13 @@ class Preparer:
     def _store(self, shard: Shard, preparation: _Preparation) -> None:
         """Hand the half to the log. It cannot be cancelled: its result is applied even if the caller is gone."""
         request, now = preparation.request, self._clock.now_ms()
-        transaction_id, prepared_at = request.id, now
+        transaction_id, prepared_at, barrier = request.id, now, NO_BARRIER
         if transaction_id is None:
             made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
             transaction_id = server_id(shard.number, str(made))
         else:
             # The clock may have been set back since an outcome was forgotten. Checks go by the clock all the same.
-            prepared_at = max(now, shard.state.reusable_from)
+            prepared_at, barrier = max(now, shard.state.reusable_from), shard.state.barrier
             self._reserved[transaction_id] = asyncio.get_running_loop().create_future()
         half = preparation.half = Half(
             id=transaction_id,
@@ -249,6 +283,7 @@ class Preparer:
             since=now,
             fingerprint=preparation.fingerprint,
             check_after_ms=request.check_after_ms,
+            barrier=barrier,
         )
         preparation.shard = shard.number
         self._shards.preparing[half.group] += 1
@@ -275,33 +310,62 @@ class Preparer:
             preparing[half.group] -= 1
             if not preparing[half.group]:
                 del preparing[half.group]
-            result: Prepared | Exception
-            try:
-                if isinstance(outcome, int):
-                    result = self._apply(preparation.shard, half, outcome, now)
-                else:
-                    result = outcome
-                    if isinstance(outcome, OutcomeUnknownError):
-                        self._add_ambiguous(half.id)
-                        outcome.fields["id"] = half.id
-            except Exception as error:  # noqa: BLE001 - the caller gets any error
-                result = error
-            if (
-                preparation.request.id is not None
-                and (reserved := self._reserved.pop(preparation.request.id, None)) is not None
-            ):
-                reserved.set_result(None)
-            try:
-                self._answer(preparation, result)
-            except Exception:
-                log.exception("reply_failed")  # the others must still get their answers
+            if not isinstance(outcome, int):
+                self._finish(preparation, half, outcome)
+            elif preparation.in_doubt:
+                task = asyncio.get_running_loop().create_task(self._answer_by_log(preparation, half, outcome))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._finish(preparation, half, self._applied(preparation, half, outcome, now))
 
-    def _apply(self, number: int, half: Half, offset: int, now: int) -> Prepared:
-        """Apply a stored half, if its shard is still served here, and return the answer."""
-        shard, entry = self._shards.find(number), None
+    async def _answer_by_log(self, preparation: _Preparation, half: Half, offset: int) -> None:
+        """Answer when the tail has read the stored half: an earlier one of its id may have arrived before it."""
+        result: Prepared | Exception = _unconfirmed()
+        try:
+            shard = self._shards.find(preparation.shard)
+            if shard is not None:
+                await shard.wait_for_tail(offset + 1, deadline=preparation.deadline)
+                result = self._applied(preparation, half, offset, self._clock.now_ms())
+        except HalfwayError:
+            pass  # it was not read in time, or the shard is lost
+        finally:
+            self._finish(preparation, half, result)
+
+    def _applied(self, preparation: _Preparation, half: Half, offset: int, now: int) -> Prepared | Exception:
+        """Apply a stored half, and return the answer or its error."""
+        try:
+            return self._apply(preparation, half, offset, now)
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
+            return error
+
+    def _finish(self, preparation: _Preparation, half: Half, result: Prepared | Exception) -> None:
+        """Release the id of a half that was handed to the log, and answer."""
+        if isinstance(result, OutcomeUnknownError):
+            self._add_ambiguous(half.id)
+            result.fields["id"] = half.id
+        if preparation.request.id is not None and (reserved := self._reserved.pop(half.id, None)) is not None:
+            reserved.set_result(None)
+        try:
+            self._answer(preparation, result)
+        except Exception:
+            log.exception("reply_failed")  # the others must still get their answers
+
+    def _apply(self, preparation: _Preparation, half: Half, offset: int, now: int) -> Prepared:
+        """Apply a stored half, if its shard is still served here, and return the answer.
+
+        A half with a client's id counts only if this is still the owner that wrote it: another owner may have taken
+        another half of the same id meanwhile.
+        """
+        shard, entry = self._shards.find(preparation.shard), None
+        if preparation.request.id is not None and (shard is None or shard.state.barrier != half.barrier):
+            raise _unconfirmed()
         if shard is not None:
+            replaced = shard.state.find(half.id)
             shard.apply_own_half(offset, half.id, half)
             entry = shard.state.find(half.id)
+            if isinstance(replaced, Pending) and replaced is not entry and half.id in self._shards.claims:
+                raise _unconfirmed()  # a change of the other half is being written
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
         if entry is not None and not isinstance(entry, Pending):
@@ -343,3 +407,7 @@ class Preparer:
             next_check_at=check_at(self._groups, known) if isinstance(known, Pending) else None,
             created=False,
         )
+
+
+def _unconfirmed() -> OutcomeUnknownError:
+    return OutcomeUnknownError("the prepare was not confirmed while its shard was served here: send it again")

@@ -16,7 +16,7 @@ from halfway.domain.errors import (
     OvertakenError,
     RetryableError,
 )
-from halfway.domain.records import Half, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.domain.records import NO_BARRIER, Half, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.domain.transaction import TRANSITIONS, Action, Cause, Outcome, State, conflict
 from halfway.service.ports import TOMBSTONE, LaneWrite, Tombstone
 from halfway.service.requests import EndResult
@@ -206,6 +206,7 @@ def current_half(entry: Unresolved, half: Half) -> Half:
         checked_at=checked_at,
         commit_verdict=entry.commit_verdict,
         remark=entry.remark,
+        barrier=NO_BARRIER,
     )
 
 

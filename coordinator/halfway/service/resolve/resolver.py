@@ -125,6 +125,10 @@ class Resolver:
         finally:
             turn.release()
 
+    async def write_again(self, transaction_id: str, *, deadline: float) -> None:
+        """Write the half of a prepared transaction again at the tail. If its id is claimed, wait; errors as above."""
+        await self.resolve(transaction_id, Reanchor(), deadline=deadline)
+
     async def reanchor(self, transaction_id: str, *, deadline: float) -> None:
         """Write the half of a prepared transaction again at the tail, unless its id is claimed."""
         shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)

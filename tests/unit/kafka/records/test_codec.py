@@ -147,7 +147,7 @@ def test_what_is_written_now_is_committed(kind: str) -> None:
 def test_a_record_of_an_older_schema_is_read() -> None:
     """A half that was written before the field `remark` existed has no remark."""
     older = json.loads((HERE / "half_without_remark.avsc").read_text())
-    fields = {name: value for name, value in builtins(HALF).items() if name != "remark"}
+    fields = {name: value for name, value in builtins(HALF).items() if name not in ("remark", "barrier")}
     written = Registry("half", (older,)).encode(fields)
     both = Registry("half", (schemas.current("half"), older))
     assert written[:10] != both.header

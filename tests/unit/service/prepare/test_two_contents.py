@@ -1,0 +1,127 @@
+"""Prepares of one id with different content: what is acknowledged is what the next owner of the shard finds."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from halfway.domain.errors import IdReusedError, OutcomeUnknownError
+from halfway.domain.ids import shard_of
+from halfway.domain.records import Foreign, Half, Message, Origin, fingerprint
+from halfway.domain.transaction import Outcome
+from tests.support.service.world import SHARDS, World
+
+ID = "order-1"
+NUMBER = shard_of(ID, SHARDS) or 0
+ONE = Message(topic="orders", key=b"k", value=b"one")
+OTHER = Message(topic="orders", key=b"k", value=b"other")
+
+News = tuple[int, Sequence[tuple[int, str, Half | Foreign | None]], int]
+
+
+def half_of(world: World, message: Message, barrier: int) -> Half:
+    now = world.memory.clock.now_ms()
+    return Half(
+        id=ID,
+        group="shop",
+        messages=(message,),
+        prepared_at=now,
+        since=now,
+        fingerprint=fingerprint("shop", (message,), None),
+        barrier=barrier,
+    )
+
+
+def halves(world: World) -> list[Half]:
+    records = world.memory.log.shards[NUMBER].half.records
+    return [record.value for record in records if record.key == ID and isinstance(record.value, Half)]
+
+
+class SlowTail:
+    """Keeps what the tail has read from the coordinator."""
+
+    def __init__(self, world: World, patched: pytest.MonkeyPatch) -> None:
+        self._world = world
+        self._patched = patched
+        self._kept: list[News] = []
+        patched.setattr(world.coordinator.shards, "appended", lambda *news: self._kept.append(news))
+
+    def catch_up(self) -> None:
+        self._patched.undo()
+        for news in self._kept:
+            self._world.coordinator.shards.appended(*news)
+
+
+async def delivered_after_a_restart(world: World) -> list[bytes | None]:
+    restarted = await world.restart()
+    await restarted.end(ID, Outcome.COMMIT)
+    found = [record.value for record in restarted.memory.records("orders")]
+    await restarted.stop()
+    return found
+
+
+async def test_what_was_acknowledged_is_delivered_although_a_late_half_came_just_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner had not read the late half of a former owner, and died before it could correct the log."""
+    with monkeypatch.context() as patched:
+        SlowTail(world, patched)
+        world.memory.foreign_prepare(NUMBER, half_of(world, ONE, barrier=-1))
+        assert (await world.prepare(OTHER, transaction_id=ID)).created
+        assert await delivered_after_a_restart(world) == [b"other"]
+
+
+async def test_of_two_own_halves_the_log_decides_which_one_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one was not confirmed, and lands just before the second: the second is refused."""
+    world.memory.faults.next_append_ambiguous(stored=False)
+    with pytest.raises(OutcomeUnknownError):
+        await world.prepare(ONE, transaction_id=ID)
+    with monkeypatch.context() as patched:
+        half_end = world.memory.half_log.half_end
+
+        async def just_before(shard: int, *, deadline: float) -> int:
+            end = await half_end(shard, deadline=deadline)
+            barrier = world.coordinator.shards.get(NUMBER).state.barrier
+            asyncio.get_running_loop().call_soon(
+                world.memory.foreign_prepare, NUMBER, half_of(world, ONE, barrier=barrier)
+            )
+            return end
+
+        patched.setattr(world.memory.half_log, "half_end", just_before)
+        tail = SlowTail(world, patched)
+        second = asyncio.create_task(world.prepare(OTHER, transaction_id=ID))
+        await world.until(lambda: len(halves(world)) == 2)
+        await asyncio.sleep(0.01)
+        assert not second.done(), "it waits for the tail"
+        tail.catch_up()
+    with pytest.raises(IdReusedError):
+        await second
+    assert await delivered_after_a_restart(world) == [b"one"]
+
+
+async def test_a_half_of_a_former_owner_is_acknowledged_when_the_lane_has_written_it_again(world: World) -> None:
+    """Otherwise a half that a later owner than its own wrote could still arrive, and count."""
+    world.memory.foreign_prepare(NUMBER, half_of(world, ONE, barrier=-1))
+    await world.until(lambda: world.coordinator.shards.get(NUMBER).state.find(ID) is not None)
+    assert not (await world.prepare(ONE, transaction_id=ID)).created
+    assert [half.origin for half in halves(world)] == [Origin.PREPARE, Origin.LANE]
+    late = half_of(world, OTHER, barrier=world.coordinator.shards.get(NUMBER).state.barrier)
+    world.memory.foreign_prepare(NUMBER, msgspec.structs.replace(late, barrier=late.barrier - 1))
+    assert await delivered_after_a_restart(world) == [b"one"]
+
+
+async def test_a_half_that_is_stored_when_its_shard_is_away_is_not_acknowledged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next owner may have taken other content of its id; the same prepare again is answered by that owner."""
+    with monkeypatch.context() as patched:
+        patched.setattr(world.coordinator.shards, "find", lambda _: None)
+        with pytest.raises(OutcomeUnknownError) as refused:
+            await world.prepare(ONE, transaction_id=ID)
+        assert refused.value.fields["id"] == ID
+        made = await world.prepare(ONE)
+        assert made.created, "nobody else can have used an id that halfway made"
+    assert not (await world.prepare(ONE, transaction_id=ID)).created
