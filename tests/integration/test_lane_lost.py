@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
@@ -134,8 +136,11 @@ async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: Ka
         assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
 
 
-async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: KafkaConfig) -> None:
-    """It has halfway's headers: skipping it could lose a prepare. The tail stops, and so does a start."""
+async def test_a_record_of_a_newer_release_costs_its_own_shard_only(config: KafkaConfig) -> None:
+    """It has halfway's headers: skipping it could lose a prepare. The tail gives the shard up, and a start does too.
+
+    An operator who knows that no newer release has written it skips it by name, and the id gets its record back.
+    """
     newer = Producer(config.producer())
 
     def written(transaction_id: bytes, shard: int) -> None:
@@ -143,17 +148,31 @@ async def test_a_record_of_a_newer_release_ends_what_cannot_read_it(config: Kafk
         newer.produce(config.half_topic, MARKER + b"newer schema", transaction_id, shard, headers=headers)
         newer.flush(PATIENCE_S)
 
-    def out(instance: Instance) -> bool:
-        status = instance.cluster.membership.status
-        return not status.joined and "newer release" in (status.last_error or "")
+    def given_up(instance: Instance) -> bool:
+        [*troubles] = instance.cluster.membership.status.troubles
+        return [trouble.shard for trouble in troubles] == [0] and "newer release" in troubles[0].error
 
+    mine = half(in_shard(0, "mine"))
     async with running(config) as instance:
-        await asyncio.to_thread(written, b"n-1", 0)
-        await until_true(lambda: out(instance) and not instance.service.states, "it leaves the group and says why")
+        await asyncio.to_thread(prepare, config, 0, mine)
+        others = set(instance.service.states) - {0}
+        before = instance.incarnation
+        await until_true(lambda: state_of(instance.service.states[0], mine.id) is State.PREPARED, "its half")
+        await asyncio.to_thread(written, mine.id.encode(), 0)
+        await until_true(lambda: given_up(instance), "it gives up the shard and says why")
+        assert set(instance.service.states) == others
+        assert instance.incarnation == before
+        assert [event for event in instance.service.events if event[0] == "lost"] == []
     again = Instance(config)
     try:
         await again.start()
-        await until_true(lambda: out(again) and not again.service.states, "it leaves the group and says why")
+        await until_true(lambda: given_up(again) and set(again.service.states) == others, "all others")
         assert again.observer.counts[f"skipped {config.half_topic}"] == 0
+        remedy = again.cluster.membership.status.troubles[0].remedy
     finally:
         await again.stop()
+    named = re.search(r"HALFWAY_SKIP_RECORDS=(\S+)", remedy)
+    assert named is not None, remedy
+    async with running(replace(config, skip_records=(named[1],))) as instance:
+        assert state_of(instance.service.states[0], mine.id) is State.PREPARED
+        assert instance.observer.counts[f"skipped {config.half_topic}"] == 1

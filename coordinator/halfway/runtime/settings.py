@@ -84,7 +84,7 @@ class Settings(BaseModel):
     shards: Annotated[int, Field(ge=1, le=10_000)] = _LIMITS.shards
     replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
     outcome_horizon_s: Seconds = _LIMITS.outcome_horizon_s
-    session_timeout_s: Seconds = KafkaConfig.session_timeout_s
+    session_timeout_s: Annotated[float, Field(gt=0, le=300)] = KafkaConfig.session_timeout_s
     transaction_timeout_s: Seconds = KafkaConfig.transaction_timeout_s
     prepare_timeout_s: Annotated[float, Field(gt=0, le=5)] = KafkaConfig.prepare_timeout_s
     lane_max_ends: Count = KafkaConfig.lane_max_ends
@@ -96,6 +96,8 @@ class Settings(BaseModel):
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
     max_compaction_lag_ms: Count | None = None
     op_retention_ms: Annotated[int, Field(ge=1)] = _LIMITS.op_retention_ms
+    skip_records: Annotated[tuple[str, ...], BeforeValidator(_split)] = KafkaConfig.skip_records
+    """Records in an unknown schema that are skipped: `<topic>[<partition>]@<offset>`."""
     audit_topic: bool = KafkaConfig.audit_topic
     """Whether the audit trail is written to a topic in addition to the log."""
     audit_retention_ms: Annotated[int, Field(ge=1)] = KafkaConfig.audit_retention_ms

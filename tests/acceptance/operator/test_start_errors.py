@@ -234,6 +234,16 @@ ALONE = {
     "a property that safety rests on": ({"HALFWAY_KAFKA__ACKS": "1"}, ("HALFWAY_KAFKA__ACKS",)),
     "a property that there is not": ({"HALFWAY_KAFKA__NO_SUCH_THING": "1"}, ("no.such.thing",)),
     "a policy that outlives op": ({"HALFWAY_POLICY__MAX_AGE_S": "600000"}, ("max_age_s", "600000")),
+    "a session that the broker refuses": (
+        {"HALFWAY_SESSION_TIMEOUT_S": "0.5"},
+        ("HALFWAY_SESSION_TIMEOUT_S=0.5", "group.min.session.timeout.ms"),
+    ),
+    "a session that the client refuses": ({"HALFWAY_SESSION_TIMEOUT_S": "301"}, ("HALFWAY_SESSION_TIMEOUT_S", "300")),
+    "a property that only consumers refuse": ({"HALFWAY_KAFKA__FETCH_MAX_BYTES": "1"}, ("FETCH_MAX_BYTES",)),
+    "a record to skip that is not halfway's": (
+        {"HALFWAY_SKIP_RECORDS": "orders[0]@1"},
+        ("HALFWAY_SKIP_RECORDS", "orders[0]@1", "half[0]@42"),
+    ),
     "a horizon beyond op": ({"HALFWAY_OUTCOME_HORIZON_S": "864000"}, ("outcome_horizon_s", "864000")),
 }
 

@@ -33,6 +33,9 @@ _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
 _MAX_MESSAGE_BYTES: Final = 1_000_000_000
 """The most that librdkafka allows."""
+_MAX_SESSION_TIMEOUT_S: Final = 300.0
+"""librdkafka's `max.poll.interval.ms`, which must not be shorter."""
+_PLACE: Final = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})\Z")
 _LIMITS: Final = ServiceLimits()
 """Defaults that the service and Kafka share."""
 
@@ -142,6 +145,8 @@ class KafkaConfig:
     audit_topic: bool = True
     """Whether the audit trail is written to a topic."""
     audit_retention_ms: int = 90 * 24 * 3_600_000
+    skip_records: tuple[str, ...] = ()
+    """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
 
     def __post_init__(self) -> None:
         """Reject values that cannot work or would not be safe."""
@@ -163,6 +168,12 @@ class KafkaConfig:
                 f"prepare_timeout_s is {self.prepare_timeout_s:g}: use more than 0 and at most "
                 f"{_MAX_PREPARE_TIMEOUT_S:g}, so that an instance that was frozen cannot deliver old prepares"
             )
+        if not 0 < self.session_timeout_s <= _MAX_SESSION_TIMEOUT_S:
+            raise ConfigurationError(
+                f"session_timeout_s is {self.session_timeout_s:g}: use more than 0 and at most "
+                f"{_MAX_SESSION_TIMEOUT_S:g}"
+            )
+        self._require_places()
         if self.op_retention_ms <= self.outcome_horizon_s * 1000:
             raise ConfigurationError(
                 f"op_retention_ms is {self.op_retention_ms}: op markers must outlive outcome_horizon_s "
@@ -178,6 +189,16 @@ class KafkaConfig:
                 f"max_compaction_lag_ms is {self.max_compaction_lag_ms}: use at least min_compaction_lag_ms "
                 f"({self.lowest_compaction_lag_ms})"
             )
+
+    def _require_places(self) -> None:
+        topics = (self.half_topic, self.op_topic, self.parked_topic)
+        for place in self.skip_records:
+            match = _PLACE.match(place)
+            if match is None or match["topic"] not in topics:
+                raise ConfigurationError(
+                    f"skip_records contains {place!r}: name records as the error does, of {', '.join(topics)}: for "
+                    f"example {self.half_topic}[0]@42"
+                )
 
     # --- names
 

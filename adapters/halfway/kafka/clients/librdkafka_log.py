@@ -42,6 +42,25 @@ class LibrdkafkaLog:
         )
 
 
+class SessionWatch(LibrdkafkaLog):
+    """Keeps why a consumer's session in its group has ended: librdkafka says so only in its log."""
+
+    def __init__(self) -> None:
+        """Start with nothing said."""
+        super().__init__()
+        self._ended: str | None = None
+
+    def take(self) -> str | None:
+        """Return why the session has ended, once."""
+        ended, self._ended = self._ended, None
+        return ended
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        if facility == "SESSTMOUT":
+            self._ended = text
+        super().log(level, template, facility, client, text)
+
+
 class CoordinatorWatch(LibrdkafkaLog):
     """Counts how often a producer's connection to its transaction coordinator was lost.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -40,6 +41,18 @@ _ASIDE_S: Final = 0.02
 _GATHERED: Final = {"fetch.wait.max.ms": 50, "fetch.min.bytes": 65_536}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TailEvents:
+    """What a tail reports, on the loop's thread."""
+
+    appended: OnAppended
+    foreign_barrier: Callable[[int], None]
+    """Another incarnation has acquired the shard."""
+    newer: Callable[[int], None]
+    """The shard contains a record that only a newer release can read; the tail reads it no further."""
+    failed: Callable[[str], None]
+
+
 class Tail(OwnedThread):
     """A thread with a consumer. It stops reading while a few batches wait for the loop."""
 
@@ -48,13 +61,11 @@ class Tail(OwnedThread):
         config: KafkaConfig,
         incarnation: str,
         loop: Loop,
-        on_appended: OnAppended,
         has_applied: Callable[[int, int, bytes | None], bool],
-        on_foreign_barrier: Callable[[int], None],
-        on_failed: Callable[[str], None],
         skipped: Callable[[str, str], None],
+        events: TailEvents,
     ) -> None:
-        """Call `on_…` on the loop's thread; `skipped` counts a record by topic and reason, on any thread.
+        """Pass events to the loop's thread; `skipped` counts a record by topic and reason, on any thread.
 
         `has_applied` returns, by shard, offset and key, if a record is already applied; the tail's thread calls it.
         """
@@ -62,11 +73,9 @@ class Tail(OwnedThread):
         self._config = config
         self._incarnation = incarnation
         self._loop = loop
-        self._on_appended = on_appended
         self._has_applied = has_applied
-        self._on_foreign_barrier = on_foreign_barrier
-        self._on_failed = on_failed
         self._skipped = skipped
+        self._events = events
         self._changes: deque[tuple[int, int | None]] = deque()
         self._stopped = threading.Event()
         self._room = threading.Semaphore(_OUTSTANDING)
@@ -98,17 +107,14 @@ class Tail(OwnedThread):
                 except KafkaException as error:
                     log.warning("tail_failed", error=str(error))
                     self._stopped.wait(_PAUSE_S)
-                self._read_aside()
+                self._read_aside(reader)
                 if heard is None:
                     heard = {(self._config.half_topic, shard) for shard in self._batch}
                 for place in heard:
                     self._post(place[1], reader.positions.get(place))
-        except NewerReleaseError as error:
-            log.error("newer_release_found", topic=self._config.half_topic, error=str(error))  # noqa: TRY400 - the error says it all
-            self._loop.post(self._on_failed, str(error))
         except Exception as error:
             log.exception("tail_thread_failed")
-            self._loop.post(self._on_failed, repr(error))
+            self._loop.post(self._events.failed, repr(error))
         finally:
             if reader is not None:
                 reader.close()
@@ -127,26 +133,34 @@ class Tail(OwnedThread):
         if offset is not None and not self._has_applied(place[1], offset, message.key()):
             self._aside.append((place[1], offset, message))
 
-    def _read_aside(self) -> None:
+    def _read_aside(self, reader: PartitionReader) -> None:
         """Decode what is not applied; most are this instance's own, and their acknowledgement is on its way."""
         aside, self._aside = self._aside, []
         if aside:
             self._stopped.wait(_ASIDE_S)
         for shard, offset, message in aside:
-            if not self._has_applied(shard, offset, message.key()):
+            place = (self._config.half_topic, shard)
+            if place not in reader.positions or self._has_applied(shard, offset, message.key()):
+                continue
+            try:
                 self._decode(shard, offset, message)
+            except NewerReleaseError as error:
+                log.error("newer_release_found", shard=shard, error=str(error), remedy=error.remedy)  # noqa: TRY400 - the error says it all
+                reader.remove([place])
+                self._batch.pop(shard, None)
+                self._loop.post(self._events.newer, shard)
 
     def _decode(self, shard: int, offset: int, message: Message) -> None:
         try:
             if message.key() == BARRIER_KEY:
                 if barrier_in(message).incarnation != self._incarnation:
-                    self._loop.post(self._on_foreign_barrier, shard)
+                    self._loop.post(self._events.foreign_barrier, shard)
             else:
                 self._batch.setdefault(shard, []).append((offset, *half_in(message, self._config.shards)))
         except UndecodableError as error:
-            demand_no_newer(message, error)
+            demand_no_newer(message, error, self._config.skip_records)
             note_skipped(message, error, self._skipped)
-            name = overwritten_id(message, self._config.shards)
+            name = overwritten_id(message, self._config.shards, self._config.skip_records)
             if name is not None:
                 self._batch.setdefault(shard, []).append((offset, name, FOREIGN))
 
@@ -161,4 +175,4 @@ class Tail(OwnedThread):
 
     def _appended(self, shard: int, records: Records, position: int) -> None:
         self._room.release()
-        self._on_appended(shard, records, position)
+        self._events.appended(shard, records, position)

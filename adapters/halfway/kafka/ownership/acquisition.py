@@ -275,9 +275,9 @@ class Acquisition:
 
     def _demand_no_newer(self, message: Message, error: UndecodableError) -> None:
         try:
-            demand_no_newer(message, error)
+            demand_no_newer(message, error, self.config.skip_records)
         except NewerReleaseError as newer:
-            raise AcquireError("folding", str(newer), outdated=True) from newer
+            raise AcquireError("folding", str(newer), remedy=newer.remedy, outdated=True) from newer
 
     @property
     def _folded_topics(self) -> tuple[str, str, str]:
@@ -285,6 +285,7 @@ class Acquisition:
 
     def _fold_into(self, state: ShardState) -> Callable[[Place, Message], None]:
         half, op, shards = self.config.half_topic, self.config.op_topic, self.config.shards
+        skip = self.config.skip_records
 
         def handle(place: Place, message: Message) -> None:
             offset = message.offset()
@@ -303,7 +304,7 @@ class Acquisition:
             except UndecodableError as error:
                 self._demand_no_newer(message, error)
                 note_skipped(message, error, self.skipped)
-                if topic == half and (name := overwritten_id(message, shards)) is not None:
+                if topic == half and (name := overwritten_id(message, shards, skip)) is not None:
                     state.apply_half(offset, name, FOREIGN)
 
         return handle

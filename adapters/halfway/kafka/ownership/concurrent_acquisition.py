@@ -56,8 +56,8 @@ class Assignment(Protocol):
     def look_again(self) -> None:
         """Check again which shards are to be acquired: an acquisition has ended."""
 
-    def outdated(self, error: str) -> None:
-        """Record that the log contains records that only a newer release can read."""
+    def outdated(self, shard: int, error: str) -> None:
+        """Record that a shard contains a record that only a newer release can read."""
 
     def count_skipped(self, topic: str, reason: str) -> None:
         """Count a record that cannot be decoded; called on any thread."""
@@ -203,7 +203,7 @@ class ConcurrentAcquisitions:
         if not self._assignment.wants(incarnation, shard):
             return 0.0
         if error.outdated:
-            self._assignment.outdated(str(error))
+            self._assignment.outdated(shard, f"{error}: {error.remedy}")
         before = self._troubles.get(shard)
         since, tries = (time.time(), 0) if before is None else (before.since, before.tries)
         pause_s = max(pause_after(tries), self._fenced_pause_s if error.fenced else 0.0)

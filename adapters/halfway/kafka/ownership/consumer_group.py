@@ -10,12 +10,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, Literal, Protocol, TypeVarTuple, Unpack
 
 import structlog
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.denials import denial
+from halfway.kafka.clients.librdkafka_log import SessionWatch
 from halfway.kafka.clients.owned_thread import OwnedThread
 
 log = structlog.get_logger()
@@ -40,11 +43,14 @@ class GroupEvents(Protocol):
     def revoked(self, shards: set[int]) -> None:
         """Release these shards; the group waits until this returns."""
 
-    def dropped(self, shards: set[int]) -> None:
-        """Drop these shards; other instances may own them already."""
+    def dropped(self, shards: set[int], reason: str | None = None) -> None:
+        """Drop these shards; other instances may own them already. `reason` is the client's, if it gives one."""
 
     def left(self) -> None:
         """Record that the instance is no longer a member."""
+
+    def refused(self, reason: str) -> None:
+        """Record why the group does not take this instance, with the remedy; it tries again."""
 
 
 class GroupMember(OwnedThread):
@@ -60,6 +66,7 @@ class GroupMember(OwnedThread):
         self._should_join = False
         self._last_logged: dict[int, float] = {}
         self._polls = 0
+        self._session = SessionWatch()
 
     @property
     def heartbeat_s(self) -> float:
@@ -102,6 +109,7 @@ class GroupMember(OwnedThread):
                     "partition.assignment.strategy": "cooperative-sticky",
                     "session.timeout.ms": round(self._config.session_timeout_s * 1000),
                     "heartbeat.interval.ms": round(self.heartbeat_s * 1000),
+                    "logger": self._session,
                 }
             )
         )
@@ -124,7 +132,7 @@ class GroupMember(OwnedThread):
                 self._polls += 1
                 error = None if message is None else message.error()
                 if error is not None:
-                    self._log_error(error)
+                    self._take_error(error)
         finally:
             self._notify(self._events.left)
             consumer.close()
@@ -134,11 +142,26 @@ class GroupMember(OwnedThread):
             self._should_join = self._commands.get() == "join"
         return self._should_join
 
-    def _log_error(self, error: KafkaError) -> None:
+    def _take_error(self, error: KafkaError) -> None:
+        reason = self._refusal(error)
+        if reason is not None:
+            self._notify(self._events.refused, reason)
         now = time.monotonic()
         if now - self._last_logged.get(error.code(), -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
             self._last_logged[error.code()] = now
-            log.warning("group_error", code=error.name(), detail=error.str())
+            log.warning("group_error", code=error.name(), detail=error.str(), refused=reason)
+
+    def _refusal(self, error: KafkaError) -> str | None:
+        """Return what the brokers refuse and the remedy; None for an error that passes."""
+        config = self._config
+        if error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+            return (
+                f"Kafka refuses HALFWAY_SESSION_TIMEOUT_S={config.session_timeout_s:g} ({error.name()}): the brokers' "
+                "group.min.session.timeout.ms and group.max.session.timeout.ms allow at least 6 s by default"
+            )
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return denial(error.code(), config, group=config.members_group, operations=("Read",))
+        return denial(error.code(), config, topics=(config.half_topic,), operations=("Describe",))
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         # From the end, and paused: this consumer is only for membership; another one tails.
@@ -152,7 +175,8 @@ class GroupMember(OwnedThread):
         self._return_partitions(consumer, partitions, self._events.revoked)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._return_partitions(consumer, partitions, self._events.dropped)
+        lost = partial(self._events.dropped, reason=self._session.take())
+        self._return_partitions(consumer, partitions, lost)
 
     def _return_partitions(
         self, consumer: Consumer, partitions: list[TopicPartition], event: Callable[[set[int]], None]

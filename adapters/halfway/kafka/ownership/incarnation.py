@@ -24,7 +24,7 @@ from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.lane.queue import Release
 from halfway.kafka.lane.rehearsal import Rehearsal
 from halfway.kafka.lane.suspect_lane import SuspectLane
-from halfway.kafka.log.tail import OnAppended, Tail
+from halfway.kafka.log.tail import OnAppended, Tail, TailEvents
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.service.ports import LaneWrite, Observer
 
@@ -72,6 +72,7 @@ class Incarnation:
         context: LaneContext,
         on_appended: OnAppended,
         on_failed: Callable[[Incarnation, ProducerFailedError], None],
+        on_newer: Callable[[int], None],
     ) -> None:
         """Take over the initialised producers of the lane ids, in their order."""
         first, second, for_suspects = producers
@@ -93,11 +94,11 @@ class Incarnation:
             context.config,
             incarnation_id,
             context.loop,
-            on_appended,
             context.listener.has_applied,
-            self._foreign_barrier,
-            self._tail_failed,
             self._record_skipped,
+            TailEvents(
+                appended=on_appended, foreign_barrier=self._foreign_barrier, newer=on_newer, failed=self._tail_failed
+            ),
         )
 
     def start(self) -> None:

@@ -72,7 +72,9 @@ class MembershipStatus:
     acquiring: tuple[int, ...]
     """Assigned but not served yet."""
     last_error: str | None
-    """Why the last incarnation failed; None once a shard is acquired, unless the log needs a newer release."""
+    """Why the last incarnation failed; None once a shard is acquired, unless this release is too old."""
+    refused: str | None = None
+    """What the brokers refuse this instance, with the remedy: a setting, or an ACL that the group needs."""
     troubles: tuple[ShardTrouble, ...] = ()
     """The shards in `acquiring` whose attempts have failed, with the reason."""
 
@@ -109,7 +111,13 @@ class KafkaMembership:
         self._backoff = RetryBackoff(fenced_pause_s)
         self._acquisitions = ConcurrentAcquisitions(config, cursors, self, fenced_pause_s)
         self._stalled = False
-        self._outdated: str | None = None
+        self._unreadable: dict[int, str] = {}
+        """The assigned shards with a record that only a newer release can read, each with the error."""
+        self._too_old: str | None = None
+        """Why this instance has left the group for good: every shard assigned to it was unreadable."""
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self._refused: str | None = None
+        """Why the group does not take this instance, with the remedy."""
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: ShardListener
@@ -125,7 +133,8 @@ class KafkaMembership:
             incarnation=None if incarnation is None else incarnation.id,
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
-            last_error=self._outdated or self._backoff.last_error,
+            refused=self._refused,
+            last_error=self._too_old or self._refused or self._backoff.last_error,
             troubles=self._acquisitions.troubles,
         )
 
@@ -191,9 +200,13 @@ class KafkaMembership:
         except RuntimeError:  # the loop has been closed
             returned.close()
 
-    def dropped(self, shards: set[int]) -> None:
+    def dropped(self, shards: set[int], reason: str | None = None) -> None:
         """Drop shards: other instances may own them already."""
-        self._loop.post(self._on_dropped, frozenset(shards))
+        self._loop.post(self._on_dropped, frozenset(shards), reason)
+
+    def refused(self, reason: str) -> None:
+        """Record why the group does not take this instance, until it sends an assignment."""
+        self._loop.post(self._on_refused, reason)
 
     def left(self) -> None:
         """Record that the instance has left the group, until the group sends an assignment again."""
@@ -201,6 +214,7 @@ class KafkaMembership:
 
     def _on_assigned(self, shards: set[int]) -> None:
         if not self._stopping:
+            self._refused = None
             self._joined = True  # together with the assignment: a member without shards is ready
             self._assigned |= shards
             self._unserved.begin(shards)
@@ -209,18 +223,24 @@ class KafkaMembership:
     def _on_revoked(self, shards: frozenset[int]) -> None:
         self._assigned -= shards
         self._unserved.forget(shards)
+        for shard in shards:
+            self._unreadable.pop(shard, None)
 
     def _on_left(self) -> None:
         self._joined = False
 
-    def _on_dropped(self, shards: frozenset[int]) -> None:
+    def _on_refused(self, reason: str) -> None:
+        self._refused = reason
+
+    def _on_dropped(self, shards: frozenset[int], reason: str | None) -> None:
         self._on_left()
         self._on_revoked(shards)
         incarnation = self._incarnation
         if incarnation is None:
             return
         if any(incarnation.holds(shard) for shard in shards) or shards & self._acquisitions.shards:
-            incarnation.fail(ProducerFailedError("group", "the group gave this instance's shards to others"))
+            cause = self._refused or reason or "the group gave this instance's shards to others"
+            incarnation.fail(ProducerFailedError("group", cause))
 
     async def _give_back(self, shards: frozenset[int], deadline: float) -> None:
         """Accept no more ends of shards, finish those in flight, then release by `deadline` (on the loop's clock)."""
@@ -236,7 +256,7 @@ class KafkaMembership:
         while not self._stopping:
             self._changed.clear()
             try:
-                if self._outdated is not None:
+                if self._assigned and self._assigned <= self._unreadable.keys():
                     await self._stay_out()
                 elif self._stalled:
                     self._stalled = False
@@ -322,7 +342,9 @@ class KafkaMembership:
             if self._incarnation is incarnation and shard in incarnation.shards:
                 self._listener.appended(shard, records, position)
 
-        incarnation = Incarnation(incarnation_id, producers, context, on_appended, self._on_incarnation_failed)
+        incarnation = Incarnation(
+            incarnation_id, producers, context, on_appended, self._on_incarnation_failed, self._on_newer
+        )
         return incarnation
 
     def _on_incarnation_failed(self, incarnation: Incarnation, error: ProducerFailedError) -> None:
@@ -348,8 +370,9 @@ class KafkaMembership:
             self._group.leave_group()
 
     async def _stay_out(self) -> None:
-        """Leave the group for good: this release cannot read the log, but other instances may be able to."""
-        log.error("release_too_old", error=self._outdated)
+        """Leave the group for good: this release can read none of its shards, but other instances may be able to."""
+        self._too_old = "; ".join(self._unreadable[shard] for shard in sorted(self._unreadable))
+        log.error("release_too_old", error=self._too_old)
         self._group.leave_group()
         while not self._stopping:
             self._changed.clear()
@@ -373,15 +396,23 @@ class KafkaMembership:
             self._listener.acquired(acquired.shard, acquired.state)
             self._observer.shard_moved(self._unserved.end(acquired.shard, acquired.released_at))
             self._backoff.succeeded()
+            self._unreadable.pop(acquired.shard, None)
 
     def look_again(self) -> None:
         """Acquire the shards that are assigned now: an acquisition has ended."""
         self._changed.set()
 
-    def outdated(self, error: str) -> None:
-        """Leave the group: this release cannot read the log, but other instances may be able to."""
-        self._outdated = error
+    def outdated(self, shard: int, error: str) -> None:
+        """Record that only a newer release can read a shard; leave the group if that holds for every assigned one."""
+        self._unreadable[shard] = error
         self._changed.set()
+
+    def _on_newer(self, shard: int) -> None:
+        """Release a served shard whose tail has met a record of a newer release; the next fold meets it as well."""
+        returned = self._give_back(frozenset({shard}), self._loop.asyncio.time() + self._config.session_timeout_s)
+        task = asyncio.create_task(returned, name=f"halfway-give-back-{shard}")
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
 
     def count_skipped(self, topic: str, reason: str) -> None:
         """Count a record that cannot be decoded; called on any thread."""

@@ -6,7 +6,7 @@ refused here, regardless of its key or value; the reader logs its position and c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import methodcaller
 from typing import ClassVar, Final, TypeVar
 
@@ -70,15 +70,31 @@ SKIP_REASONS: Final = (UndecodableError.reason, WrongKeyError.reason, ForeignTom
 class NewerReleaseError(Exception):
     """A newer release wrote a record: this release cannot answer calls about its shard without reading it."""
 
+    def __init__(self, place: str, detail: str) -> None:
+        """Keep where the record is, as the operator can name it."""
+        super().__init__(detail)
+        self.remedy = (
+            "upgrade this instance. If no newer release has written the record, skip it: set "
+            f"HALFWAY_SKIP_RECORDS={place} on every instance and restart it"
+        )
 
-def demand_no_newer(message: Message, error: UndecodableError) -> None:
+
+def demand_no_newer(message: Message, error: UndecodableError, skip_records: Collection[str]) -> None:
     """Raise NewerReleaseError if a record that could not be decoded has halfway's headers.
 
-    Skipping it could lose a prepare, or resolve a transaction a second time. Foreign records may be skipped.
+    Skipping it could lose a prepare, or resolve a transaction a second time. Foreign records may be skipped, and those
+    that the operator has named.
     """
-    if isinstance(error, UnknownSchemaError) and has_halfway_headers(message):
-        place = f"{message.topic()}[{message.partition()}]@{message.offset()}"
-        raise NewerReleaseError(f"{place}: {error}, written by a newer release: upgrade this instance")
+    if not isinstance(error, UnknownSchemaError) or not has_halfway_headers(message):
+        return
+    place = place_of(message)
+    if place not in skip_records:
+        raise NewerReleaseError(place, f"{place}: {error}, written by a newer release")
+
+
+def place_of(message: Message) -> str:
+    """Return where a record is, in the form of the setting `skip_records`."""
+    return f"{message.topic()}[{message.partition()}]@{message.offset()}"
 
 
 def note_skipped(message: Message, error: UndecodableError, count: Count) -> None:
@@ -117,10 +133,12 @@ def has_halfway_headers(message: Message) -> bool:
     return kind_of(headers_of(message)) is not None
 
 
-def overwritten_id(message: Message, shards: int) -> str | None:
+def overwritten_id(message: Message, shards: int, skip_records: Collection[str]) -> str | None:
     """Return the id whose record a foreign record overwrites; None if it has no id, or may be halfway's own."""
     try:
-        return None if has_halfway_headers(message) else id_of(message, shards)
+        if has_halfway_headers(message) and place_of(message) not in skip_records:
+            return None
+        return id_of(message, shards)
     except WrongKeyError:
         return None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
@@ -54,8 +55,24 @@ _EXISTS: Final = KafkaError.TOPIC_ALREADY_EXISTS
 
 def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
     """Return an admin client, which connects later; ConfigurationError if librdkafka refuses one of the properties."""
-    try:
+    with _refused_properties(config):
         return AdminClient(config.admin(**over))
+
+
+def demand_properties(config: KafkaConfig) -> None:
+    """Raise ConfigurationError if librdkafka refuses a property for consumers or producers, which connect later.
+
+    A thread that makes its client then would only fail again and again.
+    """
+    with _refused_properties(config):
+        Consumer(config.consumer()).close()
+        Producer(config.producer()).poll(0)
+
+
+@contextmanager
+def _refused_properties(config: KafkaConfig) -> Iterator[None]:
+    try:
+        yield
     except KafkaException as exception:
         text = exception.args[0].str()
         variables = named_variables(text, config.properties)

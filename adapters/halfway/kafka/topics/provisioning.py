@@ -22,7 +22,7 @@ from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_ids import verify_transactional_ids
 from halfway.kafka.records.validation import Count
-from halfway.kafka.topics.admin_requests import AdminRequests
+from halfway.kafka.topics.admin_requests import AdminRequests, demand_properties
 from halfway.kafka.topics.required_config import (
     FoundTopic,
     Problem,
@@ -118,6 +118,7 @@ class _Session:
 
     def ensure(self) -> None:
         """Create the missing topics, verify all, and write the layout record."""
+        demand_properties(self._config)
         brokers = self._requests.brokers()
         self._verify_brokers(brokers)
         planned = plans(self._config, len(brokers))

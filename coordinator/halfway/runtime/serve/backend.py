@@ -108,11 +108,13 @@ class Backend:
         return list(self.unsafe)
 
     def demand_permission(self) -> None:
-        """Raise ConfigurationError if Kafka's ACLs do not let this instance start: a retry would not help.
+        """Raise ConfigurationError if Kafka refuses what this instance needs to start: a retry would not help.
 
         Call it until this instance is ready for the first time. After that, the operator must restore the ACLs.
         """
         status = self._status()
+        if status.refused is not None:
+            raise ConfigurationError(status.refused)
         code = next((code for code in _AUTHORIZATION_ERRORS if code in (status.last_error or "")), None)
         if code is not None and status.incarnation is None:
             raise ConfigurationError(

@@ -55,7 +55,7 @@ class Wanted:
     def look_again(self) -> None:
         self.ended.set()
 
-    def outdated(self, error: str) -> None:
+    def outdated(self, _shard: int, error: str) -> None:
         raise AssertionError(error)
 
     def count_skipped(self, _topic: str, _reason: str) -> None:

@@ -109,18 +109,28 @@ class Serving:
         self.shards.add(shard)
 
 
-async def test_a_release_that_is_too_old_says_so_when_another_shard_could_be_acquired() -> None:
-    """The successful acquisition ends after the one that found the newer record."""
+async def test_an_unreadable_shard_costs_no_other_one() -> None:
+    """An instance leaves the group only if it can read none of its shards."""
     config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
     instance = Instance(config)
     membership = instance.cluster.membership
     membership._listener = instance.service
     membership._on_assigned({0, 1})
     incarnation = membership._incarnation = cast("Incarnation", Serving())
-    membership.outdated("half[0]@2: written by a newer release")
+    left: list[str] = []
+    membership._group.leave_group = lambda: left.append("left")  # type: ignore[method-assign] # nothing is joined
+    membership.outdated(0, "half[0]@2: written by a newer release")
     await membership.serve(incarnation, Acquired(shard=1, state=ShardState(1), barrier=0))
     assert incarnation.holds(1)
-    assert membership.status.last_error == "half[0]@2: written by a newer release"
+    assert membership.status.last_error is None
+    assert membership.status.acquiring == (0,)
+    membership._on_revoked(frozenset({1}))
+    running = asyncio.create_task(membership._run())
+    try:
+        await until_true(lambda: left)
+        assert membership.status.last_error == "half[0]@2: written by a newer release"
+    finally:
+        running.cancel()
 
 
 class LaneId:
