@@ -1,10 +1,11 @@
 """What Kafka has removed proves nothing, whenever it was removed."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from halfway.domain.records import Message
+from halfway.domain.records import Message, OpKind
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.tables.folders import LocalFolder
@@ -16,6 +17,7 @@ from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource
 def test_what_retention_takes_while_it_is_read_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:
     """A partition that is trimmed between the pin and the reading's end proves nothing about what stood before."""
     log = committed(40)
+    log.kept_ms = 60_000
     source = LogSource(engine, log, START + 3_600_000)
     log.trim("orders", 5)
     # The first part has been read by now, and the rest of what goes has not.
@@ -51,12 +53,13 @@ def test_what_is_removed_before_it_is_settled_is_not_lost(engine: DuckEngine, tm
     source.pin = held_back  # type: ignore[method-assign]
     source.unsettled = late  # type: ignore[method-assign]
     audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
-    assert set(found_in(tmp_path).values()) == {"committed_ok", "expired_unknown"}
+    assert set(found_in(tmp_path).values()) == {"committed_ok", "unproved"}
 
 
 def test_what_retention_takes_between_two_runs_is_not_lost(tmp_path: Path) -> None:
     """No run has read it; what was read before needs no proof."""
     log, folder = committed(40), LocalFolder(str(tmp_path))
+    log.kept_ms = 60_000
     continued(log, START + 10 * 60_000, folder)
     log.trim("orders", 30)
     continued(log, START + 3_600_000, folder)
@@ -69,7 +72,26 @@ def test_a_topic_that_was_emptied_is_not_lost(engine: DuckEngine, tmp_path: Path
     log.kept_ms = 1000 * HORIZON
     log.trim("orders", 4)
     audit.run(engine, LogSource(engine, log, START + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
-    assert set(found_in(tmp_path).values()) == {"expired_unknown"}
+    assert set(found_in(tmp_path).values()) == {"unproved"}
+    assert json.loads((tmp_path / audit.SUMMARY).read_text())["provable_since"] == {"orders": START + HORIZON}
+
+
+def test_an_audit_proves_losses_since_an_earlier_one_into_the_same_folder(engine: DuckEngine, tmp_path: Path) -> None:
+    """The earlier one saw where the log ended: it has lost nothing from there on, and no message has to be there."""
+    log = committed(4)
+    log.trim("orders", 4)
+    audit.run(engine, LogSource(engine, log, START + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    at = START + 2 * HORIZON
+    lost = Message(topic="orders", key=b"k", value=b"v")
+    writer = Writer(log)
+    writer.half("lost", [lost], at)
+    writer.op("lost", OpKind.COMMITTED, [lost], at, at)
+    writer.write_tombstone("half", "lost", at, "committed")
+    log.settle()
+    source = LogSource(engine, log, START + 3 * HORIZON)
+    summary = audit.run(engine, source, LocalFolder(str(tmp_path)), OPTIONS)
+    assert found_in(tmp_path) == {("lost", 0): "lost", **{(f"id-{number}", 0): "unproved" for number in range(4)}}
+    assert summary.provable_since == {"orders": START + HORIZON}
 
 
 def test_a_topic_that_was_not_there_yet_is_not_lost(engine: DuckEngine, tmp_path: Path) -> None:

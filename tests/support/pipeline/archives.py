@@ -28,8 +28,11 @@ HISTORY: Mapping[str, Sequence[str]] = {
 """What is audited in a local session and on a cluster; its rows must be the same."""
 
 
-def write_records(folder: Path, records: Sequence[tuple[Any, ...]], *, at: int) -> None:
-    """Write records with the columns RECORD as an archive made at a time in ms; its topics have lost nothing."""
+def write_records(folder: Path, records: Sequence[tuple[Any, ...]], *, at: int, emptied: Sequence[str] = ()) -> None:
+    """Write records with the columns RECORD as an archive made at a time in ms.
+
+    The topics in `emptied` have lost all their records, and the others none.
+    """
     names = {PREFIX + kind for kind in ("op", "half", "parked", "groups")} | {record[2] for record in records}
     partitions = tuple(
         PartitionPin(partition=number, start=0, end=len(records), high=len(records))
@@ -42,7 +45,10 @@ def write_records(folder: Path, records: Sequence[tuple[Any, ...]], *, at: int) 
         there = folder / "committed" / f"topic={name}"
         there.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(rows, RECORD).drop_columns("topic"), there / "part-0.parquet")
-    pins = Pins(at=at, topics={name: TopicPin(topic=name, at=at, partitions=partitions) for name in names})
+    nothing_left = (PartitionPin(partition=0, start=1, end=1, high=1),)
+    found = {**dict.fromkeys(names, partitions), **dict.fromkeys(emptied, nothing_left)}
+    topics = {name: TopicPin(topic=name, at=at, partitions=parts) for name, parts in found.items()}
+    pins = Pins(at=at, topics=topics)
     (folder / "archive.json").write_text(json.dumps({"prefix": PREFIX}))
     (folder / "offsets.json").write_text(pins.to_json())
 
@@ -54,6 +60,7 @@ def write_archive(
     lost: Sequence[str] = (),
     doubled: Sequence[str] = (),
     open_still: Sequence[str] = (),
+    emptied: Sequence[str] = (),
 ) -> None:
     """Archive committed transactions of one message each, which `lost` ones lack and `doubled` ones have twice.
 
@@ -80,7 +87,7 @@ def write_archive(
         records += [(message.key, message.value, REAL, copy, offset, moment, of_message) for copy in range(copies)]
     of_half = codec.record_headers(codec.KIND_HALF, "shop", "prepared")
     records += [(name.encode(), b"", PREFIX + "half", 0, n, moment, of_half) for n, name in enumerate(open_still)]
-    write_records(folder, records, at=AT + 60_000)
+    write_records(folder, records, at=AT + 60_000, emptied=emptied)
 
 
 def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Sequence[str] = ()) -> list[dict[str, Any]]:

@@ -129,7 +129,11 @@ class Facts:
 
     op_whole_since: tuple[tuple[int, int], ...] = ()
     """By shard."""
+    op_kept_since: int = NOW
     provable_since: int = 0
+    kept_since: int = NOW
+    own_since: tuple[tuple[int, int], ...] = ()
+    """By partition, if it is another time than `provable_since`."""
     last_of_keys: tuple[tuple[int, int | None], ...] | None = None
 
 
@@ -165,7 +169,8 @@ def judge(engine: Engine, histories: Sequence[History], facts: Facts) -> list[di
     if facts.last_of_keys is not None:
         rows = [("orders", key(content), at) for content, at in facts.last_of_keys]
         keys = frame(rows, "topic string, key_hash string, last_at bigint")
-    topics = [("orders", facts.provable_since, keys is not None)]
+    topics = [("orders", facts.provable_since, facts.kept_since, keys is not None)]
+    partitions = [("orders", number, since) for number, since in facts.own_since]
     ends, named = of_ops(engine, frame([row for each in histories for row in each.ops], OPS))
     evidence = Evidence(
         ops=ends,
@@ -176,10 +181,17 @@ def judge(engine: Engine, histories: Sequence[History], facts: Facts) -> list[di
         unsettled=frame([row for each in histories for row in each.unsettled], TIMES),
         unreadable=frame([row for each in histories for row in each.unreadable], TIMES),
         later=frame([row for each in histories for row in each.later], TIMES),
-        topics=frame(topics, "topic string, provable_since bigint, compacted boolean"),
+        topics=frame(topics, "topic string, provable_since bigint, kept_since bigint, compacted boolean"),
+        partitions=frame(partitions, "topic string, partition int, provable_since bigint"),
         latest_of_keys=keys,
     )
-    limits = Limits(cut=NOW, op_whole_since=dict(facts.op_whole_since), horizon_ms=HORIZON, slack_ms=SLACK)
+    limits = Limits(
+        cut=NOW,
+        op_whole_since=dict(facts.op_whole_since),
+        op_kept_since=facts.op_kept_since,
+        horizon_ms=HORIZON,
+        slack_ms=SLACK,
+    )
     judged = verdicts(engine, evidence, limits)
     return sorted(engine.rows(judged), key=lambda row: (row["id"], row["life"]))
 

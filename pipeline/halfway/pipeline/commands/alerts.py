@@ -74,6 +74,11 @@ def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) ->
     }  # fmt: skip
     if summary.differences is not None:
         figures["differences"] = summary.differences
+    lines.append("# TYPE halfway_audit_provable_since_seconds gauge")
+    lines += [
+        f'halfway_audit_provable_since_seconds{{topic="{_label(topic)}"}} {since / 1000}'
+        for topic, since in sorted(summary.provable_since.items())
+    ]
     for name, value in figures.items():
         lines += [f"# TYPE halfway_audit_{name} gauge", f"halfway_audit_{name} {value}"]
     there = Path(path)

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -31,6 +32,9 @@ from halfway.pipeline.commands.printing import print_table
 from halfway.pipeline.commands.running import PARTS, kafka_access, reporting_failures, running, source_of
 from halfway.pipeline.engines.spark_session import is_submitted
 from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
+from halfway.pipeline.transforms.verdict import UNPROVED
+
+_SHOWN_TOPICS: Final = 20
 
 
 @click.command()
@@ -174,6 +178,13 @@ def say(summary: Summary, output: str) -> None:
     print_table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
     if summary.quarantined:
         click.echo(f"{summary.quarantined:,} records could not be read: {output}/{QUARANTINE}")
+    if summary.verdicts[UNPROVED]:
+        click.echo(
+            f"{summary.verdicts[UNPROVED]:,} may be lost or leaked, but logs have lost records: audit more often, "
+            "into the same folder or with --continue"
+        )
+        since = [[topic, f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S}"] for topic, at in _late(summary)]
+        print_table(["topic", "any loss is proved since (UTC)"], since)
     if summary.not_judged:
         click.echo(f"{summary.not_judged:,} outcomes could not be read: is this release older than the coordinator?")
     if summary.anomalies:
@@ -183,6 +194,12 @@ def say(summary: Summary, output: str) -> None:
     if summary.differing:
         shown = [[str(each[name]) for name in ("id", "life", "whole", "continued")] for each in summary.differing]
         print_table(["id", "use", "whole", "continued"], shown)
+
+
+def _late(summary: Summary) -> list[tuple[str, int]]:
+    """Return the topics in which not every loss can be proved, the latest time first."""
+    late = [(topic, at) for topic, at in summary.provable_since.items() if at]
+    return sorted(late, key=lambda each: (-each[1], each[0]))[:_SHOWN_TOPICS]
 
 
 @contextmanager

@@ -78,6 +78,15 @@ class Dialect(Protocol):
     def compact(self, *elements: str) -> str:
         """Return an array of the elements that are not null."""
 
+    def xor(self, one: str, other: str) -> str:
+        """Return the bits in which two numbers differ."""
+
+    def shifted(self, number: str, bits: int) -> str:
+        """Return a number without its lowest bits."""
+
+    def folded(self, count: str, first: str, step: str) -> str:
+        """Return the last value of `so_far`: from `first`, by `step` for each `number` from 0 below a count."""
+
 
 class SparkDialect:
     """Spark's SQL."""
@@ -151,6 +160,21 @@ class SparkDialect:
         """Return an array without nulls."""
         return f"array_compact(array({', '.join(elements)}))"
 
+    def xor(self, one: str, other: str) -> str:
+        """Return the bits in which two numbers differ."""
+        return f"(({one}) ^ ({other}))"
+
+    def shifted(self, number: str, bits: int) -> str:
+        """Return a number without its lowest bits."""
+        return f"shiftright({number}, {bits})"
+
+    def folded(self, count: str, first: str, step: str) -> str:
+        """Return the last value of `so_far`."""
+        numbers = (
+            f"case when {count} > 0 then sequence(0, cast({count} as int) - 1) else cast(array() as array<int>) end"
+        )
+        return f"aggregate({numbers}, cast({first} as bigint), (so_far, number) -> {step})"
+
 
 class DuckDialect:
     """DuckDB's SQL."""
@@ -223,6 +247,18 @@ class DuckDialect:
     def compact(self, *elements: str) -> str:
         """Return an array without nulls."""
         return f"list_filter([{', '.join(elements)}], lambda each: each is not null)"
+
+    def xor(self, one: str, other: str) -> str:
+        """Return the bits in which two numbers differ."""
+        return f"xor({one}, {other})"
+
+    def shifted(self, number: str, bits: int) -> str:
+        """Return a number without its lowest bits."""
+        return f"(({number}) >> {bits})"
+
+    def folded(self, count: str, first: str, step: str) -> str:
+        """Return the last value of `so_far`."""
+        return f"list_reduce(range(cast({count} as bigint)), lambda so_far, number: {step}, cast({first} as bigint))"
 
 
 class Engine(Protocol):

@@ -11,6 +11,7 @@ from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.pins import Ends
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 
@@ -28,12 +29,18 @@ QUARANTINE: Final = "quarantine"
 DIFFERENCES: Final = "differences"
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
+ENDS: Final = "ends.json"
+"""Where the topics ended at this audit and at earlier ones into the same folder."""
 STATE: Final = "continued.json"
 """The state that an audit with --continue leaves for the next one."""
 _NEVER: Final = 1 << 62
-_SEARCHED: Final = 10_000
-"""The number of offsets after the first message of a partition in which a message that op names is searched."""
+_SEARCHED: Final = (10_000, _NEVER)
+"""The number of offsets after the first message of a partition in which a message that op names is searched, and how
+far it is searched in the partitions that have none there."""
 _PLACE: Final = 'topic, "partition", "offset"'
+
+
+_NO_ENDS: Final = Ends()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +78,7 @@ class Summary:
     differing: Sequence[Mapping[str, Any]] = ()
     """The first of these transactions."""
     provable_since: Mapping[str, int] = field(default_factory=dict)
-    """By real topic, the time since which a missing message proves a loss."""
+    """By real topic, the time since which any missing message proves a loss; 0 for ever."""
 
     @property
     def anomalies(self) -> int:
@@ -91,8 +98,8 @@ class Reading:
     evidence: Evidence
     limits: Limits
     quarantine: Frame
-    provable_since: Mapping[str, int]
-    """By real topic, the time since which a missing message proves a loss."""
+    provable_since: Mapping[str, Mapping[int, int]]
+    """By real topic and partition, the time since which a missing message proves a loss; 0 for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +107,7 @@ class Before:
     """What the previous run has left for this one."""
 
     pins: Pins
-    provable_since: Mapping[str, int]
+    provable_since: Mapping[str, Mapping[int, int]]
 
 
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
@@ -115,12 +122,15 @@ def run(engine: Engine, source: Source, output: Files, options: AuditOptions) ->
     # Without this file the folder holds no finished audit.
     output.delete(SUMMARY)
     output.delete(DIFFERENCES)
-    read = evidence(engine, source, options)
+    ends = Ends.from_json(output.read(ENDS)) if output.exists(ENDS) else Ends()
+    read = evidence(engine, source, options, ends=ends)
     judged = verdict.verdicts(engine, read.evidence, read.limits)
     judged = prepared_between(engine, judged, options.since_ms, options.until_ms)
     engine.write(judged, output.path(VERDICTS))
     engine.write(read.quarantine, output.path(QUARANTINE))
-    return replace(_summarise(engine, source, output, options), provable_since=read.provable_since)
+    output.write(ends.followed_by(source.pins).to_json(), ENDS)
+    since = {topic: max(times.values(), default=0) for topic, times in read.provable_since.items()}
+    return _summarise(engine, source, output, options, since)
 
 
 def prepared_between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
@@ -131,8 +141,15 @@ def prepared_between(engine: Engine, judged: Frame, since_ms: int | None, until_
     return engine.query(f"select * from $judged where {' and '.join(bounds)}", judged=judged) if bounds else judged  # noqa: S608
 
 
-def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: Before | None = None) -> Reading:
-    """Read everything once; after an earlier run, only what is new.
+def evidence(
+    engine: Engine,
+    source: Source,
+    options: AuditOptions,
+    *,
+    before: Before | None = None,
+    ends: Ends = _NO_ENDS,
+) -> Reading:
+    """Read everything once; after an earlier run, only what is new. `ends` are of earlier audits of the same topics.
 
     The ends of op are pinned first. So everything that an op names is in the other topics when their ends are pinned.
     Records after the ends, in Kafka transactions that are not finished, are read only so that their ids are not judged.
@@ -183,11 +200,11 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     )
     now = source.reopened()
     now.pin([op_topic, *names])
-    ends, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
+    ops, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
     first = _first_messages(engine, messages, of_commits, now.pins, options.skew_ms)
-    provable = _provable_since(now.pins, names, first, before)
+    provable = _provable_since(now.pins, names, first, ends, before)
     found = Evidence(
-        ops=ends,
+        ops=ops,
         named=of_commits,
         halves=engine.query("select * from $half where fault is null", half=half),
         # A record of parked counts even if it cannot be decoded.
@@ -198,6 +215,7 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
             'select "key" as id, written_at as "at" from $read where error is not null', read=outcomes
         ),
         topics=_facts(engine, source.pins, now.pins, provable),
+        partitions=_partitions(engine, source.pins, now.pins, provable),
         later=_later(engine, source, now.pins, op_topic),
         latest_of_keys=_latest_of_keys(engine, now, names),
     )
@@ -215,13 +233,15 @@ def evidence(engine: Engine, source: Source, options: AuditOptions, *, before: B
     ]
     return Reading(
         evidence=found,
-        limits=_limits(source, now.pins.topics.get(op_topic), options, reading.created_at(engine, source)),
+        limits=_limits(source, now.pins.topics.get(op_topic), ends, options, reading.created_at(engine, source)),
         quarantine=union(engine, [*faulty, *damaged]),
         provable_since=provable,
     )
 
 
-def _summarise(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
+def _summarise(
+    engine: Engine, source: Source, output: Files, options: AuditOptions, provable_since: Mapping[str, int]
+) -> Summary:
     written = engine.read(output.path(VERDICTS))
     names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
     anomalies = engine.query(f"select * from $written where verdict in ({names})", written=written)  # noqa: S608
@@ -240,6 +260,7 @@ def _summarise(engine: Engine, source: Source, output: Files, options: AuditOpti
         by_group=by_group,
         found=output.path(ANOMALIES),
         quarantined=int(engine.rows(wrong)[0]["count"]),
+        provable_since=provable_since,
     )
     write_summary(engine, source, output, summary, options)
     return summary
@@ -251,6 +272,7 @@ def write_summary(engine: Engine, source: Source, output: Files, summary: Summar
     content: dict[str, Any] = {
         **summary.verdicts,
         "quarantined": summary.quarantined,
+        "provable_since": summary.provable_since,
         "judged_at": source.pins.at,
         "engine": engine.name,
         "engine_because": options.engine_because,
@@ -291,48 +313,52 @@ def _first_messages(
     committed message counts, with the time of its op if its own is earlier. One with a future date would hide losses
     until then.
     """
-    starts = [
-        (topic, each.partition, each.start)
+    wanted = {
+        (topic, each.partition): each.start
         for topic, pin in now.topics.items()
         for each in pin.partitions
         if each.start > 0
-    ]
-    if not starts:
-        return {}
-    sql = f"""
-    select topic, "partition", min_by("at", "offset") as "at" from (
-        select read.topic as topic, read."partition" as "partition", read."offset" as "offset",
-            max(greatest(read."at", named.op_at)) as "at"
-        from $messages read
-        join (
-            select read.topic as topic, read."partition" as "partition", min(read."offset") as head
-            from $messages read join $starts starts on read.topic = starts.topic
-                and read."partition" = starts."partition" and read."offset" >= starts."start"
-            group by read.topic, read."partition"
-        ) heads on read.topic = heads.topic and read."partition" = heads."partition"
-            and read."offset" between heads.head and heads.head + {_SEARCHED}
-        join $named named on named.id = read.id and named.topic = read.topic and named.slot = read.slot
-            and named.content = read.content and named.prepared_at = read.prepared_at
-        group by read.topic, read."partition", read."offset"
-    ) committed where "at" <= {now.at + skew_ms} group by topic, "partition"
-    """  # noqa: S608
-    frame = engine.table(starts, "topic string, partition int, start bigint")
+    }
     found: dict[str, dict[int, int]] = {}
-    for row in engine.rows(engine.query(sql, messages=messages, named=named, starts=frame)):
-        found.setdefault(row["topic"], {})[row["partition"]] = row["at"]
+    for searched in _SEARCHED:
+        if not wanted:
+            break
+        sql = f"""
+        select topic, "partition", min_by("at", "offset") as "at" from (
+            select read.topic as topic, read."partition" as "partition", read."offset" as "offset",
+                max(greatest(read."at", named.op_at)) as "at"
+            from $messages read
+            join (
+                select read.topic as topic, read."partition" as "partition", min(read."offset") as head
+                from $messages read join $starts starts on read.topic = starts.topic
+                    and read."partition" = starts."partition" and read."offset" >= starts."start"
+                group by read.topic, read."partition"
+            ) heads on read.topic = heads.topic and read."partition" = heads."partition"
+                and read."offset" >= heads.head and read."offset" - heads.head <= {searched}
+            join $named named on named.id = read.id and named.topic = read.topic and named.slot = read.slot
+                and named.content = read.content and named.prepared_at = read.prepared_at
+            group by read.topic, read."partition", read."offset"
+        ) committed where "at" <= {now.at + skew_ms} group by topic, "partition"
+        """  # noqa: S608
+        starts = engine.table(
+            [(*place, start) for place, start in wanted.items()], "topic string, partition int, start bigint"
+        )
+        for row in engine.rows(engine.query(sql, messages=messages, named=named, starts=starts)):
+            found.setdefault(row["topic"], {})[row["partition"]] = row["at"]
+            del wanted[row["topic"], row["partition"]]
     return found
 
 
 def _provable_since(
-    now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]], before: Before | None
-) -> dict[str, int]:
-    """Return by topic the time since which a missing message proves a loss; for a missing topic the last known time.
+    now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]], ends: Ends, before: Before | None
+) -> dict[str, Mapping[int, int]]:
+    """Return, by topic and partition, the time since which a missing message proves a loss; as known if it is gone.
 
-    Records that earlier runs have read need no proof. Only records that were removed unread since then matter.
+    Records that earlier runs of --continue have read need no proof. Only records that were removed unread matter.
     """
-    found = {}
+    found: dict[str, Mapping[int, int]] = {}
     for name in names:
-        known = before.provable_since.get(name, 0) if before else 0
+        known = before.provable_since.get(name, {}) if before else {}
         pin = now.topics.get(name)
         if pin is not None and before is not None:
             read = before.pins.ends_of(pin)
@@ -340,22 +366,35 @@ def _provable_since(
                 replace(each, start=0) if each.start <= read[each.partition] else each for each in pin.partitions
             )
             pin = replace(pin, partitions=unread)
-        found[name] = known if pin is None else max(pin.provable_since(first.get(name, {})), known)
+        if pin is None:
+            found[name] = known
+        else:
+            provable = pin.provable_since(first.get(name, {}), ends.since(pin))
+            found[name] = {number: max(since, known.get(number, 0)) for number, since in provable.items()}
     return found
 
 
-def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, int]) -> Frame:
+def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, Mapping[int, int]]) -> Frame:
     """Return the facts about real topics. One that does not exist, or was not read as a whole, proves nothing."""
-    there = now.topics
+    rows = []
+    for name, times in provable.items():
+        pin = now.topics.get(name)
+        if pin is None or not _is_read(read.topics.get(name), pin):
+            rows.append((name, _NEVER, _NEVER, pin is not None and pin.compacted))
+        else:
+            rows.append((name, max(times.values(), default=0), pin.kept_since, pin.compacted))
+    return engine.table(rows, "topic string, provable_since bigint, kept_since bigint, compacted boolean")
+
+
+def _partitions(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, Mapping[int, int]]) -> Frame:
+    """Return for each partition since when a missing message proves a loss. A topic must have been read as a whole."""
     rows = [
-        (
-            name,
-            since if _is_read(read.topics.get(name), there.get(name)) else _NEVER,
-            name in there and there[name].compacted,
-        )
-        for name, since in provable.items()
+        (name, number, since)
+        for name, times in provable.items()
+        if _is_read(read.topics.get(name), now.topics.get(name))
+        for number, since in times.items()
     ]
-    return engine.table(rows, "topic string, provable_since bigint, compacted boolean")
+    return engine.table(rows, "topic string, partition int, provable_since bigint")
 
 
 def _is_read(read: TopicPin | None, now: TopicPin | None) -> bool:
@@ -373,12 +412,13 @@ def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame 
     return headers.latest_of_keys(engine, now.committed(compacted)) if compacted else None
 
 
-def _limits(source: Source, op: TopicPin | None, options: AuditOptions, created_at: int) -> Limits:
+def _limits(source: Source, op: TopicPin | None, ends: Ends, options: AuditOptions, created_at: int) -> Limits:
     return Limits(
         created_at=created_at,
         cut=source.pins.at - options.grace_ms,
         now=source.pins.at,
-        op_whole_since={} if op is None else op.whole_since,
+        op_whole_since={} if op is None else op.whole_since(ends.since(op)),
+        op_kept_since=0 if op is None or op.kept_ms is None else op.at - op.kept_ms,
         horizon_ms=options.horizon_ms,
         slack_ms=options.skew_ms,
     )

@@ -75,10 +75,10 @@ def _differences(
     """Return the transactions whose verdicts differ, except those that records which Kafka has removed explain.
 
     Uses of an id are compared if both audits count the same number of them, because compaction can remove a use. A
-    transaction that is `expired_unknown` or `not_judged` in either audit is left out. A removal creates no anomaly, but
-    it can change the kind of one (when a copy or an outcome is removed), or hide it. So all other pairs count as
-    different only if nothing can have been removed. Halfway's own topics are compacted one by one: a half that has gone
-    can have been resumed since, and the earlier outcome of an id that was used again can be missing.
+    transaction that is `expired_unknown`, `unproved` or `not_judged` in either audit is left out. A removal creates no
+    anomaly, but it can change the kind of one (when a copy or an outcome is removed), or hide it. So all other pairs
+    count as different only if nothing can have been removed. Halfway's own topics are compacted one by one: a half that
+    has gone can have been resumed since, and the earlier outcome of an id that was used again can be missing.
     """
     d = engine.dialect
     since = 0 if state.kept[0].number == 0 else state.kept[0].at
@@ -86,7 +86,7 @@ def _differences(
     verdicts = engine.read_runs(against.path(audit.VERDICTS), numbers)
     reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
     names = ", ".join(f"'{name}'" for name in ANOMALIES)
-    left_out = f"('expired_unknown', '{NOT_JUDGED}')"
+    left_out = f"('expired_unknown', 'unproved', '{NOT_JUDGED}')"
     now = source.reopened()
     now.pin(list(provable_since))
     removed = d.any("topics", _removed(provable_since, now.pins, options.skew_ms))

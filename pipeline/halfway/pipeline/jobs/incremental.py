@@ -20,7 +20,7 @@ from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, uses
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.pins import Pins
+from halfway.pipeline.sources.pins import Ends, Pins
 from halfway.pipeline.transforms import verdict
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ REPORTED: Final = "reported"
 NEW: Final = "new"
 _KEPT: Final = ("ops", "named", "halves", "parked", "messages", "unreadable")
 _CARRIED: Final = (*_KEPT, REPORTED, NEW)
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """The format of what a run leaves for the next one."""
 KEPT_MS: Final = 14 * 24 * 3_600_000
 """How long events are kept: twice as long as op keeps outcomes."""
@@ -83,7 +83,10 @@ class State(audit.Before):
                 pins=Pins.from_json(json.dumps(content["pins"])),
                 by_group=[(str(name), str(group), int(count)) for name, group, count in content["by_group"]],
                 quarantined=int(content["quarantined"]),
-                provable_since={str(name): int(since) for name, since in content["provable_since"].items()},
+                provable_since={
+                    str(name): {int(number): int(since) for number, since in times.items()}
+                    for name, times in content["provable_since"].items()
+                },
                 options={str(name): int(value) for name, value in content.get("options", {}).items()},
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -146,7 +149,8 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     _forget(output, number, before)
     if before is not None:
         source.continue_from(before.pins)
-    read = audit.evidence(engine, source, options, before=before)
+    ends = Ends(seen=() if before is None else (before.pins,))
+    read = audit.evidence(engine, source, options, before=before, ends=ends)
     part = f"run={number}"
 
     def table(frame: Frame, *names: str, files: int | None = None) -> Frame:
@@ -194,6 +198,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         quarantined=state.quarantined,
         by_group=state.by_group,
         found=output.path(audit.ANOMALIES, part),
+        provable_since={topic: max(times.values(), default=0) for topic, times in read.provable_since.items()},
     )
     audit.write_summary(engine, source, output, summary, options)
     return summary

@@ -17,7 +17,7 @@ from halfway.pipeline.jobs import audit, ledger, reading
 from halfway.pipeline.report import plots
 from halfway.pipeline.sources.headers import LATEST_MS
 from halfway.pipeline.transforms.rollup import CAUSES, OBJECTIVE_SHARE, OUTCOMES, rollup, within
-from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, VERDICTS
+from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, UNPROVED, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -280,7 +280,7 @@ def _of_audit(
             judged = judged.groupBy("id", "life").agg(last).select("last.*").where("verdict is not null")
         judged = judged.where(wanted.holds("ended_at", "prepared_at"))
         summary |= dict.fromkeys(VERDICTS, 0) | {row[0]: row[1] for row in judged.groupBy("verdict").count().collect()}
-    verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, NOT_JUDGED, *FINE)]
+    verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, UNPROVED, NOT_JUDGED, *FINE)]
     tables["verdicts"] = _table(output, "verdicts", ("verdict", "transactions"), verdicts)
     strength = F.array_position(F.array(*map(F.lit, ANOMALIES)), F.col("verdict"))
     anomalies = spark.read.parquet(folder.path(audit.ANOMALIES)).where(wanted.holds("ended_at", "prepared_at"))

@@ -44,12 +44,13 @@ def settled(engine: Engine, judged: Frame, verdicts: Frame, *, before: int) -> F
     Some events of a use that was prepared before the first kept run (`before`, in ms) can be missing. And a verdict
     that can no longer be proved does not replace one that was proved.
     """
-    open_still = "('pending', 'parked', 'expired_unknown')"
+    unknown = "('expired_unknown', 'unproved')"
     return engine.query(
         f"""select earlier.* from $verdicts earlier join (
             select id as now_id, life as now_life, verdict as now_verdict from $judged
         ) now on now_id = id and now_life = life
-        where verdict not in {open_still} and (prepared_at < {before} or now_verdict = 'expired_unknown')""",  # noqa: S608
+        where verdict not in ('pending', 'parked') and verdict not in {unknown}
+            and (prepared_at < {before} or now_verdict in {unknown})""",  # noqa: S608
         verdicts=verdicts,
         judged=judged,
     )

@@ -31,18 +31,17 @@ class Cleanup:
     policy: str
     tombstones_kept_ms: int
     kept_ms: int
-    kept_bytes: int
 
     def pin(self, topic: str, now: int, partitions: tuple[PartitionPin, ...], made: Any) -> TopicPin:
         """Return a pin of a topic with this configuration; `made` is its id, as two numbers of 64 bits with a sign."""
-        by_age_alone = "delete" in self.policy and self.kept_ms >= 0 > self.kept_bytes
+        by_age = "delete" in self.policy and self.kept_ms >= 0
         return TopicPin(
             topic=topic,
             at=now,
             partitions=partitions,
             compacted="compact" in self.policy,
             tombstones_kept_ms=self.tombstones_kept_ms,
-            kept_ms=self.kept_ms if by_age_alone else None,
+            kept_ms=self.kept_ms if by_age else None,
             made="".join(f"{half % (1 << 64):016x}" for half in made),
         )
 
@@ -163,7 +162,6 @@ class Brokers:
                 policy=str(config.get("cleanup.policy").value()),
                 tombstones_kept_ms=int(config.get("delete.retention.ms").value()),
                 kept_ms=int(config.get("retention.ms").value()),
-                kept_bytes=int(config.get("retention.bytes").value()),
             )
         return found
 

@@ -326,7 +326,6 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
             policy=str(config["cleanup.policy"].value),
             tombstones_kept_ms=int(config["delete.retention.ms"].value),
             kept_ms=int(config["retention.ms"].value),
-            kept_bytes=int(config["retention.bytes"].value),
         )
         of_topic = ids[name].get_most_significant_bits(), ids[name].get_least_significant_bits()
         pins.append(cleanup.pin(name, now, bounds.pins(name, count), of_topic))

@@ -28,6 +28,44 @@ def server_made(dialect: Dialect, text: str = "id") -> str:
     return dialect.matches(text, _SERVER_MADE)
 
 
+def shards_of(engine: Engine, ids: Frame, shards: int) -> Frame:
+    """Return `shard_id` and `shard` of ids: one that halfway made names its shard, any other is hashed as a key.
+
+    The hash is Kafka's murmur2, as in `halfway.domain.ids.partition_for_key`. An id has ASCII characters only.
+    """
+    d, mask, factor = engine.dialect, 0xFFFFFFFF, 0x5BD1E995
+
+    def times(number: str) -> str:
+        return f"(({number}) * {factor} & {mask})"
+
+    def little_endian(word: str, length: int) -> str:
+        digits = (f"substr(digits, cast({word} * 8 + {2 * byte + 1} as int), 2)" for byte in reversed(range(length)))
+        return d.number_of_hex(f"concat({', '.join(digits)})")
+
+    word = times(little_endian("number", 4))
+    # One word of four bytes after the other, then up to three bytes that are left.
+    mixed = d.folded(
+        "words",
+        d.xor(f"{0x9747B28C}", "cast(length(id) as bigint)"),
+        d.xor(times("so_far"), times(d.xor(word, d.shifted(word, 24)))),
+    )
+    whole = f"case when length(id) % 4 = 0 then mixed else {times(d.xor('mixed', little_endian('words', 3)))} end"
+    sql = f"""
+    select id as shard_id, case when {server_made(d)} then try_cast(split_part(id, '-', 1) as bigint)
+        else ({d.xor("last", d.shifted("last", 15))} & {0x7FFFFFFF}) % {shards} end as shard
+    from (
+        select id, {times(d.xor("whole", d.shifted("whole", 13)))} as last from (
+            select id, {whole} as whole from (
+                select id, digits, words, {mixed} as mixed from (
+                    select id, hex(id) as digits, cast(floor(length(id) / 4) as bigint) as words from $ids
+                ) one
+            ) two
+        ) three
+    ) four
+    """  # noqa: S608
+    return engine.query(sql, ids=ids)
+
+
 def internal(engine: Engine, records: Frame, kind: str) -> Frame:
     """Return the records of half, op or parked with id, state, group, time (`at`, ms) and whether they are `alive`.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from halfway.pipeline.errors import SourceError
+
+_MOST_ENDS: Final = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class TopicPin:
     compacted: bool = False
     tombstones_kept_ms: int = 0
     kept_ms: int | None = None
-    """How long a record is kept; None if records are not removed by age alone."""
+    """How long a record is kept at most; None if records are not removed by age."""
     made: str | None = None
     """Kafka's own id of the topic, None if it is not known. A topic that is created again gets another one."""
 
@@ -50,26 +52,37 @@ class TopicPin:
         )
         return replace(self, partitions=partitions)
 
-    def provable_since(self, first: Mapping[int, int]) -> int:
-        """Return the time in ms since which no message can have been removed by age, size or a tombstone: 0 for ever.
+    def provable_since(self, first: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+        """Return, by partition, the time in ms since which no message can have been removed: 0 for ever.
 
-        `first` has, by partition, the time of the first message of halfway's that is there. The times of records of
-        other producers prove nothing. Without such a message, all of them can have been removed just now: by age, by
-        size, manually, or by a retention that was short for a while.
+        `first` has the time of the first message of halfway's that is there, and `ends` the time of the earliest audit
+        that saw an end of the log that is still there: all that was written since then follows it. The times of
+        records of other producers prove nothing. Without a proof, everything can have been removed just now: by age,
+        by size, manually, or by a retention that was short for a while. A compacted topic also loses tombstones.
         """
-        since = max((first.get(pin.partition, self.at) for pin in self.partitions if pin.start > 0), default=0)
-        return max(since, self.at - self.tombstones_kept_ms) if self.compacted else since
-
-    @property
-    def whole_since(self) -> Mapping[int, int]:
-        """By partition, the time in ms since which no record was removed by age: 0 if none was.
-
-        For halfway's own topics, which have halfway's times. A partition that has lost all its records proves nothing.
-        """
+        tombstones = self.at - self.tombstones_kept_ms if self.compacted else 0
         return {
-            pin.partition: 0 if pin.start == 0 else self.at if pin.first_at is None else pin.first_at
+            pin.partition: max(
+                tombstones,
+                0 if pin.start == 0 else min(first.get(pin.partition, self.at), ends.get(pin.partition, self.at)),
+            )
             for pin in self.partitions
         }
+
+    @property
+    def kept_since(self) -> int:
+        """The time in ms since which no record can have been removed by age or as a tombstone, by the configuration."""
+        by_age = 0 if self.kept_ms is None else self.at - self.kept_ms
+        return max(by_age, self.at - self.tombstones_kept_ms) if self.compacted else by_age
+
+    def whole_since(self, ends: Mapping[int, int]) -> dict[int, int]:
+        """Return, by partition, the time in ms since which no record was removed by age: 0 if none was.
+
+        For halfway's own topics, which have halfway's times. `ends` is as for `provable_since`. A partition that has
+        lost all its records proves nothing by itself.
+        """
+        first = {pin.partition: pin.first_at for pin in self.partitions if pin.first_at is not None}
+        return replace(self, compacted=False).provable_since(first, ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +154,55 @@ class Pins:
             return cls(at=int(content["at"]), topics=_by_name(map(_topic, content["topics"])))
         except (ValueError, KeyError, TypeError) as error:
             raise SourceError(f"these are no offsets of an earlier run: {error!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Where the logs of topics ended at earlier audits. They prove what cannot have been removed since.
+
+    Kafka removes records from the beginning of a log. If a log still holds the place where it ended at an earlier
+    audit, then it holds everything that was written after that audit.
+    """
+
+    seen: tuple[Pins, ...] = ()
+    """From old to new."""
+
+    def since(self, now: TopicPin) -> dict[int, int]:
+        """Return, by partition, the time of the earliest audit that saw an end which is still there."""
+        found: dict[int, int] = {}
+        for pins in reversed(self.seen):
+            pin = pins.topics.get(now.topic)
+            if pin is None or pin.is_another(now):
+                continue
+            ended = {each.partition: each.end for each in pin.partitions}
+            for each in now.partitions:
+                if each.start <= ended.get(each.partition, -1) <= each.end:
+                    found[each.partition] = pin.at
+        return found
+
+    def followed_by(self, pins: Pins) -> Ends:
+        """Return these and the ends of a later audit. Old ones are thinned out: their times matter less exactly."""
+        there = [each for each in self.seen if any(Ends(seen=(each,)).since(now) for now in pins.topics.values())]
+        kept = [*there, pins]
+        while len(kept) > _MOST_ENDS:
+            gaps = {
+                number: (kept[number + 1].at - kept[number - 1].at) / (pins.at - kept[number - 1].at + 1)
+                for number in range(1, len(kept) - 1)
+            }
+            del kept[min(gaps, key=lambda number: gaps[number])]
+        return Ends(seen=tuple(kept))
+
+    def to_json(self) -> str:
+        """Return the ends as JSON."""
+        return json.dumps([json.loads(pins.to_json()) for pins in self.seen]) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Ends:
+        """Read the result of `to_json`; SourceError if the text is something else."""
+        try:
+            return cls(seen=tuple(Pins.from_json(json.dumps(each)) for each in json.loads(text)))
+        except (ValueError, TypeError) as error:
+            raise SourceError(f"these are no ends of earlier audits: {error!r}") from None
 
 
 def _topic(fields: dict[str, Any]) -> TopicPin:

@@ -33,13 +33,15 @@ class Limits:
     """The limits that times and settings set to verdicts; times in ms.
 
     `cut`: later events are not judged yet. `op_whole_since`: by shard, the time before which an op may have been
-    deleted by age. `created_at`: when the deployment's topics were created, 0 if unknown. `horizon_ms`: the time after
-    which an id that a client chose can be used again. `slack_ms`: how much clocks, and times and offsets of a log, can
-    differ. `now`: nothing can have been written later; None means the same as `cut`.
+    deleted by age. `op_kept_since`: the time since which, by op's configuration, none is. `created_at`: when the
+    deployment's topics were created, 0 if unknown. `horizon_ms`: the time after which an id that a client chose can be
+    used again. `slack_ms`: how much clocks, and times and offsets of a log, can differ. `now`: nothing can have been
+    written later; None means the same as `cut`.
     """
 
     cut: int
     op_whole_since: Mapping[int, int] = field(default_factory=dict)
+    op_kept_since: int = 0
     created_at: int = 0
     horizon_ms: int = 900_000
     slack_ms: int = 5_000
@@ -63,8 +65,9 @@ class Evidence:
     `halves` and `parked` are all records of these topics, with `prepared_at` if it is known. `unsettled`, `unreadable`
     and `later` are ids with the time of a record: one in an unsettled part of a log, an outcome that cannot be read,
     and one that was written to op after everything that is judged. `topics` has for each real topic the time since
-    which a missing message proves a loss (`provable_since`), and whether it is `compacted`. If one is, `latest_of_keys`
-    is needed.
+    which any missing message proves a loss (`provable_since`), the time since which the configuration keeps its records
+    (`kept_since`), and whether it is `compacted`. If one is, `latest_of_keys` is needed. `partitions` has
+    `provable_since` for each partition: enough for a message whose partition is known.
     """
 
     ops: Frame
@@ -74,6 +77,7 @@ class Evidence:
     messages: Frame
     unsettled: Frame
     topics: Frame
+    partitions: Frame
     unreadable: Frame | None = None
     later: Frame | None = None
     latest_of_keys: Frame | None = None

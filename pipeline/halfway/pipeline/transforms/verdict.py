@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK, server_made
+from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK
 from halfway.pipeline.transforms.evidence import events, place
 
 if TYPE_CHECKING:
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
     from halfway.pipeline.transforms.evidence import Evidence, Limits
 
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
+UNPROVED: Final = "unproved"
 NOT_JUDGED: Final = "not_judged"
 ANOMALIES: Final = ("contradicted", "leaked", "lost", "torn", "doubled", "payload_changed")
 """Strongest first: a transaction with several anomalies gets the first one as its verdict, and lists all."""
-VERDICTS: Final = (*FINE, NOT_JUDGED, *ANOMALIES)
+VERDICTS: Final = (*FINE, UNPROVED, NOT_JUDGED, *ANOMALIES)
 _SHOWN_SLOTS: Final = 10_000
 """Evidence names the messages of a transaction up to this number, because anyone can forge any number of them."""
 
@@ -29,7 +31,8 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     | `rolled_back_ok` | op says rolled back, and no message is in any topic |
     | `parked` | no outcome; the last record in parked is not a tombstone |
     | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
-    | `expired_unknown` | there are traces, but the op, or a message that it names, may have been deleted by age |
+    | `expired_unknown` | there are traces, but the op, or a message that it names, is old enough to be deleted by age |
+    | `unproved` | the traces of a loss or a leak, too young for deletion by age; but records of a log were deleted |
     | `not_judged` | its outcome cannot be read, or is a commit that names no message |
     | `contradicted` | op says committed and rolled back, or has an outcome twice |
     | `leaked` | a message without a commit that names it |
@@ -39,9 +42,10 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     | `payload_changed` | committed, and a message has another key, value, headers or partition than was prepared |
 
     An anomaly counts only if everything about the transaction is older than the cut, and no record of it is in an
-    unsettled part of a log. A message is missing only if its topic cannot have deleted it by age and, in a compacted
-    topic, if no later record has its key. A message without op is leaked, and a half that has gone without op is lost,
-    only if the op cannot have been deleted by age, nor compacted away by a later use of the same id. A transaction is
+    unsettled part of a log. A message is missing only if its partition (each partition of its topic, if its own is not
+    known) cannot have lost it and, in a compacted topic, if no later record has its key. A message without op is
+    leaked, and a half that has gone without op is lost, only if the op partition of its id's shard cannot have lost the
+    op, and if a later use of the same id cannot have compacted it away. A transaction is
     an id and, if a client chose the id, one use of it: an id that is prepared a horizon after its outcome is a new
     transaction, as for the coordinator. Messages that were prepared before the topics were created, and that nothing
     else mentions, are of another deployment and have no row.
@@ -49,7 +53,25 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     d = engine.dialect
     lives = events(engine, evidence, limits)
     slots = _slots(engine, lives, evidence, limits)
-    return engine.query(_judged(d, limits), transactions=engine.query(_transactions(d), slots=slots))
+    transactions = engine.query(_transactions(d), slots=slots)
+    return engine.query(_judged(d, limits), transactions=_with_shards(engine, transactions, limits))
+
+
+def _with_shards(engine: Engine, transactions: Frame, limits: Limits) -> Frame:
+    """Return transactions with their `shard`, if it matters: of those that may have lost their op."""
+    if not any(limits.op_whole_since.values()):
+        return engine.query("select *, cast(null as bigint) as shard from $transactions", transactions=transactions)
+    kept = engine.keep(transactions)
+    ids = engine.query(
+        """select distinct id from $kept
+        where not (committed or rolled_back) and (found > 0 or gone_at is not null)""",
+        kept=kept,
+    )
+    return engine.query(
+        "select kept.*, shard from $kept kept left join $shards on shard_id = kept.id",
+        kept=kept,
+        shards=headers.shards_of(engine, ids, len(limits.op_whole_since)),
+    )
 
 
 def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> Frame:
@@ -87,9 +109,11 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
     }
     together = ", ".join(f'{value} as "{name}"' for name, value in of_messages.items())
     # The clock of the prepare can have been ahead. Then messages are dated before it, and an op never is.
-    provable = f"""case when provable_since = 0 then true
-        else coalesce(least(op_at, ended_at) >= provable_since + {limits.slack_ms}, false) end"""
-    keys, superseded, frames = "", "false", {"lives": lives, "topics": evidence.topics}
+    decided_at, slack = "least(op_at, ended_at)", limits.slack_ms
+    provable = f"""(provable_since = 0 or own_since = 0
+        or coalesce({decided_at} >= least(provable_since, coalesce(own_since, provable_since)) + {slack}, false))"""
+    keys, superseded = "", "false"
+    frames = {"lives": lives, "topics": evidence.topics, "partitions": evidence.partitions}
     if evidence.latest_of_keys is not None:
         keys = f"""left join (
                 select topic as key_topic, {engine.dialect.number_of("key_hash")} as key_number, last_at
@@ -104,7 +128,8 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
     sql = f"""
     select id, life, topic, slot, {kept}, {nothing}, expected, found, op_at, message_at, older, case
         when absent and {provable} then 'missing'
-        when absent then 'unproved'
+        when absent and coalesce({decided_at} >= kept_since + {slack}, false) then 'unproved'
+        when absent then 'expired'
         when expected and found > 1 then 'doubled'
         when expected and (lowest <> wanted or highest <> wanted) then 'changed'
         when expected and (lowest_headers <> wanted_headers or highest_headers <> wanted_headers) then 'other headers'
@@ -113,12 +138,14 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         when expected and (least_total <> wanted_total or most_total <> wanted_total) then 'miscounted'
         when not expected and found > 0 then 'not named' end as problem
     from (
-        select grouped.*, provable_since, expected and found = 0 and not ({superseded}) as absent
+        select grouped.*, facts.provable_since as provable_since, own.provable_since as own_since, kept_since,
+            expected and found = 0 and not ({superseded}) as absent
         from (
             select id, life, topic, slot, {together} from $lives where topic is not null
             group by id, life, topic, slot
         ) grouped
         left join $topics facts on facts.topic = grouped.topic
+        left join $partitions own on own.topic = grouped.topic and own."partition" = wanted_partition
         {keys}
     ) slots
     union all
@@ -142,7 +169,7 @@ def _transactions(d: Dialect) -> str:
         "expected": "expected",
         **{
             name: f"problem = '{name.replace('_', ' ')}'"
-            for name in ("missing", "unproved", "doubled", "miscounted", "not_named")
+            for name in ("missing", "unproved", "expired", "doubled", "miscounted", "not_named")
         },
         "changed": "problem in ('changed', 'other headers', 'other partition')",
     }
@@ -167,11 +194,15 @@ def _transactions(d: Dialect) -> str:
 
 
 def _judged(d: Dialect, limits: Limits) -> str:
-    whole_since = _op_whole_since(d, limits)
+    whole_since, kept_since = _op_whole_since(limits), limits.op_kept_since + limits.slack_ms
     lost = "expected > 0 and missing = expected"
     # A stray half of an ended id gets its tombstone within a horizon of its outcome.
-    vanished = f"""(coalesce(gone_at >= whole_since + {limits.horizon_ms}, false)
-        and not (committed or rolled_back or found > 0 or half or parked or used_again))"""
+    gone = "gone_at is not null and not (committed or rolled_back or found > 0 or half or parked or used_again)"
+    vanished = f"(coalesce(gone_at >= whole_since + {limits.horizon_ms}, false) and {gone})"
+    # What no op explains, although it is too young to have lost its op by age.
+    unexplained = f"""(not (committed or rolled_back or used_again) and found > 0
+            and coalesce(message_at >= {kept_since}, false)
+        or {gone} and coalesce(gone_at >= {kept_since + limits.horizon_ms}, false))"""
     findings = (
         ("contradicted", "(committed and rolled_back or coalesce(ended_again, false))"),
         ("leaked", """(found > 0 and case when committed then not_named > 0 when rolled_back then true
@@ -204,7 +235,9 @@ def _judged(d: Dialect, limits: Limits) -> str:
             when unreadable or (committed and expected = 0 and not rolled_back) then '{NOT_JUDGED}'
             when finding is not null and not unsettled and {newest} <= {limits.cut} then finding
             when finding is not null then 'pending'
-            when committed and unproved > 0 then 'expired_unknown'
+            when not unsettled and {newest} <= {limits.cut} and (committed and unproved > 0 or {unexplained})
+                then '{UNPROVED}'
+            when committed and (unproved > 0 or expired > 0) then 'expired_unknown'
             when committed then 'committed_ok'
             when rolled_back then 'rolled_back_ok'
             when parked then 'parked'
@@ -219,14 +252,13 @@ def _judged(d: Dialect, limits: Limits) -> str:
     """  # noqa: S608
 
 
-def _op_whole_since(d: Dialect, limits: Limits) -> str:
-    """Return the time since which the op of an id cannot have been deleted by age.
+def _op_whole_since(limits: Limits) -> str:
+    """Return the time since which the op of a transaction's `shard` cannot have been deleted by age.
 
-    An id that halfway made names its shard, whose time is returned; for other ids it is the latest time of all shards.
+    For a shard that does not exist it is the latest time of all shards.
     """
     known = {shard: since + limits.slack_ms for shard, since in limits.op_whole_since.items() if since}
-    latest = max(known.values(), default=0)
     if not known:
         return "0"
-    cases = " ".join(f"when id like '{shard}-%' then {known.get(shard, 0)}" for shard in limits.op_whole_since)
-    return f"case when not {server_made(d)} then {latest} {cases} else {latest} end"
+    cases = " ".join(f"when {shard} then {known.get(shard, 0)}" for shard in limits.op_whole_since)
+    return f"case shard {cases} else {max(known.values())} end"

@@ -131,8 +131,10 @@ class Frames:
             messages=messages,
             unsettled=frame([], "id string, at bigint"),
             topics=frame(
-                [("orders", 0, False), ("points", 0, False)], "topic string, provable_since bigint, compacted boolean"
+                [("orders", 0, 0, False), ("points", 0, 0, False)],
+                "topic string, provable_since bigint, kept_since bigint, compacted boolean",
             ),
+            partitions=frame([], "topic string, partition int, provable_since bigint"),
         )
         rows = engine.rows(verdicts(engine, evidence, Limits(cut=AT)))
         return {row["id"]: set(row["anomalies"]) for row in rows if row["verdict"] in ANOMALIES}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from halfway.domain.ids import partition_for_key
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, SparkEngine
 from tests.support.pipeline import scenarios
@@ -27,8 +28,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCENARIOS: dict[str, Scenario] = {}
-OLD = Facts(provable_since=NOW - 5 * HOUR, op_whole_since=((2, 0), (3, NOW - 20 * HOUR), (4, NOW - 5 * HOUR)))
+OLD = Facts(
+    provable_since=NOW - 5 * HOUR,
+    op_whole_since=tuple((shard, NOW - (20 if shard == 3 else 5) * HOUR) for shard in range(5)),
+)
 """Messages and ops have been deleted by age."""
+YOUNG = Facts(
+    provable_since=NOW,
+    kept_since=NOW - 5 * HOUR,
+    own_since=((0, NOW), (1, 0)),
+    op_whole_since=((0, NOW), (1, 0)),
+    op_kept_since=NOW - 5 * HOUR,
+)
+"""Nothing is left in partition 0 of the topic and of op, whose records are kept for five hours."""
 CLEANED = Facts(
     op_whole_since=((0, NOW - HOUR - HORIZON + 1),),
     last_of_keys=((1, NOW - HOUR - 5), (2, NOW - 2 * HOUR), (3, None)),
@@ -163,7 +175,7 @@ def messages_that_their_topic_has_deleted_by_age_are_not_lost(history: History) 
         ("b-old", "pending"),
         ("c-new", "leaked"),
         ("d-new", "pending"),
-        ("e-old-and-gone", "expired_unknown"),
+        ("e-older-and-gone", "expired_unknown"),
     ],
     facts=OLD,
 )
@@ -173,13 +185,62 @@ def messages_whose_op_was_deleted_by_age_are_not_leaked(history: History) -> Non
     history.half("b-old", at=NOW - 10 * HOUR)
     history.message("c-new", 1, 1)
     history.half("d-new")
-    history.half("e-old-and-gone", alive=False, at=NOW - 10 * HOUR)
+    history.half("e-older-and-gone", alive=False, at=NOW - 10 * HOUR)
 
 
 @scenario([(SERVER_MADE, "leaked")], facts=OLD)
 def the_shard_of_an_id_that_halfway_made_tells_since_when_its_op_must_be_there(history: History) -> None:
     """What another shard has deleted by age proves nothing about this one."""
     history.message(SERVER_MADE, 1, 1, at=NOW - 10 * HOUR)
+
+
+def _named_in_shard(shard: int, name: str) -> str:
+    """Return a name that makes, in the scenario of shards, an id of one of two shards."""
+    prefix = "the_shard_of_an_id_that_a_client_chose_tells_whether_its_op_must_be_there:"
+    names = (f"{name}-{number}" for number in range(100))
+    return next(each for each in names if partition_for_key(f"{prefix}{each}".encode(), 2) == shard)
+
+
+@scenario(
+    [("a-young", "unproved"), ("b-old", "expired_unknown"), ("c-torn", "unproved"), ("d-there", "committed_ok")],
+    facts=YOUNG,
+)
+def a_missing_message_that_is_too_young_to_be_deleted_is_not_called_expired(history: History) -> None:
+    """Its partition can have lost records by hand or by a short retention, so it is not called lost either."""
+    history.op("a-young", "committed", [1], at=NOW - HOUR)
+    history.op("b-old", "committed", [1], at=NOW - 10 * HOUR)
+    history.op("c-torn", "committed", [1, 2], at=NOW - HOUR)
+    history.message("c-torn", 1, 1)
+    history.op("d-there", "committed", [1], at=NOW - HOUR)
+    history.message("d-there", 1, 1)
+
+
+@scenario([("a-chosen", "lost"), ("b-chosen", "unproved"), ("c-any", "unproved")], facts=YOUNG)
+def a_message_whose_partition_is_known_is_proved_lost_by_that_partition(history: History) -> None:
+    """What another partition has deleted matters only if the message can have been there."""
+    history.op("a-chosen", "committed", [1], partition=1)
+    history.op("b-chosen", "committed", [1], partition=0)
+    history.op("c-any", "committed", [1])
+
+
+OF_WHOLE, OF_EMPTY = ([_named_in_shard(shard, name) for name in ("a-leaked", "b-gone", "c-old")] for shard in (1, 0))
+
+
+@scenario(
+    sorted(
+        [
+            *zip(OF_WHOLE, ("leaked", "lost", "leaked"), strict=True),
+            *zip(OF_EMPTY, ("unproved", "unproved", "expired_unknown"), strict=True),
+        ]
+    ),
+    facts=YOUNG,
+)
+def the_shard_of_an_id_that_a_client_chose_tells_whether_its_op_must_be_there(history: History) -> None:
+    """One empty partition of op hides nothing of the other shards."""
+    for leaked, gone, old in (OF_WHOLE, OF_EMPTY):
+        history.message(leaked, 1, 1)
+        history.half(gone, alive=False)
+        history.message(old, 1, 1, at=NOW - 10 * HOUR)
 
 
 @scenario([("a", "expired_unknown")], facts=CLEANED)
