@@ -7,6 +7,7 @@ from playwright.async_api import Locator, Page, Route, expect
 
 from halfway.embedded.ports import pick_port
 from halfway.memory import Memory
+from halfway.service.records.statistics_records import HealthWarning
 from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
@@ -78,6 +79,23 @@ async def test_a_shard_that_is_away_is_said_in_place_of_less_being_shown(page: P
         await page.get_by_role("link", name="Transactions").click()
         await expect(page.get_by_role("alert").filter(has_text="shard_unavailable")).to_be_visible()
         await expect(page.get_by_text("No transactions.")).to_have_count(0)
+
+
+async def test_what_is_unsafe_is_said_first_and_in_every_view(page: Page) -> None:
+    """Also while nothing is parked and every endpoint is healthy: the overview does not say that all is well."""
+    async with RestWorld() as world:
+        await page.goto(f"{world.url}/console/")
+        await expect(page.get_by_text("Nothing is parked")).to_be_visible()
+        unsafe = HealthWarning(check="topics", detail="topic 'half' is compacted by time")
+        world.coordinator.statistics.warnings = lambda: [unsafe]
+        alert = page.get_by_role("alert").filter(has_text="The coordinator is unsafe.")
+        await expect(alert).to_contain_text(unsafe.detail)
+        await expect(page.get_by_role("listitem").filter(has_text=unsafe.detail)).to_contain_text("unsafe")
+        await expect(page.get_by_text("Nothing is parked")).to_have_count(0)
+        await page.get_by_role("link", name="Jobs").click()
+        await expect(alert).to_be_visible()
+        world.coordinator.statistics.warnings = tuple
+        await expect(page.get_by_role("alert")).to_have_count(0)
 
 
 async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -> None:

@@ -165,6 +165,17 @@ class HttpPeers:
             queue.calls -= 1
             queue.calls_bytes -= len(body)
 
+    async def reaches(self, owner: OwnerHint) -> bool:
+        """Return whether an owner accepts a connection."""
+        url = URL(owner.url)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, writer = await asyncio.open_connection(url.host, url.port)
+        except (OSError, TimeoutError, ValueError):  # ValueError: the name is not a legal host
+            return False
+        writer.close()
+        return True
+
     # --- the queue of an owner
 
     def _enqueue(self, owner: OwnerHint, pending: _PendingCall) -> _OwnerQueue:

@@ -85,7 +85,7 @@ class KafkaServer(Server):
         settings = self._settings.model_copy(update={"kafka": kafka})
         config = settings.kafka_config(f"http://{self._settings.kafka_prefix.strip('._')}.invalid")
         backend = await stack.enter_async_context(running_backend(settings, config, self._metrics))
-        while backend.not_ready():
+        while backend.readiness.reason() is not None:
             backend.demand_permission()
             await asyncio.sleep(_POLL_S)
         return backend.coordinator

@@ -146,7 +146,9 @@ class Settings(BaseModel):
     max_requests: Count = _API.max_requests
     prepare_wait_s: Seconds = _API.prepare_wait_s
     max_batch_items: Count = _API.max_batch_items
-    shutdown_timeout_s: Seconds = 25
+    drain_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 5
+    """How long a stop serves on, and is not ready, before the port closes."""
+    shutdown_timeout_s: Seconds = 20
 
     max_messages: Count = _LIMITS.max_messages
     max_prepare_bytes: Count = _LIMITS.max_prepare_bytes

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         History,
         Lane,
         Observer,
+        OwnerHint,
         Owners,
         Peers,
         ShardListener,
@@ -299,6 +300,10 @@ class Coordinator:
     async def scan(self, shard: int, now: int) -> None:
         """Act on what is due at `now` (ms since the epoch); commit cursors (docs/protocol.md#scan-and-check-back)."""
         await self._scan.scan(shard, now)
+
+    def other_owners(self) -> Sequence[OwnerHint]:
+        """Return the other instances that calls can be forwarded to; none on an instance that forwards nothing."""
+        return () if self._forwarder.is_single else self._forwarder.others()
 
     def clock_was_set(self) -> None:
         """Handle a jump of the wall clock."""

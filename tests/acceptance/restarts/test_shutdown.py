@@ -1,6 +1,8 @@
 """An orderly stop accepts nothing new, finishes the requests in flight, and ends in time."""
 
 import asyncio
+import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -160,6 +162,34 @@ async def test_a_client_that_sends_its_request_too_slowly_does_not_hold_up_the_s
     finally:
         for writer in (idle, slow):
             writer.close()
+
+
+async def test_sigterm_makes_it_unready_first_and_it_serves_on_while_a_load_balancer_turns_away(
+    new_coordinator: NewCoordinator, connect: Connect, group: str, topic: str
+) -> None:
+    """New connections are accepted, and every answer closes its own. SIGINT, of a person who waits, does not drain."""
+    coordinator = new_coordinator({"HALFWAY_DRAIN_S": "3600"})
+    coordinator.start()
+    rest = connect(coordinator)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    async with aiohttp.ClientSession() as session:
+        kept = Rest(session, coordinator.url, coordinator.health_url)
+        assert "Connection" not in (await kept.prepare(group, [message(topic)])).headers
+
+        coordinator.terminate()
+
+        await eventually(lambda: rest.health("/health/ready"), lambda found: found[0] == 503 and "stopping" in found[1])
+        assert (await rest.health("/health/started"))[0] == (await rest.health("/health/live"))[0] == 200
+        transaction = await rest.prepared(group, [message(topic)])
+        ended = await kept.end(transaction, "commit")
+    assert ended.expect(200)["changed"]
+    assert ended.headers["Connection"] == "close"
+    assert '"draining"' in coordinator.log
+
+    coordinator.kill()
+    coordinator.start()
+    os.kill(coordinator.pid, signal.SIGINT)
+    assert await coordinator.exited() == 0
 
 
 async def test_its_topics_and_its_place_are_released(

@@ -34,6 +34,7 @@ QUICK: Mapping[str, str] = {
     "HALFWAY_LEASE_S": "2",
     "HALFWAY_CHECK_ALSO_NETWORKS": "127.0.0.0/8,::1",
     "HALFWAY_LOG_FORMAT": "json",
+    "HALFWAY_DRAIN_S": "0",
 }
 """Settings under which a test need not wait for what takes minutes in production."""
 

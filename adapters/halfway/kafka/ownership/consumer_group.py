@@ -24,7 +24,10 @@ from halfway.kafka.clients.owned_thread import OwnedThread
 log = structlog.get_logger()
 
 _POLL_S: Final = 0.1
-_HEARTBEATS: Final = 6
+_HEARTBEAT_S: Final = 0.5
+"""The others learn of a move with their next heartbeat, and a session ends up to one heartbeat early."""
+_LEAST_HEARTBEATS: Final = 6
+"""Heartbeats in a session, however short it is."""
 _LOG_INTERVAL_S: Final = 30.0
 _PAUSE_S: Final = 1.0
 _NEW_POLLS: Final = 2
@@ -71,7 +74,7 @@ class GroupMember(OwnedThread):
     @property
     def heartbeat_s(self) -> float:
         """The heartbeat interval in seconds."""
-        return self._config.session_timeout_s / _HEARTBEATS
+        return min(_HEARTBEAT_S, self._config.session_timeout_s / _LEAST_HEARTBEATS)
 
     def join_group(self) -> None:
         """Subscribe; assignments follow."""

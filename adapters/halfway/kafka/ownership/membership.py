@@ -77,6 +77,8 @@ class MembershipStatus:
     """What the brokers refuse this instance, with the remedy: a setting, or an ACL that the group needs."""
     troubles: tuple[ShardTrouble, ...] = ()
     """The shards in `acquiring` whose attempts have failed, with the reason."""
+    too_old: str | None = None
+    """Why this release cannot read the log: it has left the group for good."""
 
 
 class KafkaMembership:
@@ -136,6 +138,7 @@ class KafkaMembership:
             refused=self._refused,
             last_error=self._too_old or self._refused or self._backoff.last_error,
             troubles=self._acquisitions.troubles,
+            too_old=self._too_old,
         )
 
     # --- the port

@@ -140,6 +140,7 @@ def _instance(figures: InstanceFigures, answering_url: str) -> models.InstanceSt
         shards=[shard.shard for shard in figures.shards],
         resolving=figures.resolving,
         lane=None if figures.lane is None else _lane(figures.lane),
+        warnings=[models.WarningState(check=one.check, detail=one.detail) for one in figures.warnings],
     )
 
 

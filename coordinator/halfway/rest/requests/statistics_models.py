@@ -109,6 +109,13 @@ class LaneState(msgspec.Struct, frozen=True, kw_only=True):
     last_failure: LaneFailure | None
 
 
+class WarningState(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is unsafe on an instance, although it may serve calls."""
+
+    check: str
+    detail: str
+
+
 class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
     """One instance."""
 
@@ -119,6 +126,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
     shards: list[int]
     resolving: int
     lane: LaneState | None
+    warnings: list[WarningState]
 
 
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):

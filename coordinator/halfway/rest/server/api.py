@@ -142,6 +142,8 @@ class Api:
         # To build a log entry takes longer than to refuse a request, so the level is checked once.
         self._log_requests = logging.getLogger(__name__).isEnabledFor(logging.DEBUG)
         self._stopping = False
+        self.closes_connections = False
+        """Whether every answer closes its connection, so that clients open their next one elsewhere."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.in_flight = InFlight(
@@ -218,7 +220,7 @@ class Api:
                 "request_answered", operation=name, status=int(answer.status), request_id=request_id, seconds=seconds
             )
         response = WholeResponse(answer, ("X-Request-Id", request_id))
-        if self._stopping:
+        if self.closes_connections:
             response.force_close()
         return response
 
@@ -235,7 +237,7 @@ class Api:
 
         Requests that are not done by `deadline` (on the event loop's clock) are answered with 503.
         """
-        self._stopping = True
+        self._stopping = self.closes_connections = True
         self.admission.close()
         self.streams.stop()
         self.events.stop()

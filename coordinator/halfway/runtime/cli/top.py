@@ -56,7 +56,7 @@ def top(url: str, token: str | None, *, interval: float, once: bool, as_json: bo
 
 def screen(statistics: dict[str, Any]) -> RenderableType:
     """Return the statistics as a rich renderable. Their text is escaped, so the terminal does not interpret it."""
-    parts: list[RenderableType] = [_totals(statistics)]
+    parts: list[RenderableType] = [*_warnings(statistics), _totals(statistics)]
     away = statistics.get("away") or []
     if away:
         lines = [
@@ -91,6 +91,14 @@ def _totals(statistics: dict[str, Any]) -> Text:
     checks = " ".join(f"{check['verdict']} {check['per_s']}" for check in statistics.get("checks") or [])
     text.append(f"\nends/s  {_short(ends) or '-'}\nchecks/s  {_short(checks) or '-'}")
     return text
+
+
+def _warnings(statistics: dict[str, Any]) -> Iterable[RenderableType]:
+    """Show what is unsafe on each instance, in red and above everything else."""
+    for instance in statistics.get("instances") or []:
+        for warning in instance.get("warnings") or []:
+            text = f"unsafe ({warning.get('check')}) on {instance.get('url') or 'this one'}: {warning.get('detail')}"
+            yield Text(printable(text), style="bold red")
 
 
 def _groups(statistics: dict[str, Any]) -> Table:

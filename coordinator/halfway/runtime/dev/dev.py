@@ -69,7 +69,8 @@ def run_dev(options: DevOptions, settings_for: Callable[[str], Settings]) -> int
                 threading.Thread(target=_stop_when_stdin_closes, name="halfway-parent", daemon=True).start()
             bootstrap = stack.enter_context(EmbeddedKafka(config)).bootstrap_servers
             _create(bootstrap, options.topics)
-            settings = allowing_local_endpoints(logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty()))
+            settings = logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty())
+            settings = stopping_at_once(allowing_local_endpoints(settings))
             return run(settings, on_ready=lambda ready: _announce(options, settings, ready, bootstrap, echo))
     except ConfigurationError as error:
         complain(error.detail)
@@ -106,6 +107,11 @@ def _echo(outcome: str, port: int) -> CheckEcho:
 def allowing_local_endpoints(settings: Settings) -> Settings:
     """Return settings that also allow check endpoints on this machine."""
     return settings.model_copy(update={"check_also_networks": (*settings.check_also_networks, *LOOPBACK_NETWORKS)})
+
+
+def stopping_at_once(settings: Settings) -> Settings:
+    """Return settings without a drain, unless one is set: there is no load balancer to wait for."""
+    return settings if "drain_s" in settings.model_fields_set else settings.model_copy(update={"drain_s": 0.0})
 
 
 def logging_for(settings: Settings, *, terminal: bool) -> Settings:

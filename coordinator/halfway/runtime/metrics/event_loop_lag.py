@@ -7,6 +7,12 @@ import time
 from collections import deque
 from typing import Final
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
+LONG_S: Final = 5.0
+"""A longer pause is a warning."""
 _EVERY_S: Final = 0.025
 """The measured pause can be shorter than the real one by at most this time."""
 _WINDOW_S: Final = 60
@@ -38,4 +44,7 @@ class LoopPauses:
             due = time.monotonic() + _EVERY_S
             await asyncio.sleep(_EVERY_S)
             now = time.monotonic()
-            self.record(now, max(0.0, now - due))
+            pause_s = max(0.0, now - due)
+            if pause_s > LONG_S:
+                log.warning("event_loop_paused", seconds=round(pause_s, 1))
+            self.record(now, pause_s)

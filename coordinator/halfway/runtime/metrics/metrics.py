@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, get_args
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halfway.rest.server.api import Api
     from halfway.runtime.metrics.event_loop_lag import LoopPauses
     from halfway.service.access.key_freshness import KeyFreshness
+    from halfway.service.records.statistics_records import HealthWarning
     from halfway.service.shards.shard_table import ShardTable
 
 MAX_GROUPS: Final = 500
@@ -250,6 +251,10 @@ class Metrics:
         """Register the gauge of shards that cannot be acquired. `troubles` maps them to seconds since the epoch."""
         self.registry.register(_Troubles(troubles))
 
+    def show_warnings(self, checks: Sequence[str], warnings: Callable[[], Sequence[HealthWarning]]) -> None:
+        """Register the gauge of warnings; each of `checks` has a sample."""
+        self.registry.register(_Warnings(checks, warnings))
+
     def show_pauses(self, pauses: LoopPauses) -> None:
         """Register the gauge of the event loop's pauses."""
         self.registry.register(_Pauses(pauses))
@@ -381,6 +386,26 @@ class _Keys(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("halfway_keys_age_seconds", "Time since the keys were last read to their end", self._keys.age_s)
+
+
+class _Warnings(Collector):
+    """What is unsafe on this instance."""
+
+    def __init__(self, checks: Sequence[str], warnings: Callable[[], Sequence[HealthWarning]]) -> None:
+        self._checks = checks
+        self._warnings = warnings
+
+    def describe(self) -> Iterator[Metric]:
+        """Return nothing: no other collector uses the name."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        text = "What is unsafe on this instance, by check: the number of warnings in /health/ready"
+        family = GaugeMetricFamily("halfway_warnings", text, labels=["check"])
+        found = [warning.check for warning in self._warnings()]
+        for check in dict.fromkeys((*self._checks, *found)):
+            family.add_metric([check], found.count(check))
+        yield family
 
 
 class _Pauses(Collector):

@@ -31,15 +31,16 @@ from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.peer_port import PATH, PeerPort
 from halfway.rest.server.server import HttpServer
 from halfway.rest.server.tls import ServerTls
-from halfway.runtime.metrics.event_loop_lag import LoopPauses
+from halfway.runtime.metrics.event_loop_lag import LONG_S, LoopPauses
 from halfway.runtime.metrics.metrics import Metrics
 from halfway.runtime.metrics.zeros import export_zeros
-from halfway.runtime.serve.backend import Backend, running_backend
+from halfway.runtime.serve.backend import WARNINGS, Backend, running_backend
 from halfway.runtime.serve.deaths import DeathError, Deaths, supervised
 from halfway.runtime.serve.file_descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
 from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
 from halfway.runtime.serve.log_setup import configure
 from halfway.runtime.terminal import complain
+from halfway.service.records.statistics_records import HealthWarning
 
 if TYPE_CHECKING:
     from halfway.runtime.settings import Settings
@@ -48,7 +49,6 @@ log = structlog.get_logger(__name__)
 
 _LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to connect to, not to listen on
 _READY_POLL_S: Final = 0.05
-_MAX_PAUSE_S: Final = 5.0
 _PAUSE_WINDOW_S: Final = 10.0
 _PEER_REQUEST_BYTES: Final = 1024 * 1024
 _CLOSING_S: Final = 7.0
@@ -101,15 +101,26 @@ class _Stage:
         self._pauses = pauses
         self._metrics_need_key = metrics_need_key
 
+    def starting(self) -> list[Reason]:
+        """Return what the first recovery waits for; nothing once it is finished."""
+        if self.backend is None or self.api is None:
+            return [Reason(check="kafka", detail="Kafka cannot be reached, or the topics are not verified yet")]
+        return _reasons("shards", self.backend.readiness.starting())
+
     def reasons(self) -> list[Reason]:
+        """Return why this instance should get no requests."""
         if self.stopping:
             return [Reason(check="stopping", detail="this instance is stopping")]
         if self.backend is None or self.api is None:
-            return [Reason(check="kafka", detail="Kafka cannot be reached, or the topics are not verified yet")]
-        reasons = [Reason(check="shards", detail=detail) for detail in self.backend.not_ready()]
-        if (pause_s := self._pauses.longest_s(within_s=_PAUSE_WINDOW_S)) > _MAX_PAUSE_S:
-            reasons.append(Reason(check="event_loop", detail=f"the event loop paused for {pause_s:.1f} s"))
-        return reasons
+            return self.starting()
+        return _reasons("shards", self.backend.readiness.reason())
+
+    def warnings(self) -> list[HealthWarning]:
+        """Return what is unsafe, whether this instance is ready or not."""
+        found = [] if self.backend is None else self.backend.warnings()
+        if (pause_s := self._pauses.longest_s(within_s=_PAUSE_WINDOW_S)) > LONG_S:
+            found.append(HealthWarning(check="event_loop", detail=f"the event loop paused for {pause_s:.1f} s"))
+        return found
 
     def demand_reader(self, request: web.BaseRequest) -> None:
         """Raise a HalfwayError if the caller may not read metrics."""
@@ -143,14 +154,18 @@ class _Stage:
         return web.Response(status=answer.status, body=answer.body, headers=headers)
 
 
+def _reasons(check: str, detail: str | None) -> list[Reason]:
+    return [] if detail is None else [Reason(check=check, detail=detail)]
+
+
 async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
-    stopping = asyncio.Event()
-    kill_after_s = time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S
-    _stop_on_signals(stopping, kill_after_s=kill_after_s)
-    deaths = Deaths(lambda: _begin_stop(stopping, kill_after_s=kill_after_s))
+    stop = _Stop(drain_s=settings.drain_s, stop_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
+    stop.on_signals()
+    deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
     metrics.show_pauses(pauses)
     stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
+    metrics.show_warnings(WARNINGS, stage.warnings)
     tls = _tls(settings)
     async with AsyncExitStack() as stack:
         deaths.watch()
@@ -160,7 +175,9 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         garbage_task = supervised(collect_periodically())
         stack.callback(garbage_task.cancel)
         health_port = HealthPort(
+            starting=stage.starting,
             reasons=stage.reasons,
+            warnings=lambda: [Reason(check=one.check, detail=one.detail) for one in stage.warnings()],
             not_acquired=stage.not_acquired,
             metrics=metrics.render,
             demand_reader=stage.demand_reader,
@@ -195,9 +212,9 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         )
         log.info("listening", url=ready.url, health_url=ready.health_url)
 
-        running = _run_backend(settings, stage, metrics, ready, on_ready, server, unsent, stopping)
+        running = _run_backend(settings, stage, metrics, ready, on_ready, server, unsent, stop)
         backend_task = asyncio.ensure_future(running)
-        stop_task = asyncio.ensure_future(stopping.wait())
+        stop_task = asyncio.ensure_future(stop.begun.wait())
         await asyncio.wait({backend_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
         if not backend_task.done() and stage.backend is None:
@@ -218,7 +235,7 @@ async def _run_backend(
     on_ready: Callable[[Ready], None] | None,
     server: HttpServer,
     unsent: Unsent,
-    stopping: asyncio.Event,
+    stop: _Stop,
 ) -> None:
     """Run the backend and accept requests until the stop; then finish the requests in flight within the time limit."""
     loop = asyncio.get_running_loop()
@@ -250,18 +267,24 @@ async def _run_backend(
                 longest_s=settings.request_timeout_s,
             )
         stage.backend, stage.api = backend, api
+        backend.coordinator.statistics.warnings = stage.warnings
         announce_task = asyncio.create_task(_announce(stage, backend, ready, on_ready))
-        stop_task = asyncio.ensure_future(stopping.wait())
+        stop_task = asyncio.ensure_future(stop.begun.wait())
         try:
             await asyncio.wait({announce_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
             if announce_task.done():
                 announce_task.result()
             await stop_task
+            was_ready = announce_task.done()
         finally:
             announce_task.cancel()
             stop_task.cancel()
 
         stage.stopping = True
+        if was_ready and stop.drain_s > 0:
+            log.info("draining", for_s=stop.drain_s)
+            api.closes_connections = True
+            await asyncio.sleep(stop.drain_s)
         finishing_s = time_to_finish(settings.shutdown_timeout_s)
         log.info("stopping", within_s=settings.shutdown_timeout_s, finishing_s=finishing_s)
         deadline = backend.leave_by = loop.time() + finishing_s
@@ -286,33 +309,46 @@ def time_to_finish(stop_s: float) -> float:
     return max(stop_s - _CLOSING_S, stop_s / 2)
 
 
-def _kill_after(seconds: float) -> None:
-    """End the process if closing hangs. This uses a thread because the event loop itself may hang."""
+class _Stop:
+    """The stop of this process. It begins with SIGTERM or SIGINT; a second signal ends the process at once."""
 
-    def kill() -> None:
-        log.error("stop_timed_out", after_s=seconds)
-        os._exit(1)
+    def __init__(self, *, drain_s: float, stop_s: float) -> None:
+        """Take how long to serve while a load balancer turns away, and the limit of the stop that follows."""
+        self.begun = asyncio.Event()
+        self.drain_s = drain_s
+        self._stop_s = stop_s
 
-    timer = threading.Timer(seconds, kill)
-    timer.daemon = True
-    timer.start()
+    def on_signals(self) -> None:
+        """Begin with a signal. SIGINT is of a person at a terminal, who waits: it does not drain."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, self.drain_s)
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, 0.0)
 
+    def begin(self, drain_s: float | None = None) -> None:
+        """Begin, unless it has begun; with a drain of its own if `drain_s` is given."""
+        if self.begun.is_set():
+            return
+        if drain_s is not None:
+            self.drain_s = drain_s
+        self.begun.set()
+        self._kill_after(self.drain_s + self._stop_s)
 
-def _begin_stop(stopping: asyncio.Event, *, kill_after_s: float) -> None:
-    if not stopping.is_set():
-        stopping.set()
-        _kill_after(kill_after_s)
-
-
-def _stop_on_signals(stopping: asyncio.Event, *, kill_after_s: float) -> None:
-    def handle_signal() -> None:
-        if stopping.is_set():
+    def _on_signal(self, drain_s: float) -> None:
+        if self.begun.is_set():
             log.warning("stopped_at_once")
             os._exit(1)
-        _begin_stop(stopping, kill_after_s=kill_after_s)
+        self.begin(drain_s)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, handle_signal)
+    def _kill_after(self, seconds: float) -> None:
+        """End the process if closing hangs. This uses a thread because the event loop itself may hang."""
+
+        def kill() -> None:
+            log.error("stop_timed_out", after_s=seconds)
+            os._exit(1)
+
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
 
 
 async def listen(server: HttpServer, host: str, port: int, setting: str, tls: ServerTls | None = None) -> None:

@@ -28,18 +28,20 @@ from halfway.peers import HttpPeers
 from halfway.runtime.operator_key import first_operator_key
 from halfway.runtime.serve.check_caller import authorities, check_caller
 from halfway.runtime.serve.deaths import supervised
+from halfway.runtime.serve.readiness import Readiness, unfinished
 from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
 from halfway.service.access.access import KeyedAccess, OpenAccess
 from halfway.service.access.key_freshness import KeyFreshness
 from halfway.service.access.keys import Keys
 from halfway.service.activity.activity import Activity
 from halfway.service.coordinator import Coordinator
+from halfway.service.records.statistics_records import HealthWarning
 
 if TYPE_CHECKING:
     from halfway.kafka.clients.config import KafkaConfig
     from halfway.kafka.ownership.membership import MembershipStatus
     from halfway.runtime.settings import Settings
-    from halfway.service.ports import Authority, Clock, Observer, Owners
+    from halfway.service.ports import Authority, Clock, Observer, OwnerHint, Owners
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +53,8 @@ _TABLE_READ_S: Final = 30.0
 _TOPICS_CHECK_S: Final = 60.0
 _OTHERS_CHECK_S: Final = 1.0
 _OTHERS_WARN_AGAIN_S: Final = 600.0
+WARNINGS: Final = ("topics", "keys", "event_loop")
+"""The checks that can warn."""
 _AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 
 
@@ -62,17 +66,15 @@ class Backend:
         coordinator: Coordinator,
         membership_status: Callable[[], MembershipStatus],
         topics: InternalTopics,
+        readiness: Readiness,
         *,
         prefix: str,
         keys: KeyFreshness | None = None,
-        writer_trouble: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Store the parts that the health port needs. `keys` is None if callers need no keys.
-
-        `writer_trouble` returns why this instance can store no prepare, although Kafka may take them of others.
-        """
+        """Store the parts that the health port needs. `keys` is None if callers need no keys."""
         self.keys = keys
         self.coordinator = coordinator
+        self.readiness = readiness
         self._prefix = prefix
         self.unsafe: tuple[str, ...] = ()
         """Problems of the internal topics that appeared after the start."""
@@ -80,32 +82,22 @@ class Backend:
         """The deadline for releasing the shards, on the event loop's clock; set when the stop begins."""
         self._status = membership_status
         self._topics = topics
-        self._writer_trouble = writer_trouble
 
     @property
     def status(self) -> MembershipStatus:
         """This instance's membership of the cluster."""
         return self._status()
 
-    def not_ready(self) -> list[str]:
-        """Return why this instance should get no requests, an empty list if it should.
+    def warnings(self) -> list[HealthWarning]:
+        """Return what is unsafe here although this instance may be ready: it can be the same on all instances.
 
-        Shards that cannot be acquired are not a reason if other shards are served.
+        Each `check` is one of `WARNINGS`.
         """
-        status = self._status()
-        if not status.joined:
-            return [f"this instance has not joined the group of instances yet{_in_brackets(status.last_error)}"]
-        failing = {trouble.shard for trouble in status.troubles}
-        if starting := [shard for shard in status.acquiring if shard not in failing]:
-            shards = ", ".join(map(str, starting))
-            return [f"this instance is recovering shards {shards}{_in_brackets(status.last_error)}"]
-        if failing and not status.owned:
-            return ["this instance serves no shard: none of the shards assigned to it could be acquired"]
-        if (trouble := self._writer_trouble()) is not None:
-            return [trouble]
+        found = [HealthWarning(check="topics", detail=problem) for problem in self.unsafe]
         if self.keys is not None and self.keys.is_late:
-            return [f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"]
-        return list(self.unsafe)
+            detail = f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"
+            found.append(HealthWarning(check="keys", detail=detail))
+        return found
 
     def demand_permission(self) -> None:
         """Raise ConfigurationError if Kafka refuses what this instance needs to start: a retry would not help.
@@ -135,14 +127,9 @@ class Backend:
                 # Whatever it is, the next verification may succeed, and the shards can be served meanwhile.
                 log.exception("topics_not_verified")
                 continue
-            # Problems of the audit topic do not make an instance unready: the events are in the log as well.
-            self.unsafe = tuple(str(problem) for problem in problems if problem.topic != self._prefix + "audit")
+            self.unsafe = tuple(map(str, problems))
             for problem in problems:
                 log.error("topic_unsafe", problem=str(problem))
-
-
-def _in_brackets(error: str | None) -> str:
-    return "" if error is None else f" ({error})"
 
 
 async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
@@ -228,14 +215,16 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         stack.push_async_callback(scheduler.stop)
         scheduler.start()
 
-        backend = Backend(
-            coordinator,
-            lambda: cluster.membership.status,
-            topics,
-            prefix=config.prefix,
-            keys=freshness,
+        def status() -> MembershipStatus:
+            return cluster.membership.status
+
+        readiness = Readiness(
+            status,
+            coordinator.other_owners,
+            _alone if peers is None else peers.reaches,
             writer_trouble=lambda: half_log.trouble,
         )
+        backend = Backend(coordinator, status, topics, readiness, prefix=config.prefix, keys=freshness)
 
         async def leave() -> None:
             await coordinator.drain()
@@ -244,8 +233,9 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
 
         stack.push_async_callback(leave)
         await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
-        watch_task = supervised(backend.watch())
-        stack.callback(watch_task.cancel)
+        for watch in (backend.watch, readiness.watch):
+            watch_task = supervised(watch())
+            stack.callback(watch_task.cancel)
         if peers is None:
             warn_task = supervised(_warn_of_others(backend, owners))
             stack.callback(warn_task.cancel)
@@ -260,12 +250,17 @@ async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
     return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=ssl_context))
 
 
+async def _alone(_: OwnerHint) -> bool:
+    """Return False: without peers, no other instance is ever called."""
+    return False
+
+
 async def _warn_of_others(backend: Backend, owners: Owners) -> None:
     """Warn if another instance serves shards: requests to this instance do not reach them."""
     count = backend.coordinator.shards.count
     while True:
         await asyncio.sleep(_OTHERS_CHECK_S)
-        if backend.not_ready():
+        if unfinished(backend.status) is not None:
             continue  # until this instance has acquired its shards, the records may name their former owners
         others = {hint.url for shard in range(count) if (hint := owners.find(shard)) is not None}
         if others:

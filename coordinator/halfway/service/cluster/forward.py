@@ -56,7 +56,8 @@ class Forwarder:
         self._owners = owners
         self._peers = peers
         self._observer = observer
-        self._is_single = isinstance(peers, NoPeers)
+        self.is_single = isinstance(peers, NoPeers)
+        """Whether this instance forwards nothing."""
         self._next_owner = 0
 
     def begin(
@@ -69,7 +70,7 @@ class Forwarder:
         error: NotServedError,
     ) -> asyncio.Task[Any] | None:
         """Forward the request at an index to the owner of the shard that `error` names; None on a single instance."""
-        if self._is_single:
+        if self.is_single:
             return None
         forwarded = self._forward(error, call(request=requests[index]), deadline=deadline, principal=principal)
         return asyncio.get_running_loop().create_task(forwarded)

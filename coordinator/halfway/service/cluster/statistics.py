@@ -22,13 +22,14 @@ from halfway.service.records.statistics_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from halfway.domain.principal import Principal
     from halfway.service.activity.activity import Activity
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.cluster.forward import Forwarder
     from halfway.service.ports import Authority, Clock, Lane, OwnerHint
+    from halfway.service.records.statistics_records import HealthWarning
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import ShardTable
 
@@ -64,6 +65,8 @@ class ClusterStatistics:
         self._clock = clock
         self.instance = ""
         """The URL of this instance."""
+        self.warnings: Callable[[], Sequence[HealthWarning]] = tuple
+        """What is unsafe on this instance."""
         self._shared: dict[str | None, tuple[float, asyncio.Task[Statistics]]] = {}
 
     async def gather(self, *, group: str | None = None, principal: Principal = ANYBODY) -> Statistics:
@@ -155,6 +158,7 @@ class ClusterStatistics:
             writes=writes,
             quarantined=tuple(self._lane.quarantined(MAX_ENTRIES)),
             skipped=skipped,
+            warnings=tuple(self.warnings()),
         )
 
     def _shard_figures(self, group: str | None) -> Iterable[ShardFigures]:

@@ -128,6 +128,13 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     last_at: int
 
 
+class HealthWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is unsafe on an instance, although it may serve calls."""
+
+    check: str
+    detail: str
+
+
 class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one instance, of all groups or of one."""
 
@@ -144,6 +151,7 @@ class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[RefusedWrite, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    warnings: tuple[HealthWarning, ...] = ()
 
 
 class ShardPlace(msgspec.Struct, frozen=True, kw_only=True):

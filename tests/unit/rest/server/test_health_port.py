@@ -9,6 +9,7 @@ from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.rest.server.server import HttpServer
 from halfway.runtime.metrics.event_loop_lag import LoopPauses
 from halfway.runtime.metrics.metrics import MAX_GROUPS, Metrics
+from halfway.service.records.statistics_records import HealthWarning
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import guarded
 
@@ -24,15 +25,33 @@ async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]
 async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
     reasons = [Reason(check="kafka", detail="not reached")]
     lacking: list[ShardNotAcquired] = []
-    server = HttpServer(HealthPort(reasons=lambda: reasons, not_acquired=lambda: lacking, metrics=Metrics().render))
+    starting, warnings = list(reasons), list[Reason]()
+    handler = HealthPort(
+        starting=lambda: starting,
+        reasons=lambda: reasons,
+        warnings=lambda: warnings,
+        not_acquired=lambda: lacking,
+        metrics=Metrics().render,
+    )
+    server = HttpServer(handler)
     port = await server.start(HOST, 0)
     try:
         assert (await ask(port, "/health/live"))[0] == 200
         status, content_type, body = await ask(port, "/health/ready")
         assert (status, content_type) == (503, "application/json")
-        assert body == '{"status":"not_ready","reasons":[{"check":"kafka","detail":"not reached"}],"not_acquired":[]}'
+        reason = '"reasons":[{"check":"kafka","detail":"not reached"}]'
+        assert body == f'{{"status":"not_ready",{reason},"warnings":[],"not_acquired":[]}}'
+        assert await ask(port, "/health/started") == (
+            503,
+            "application/json",
+            f'{{"status":"not_started",{reason}}}',
+        )
+        starting.clear()
+        assert await ask(port, "/health/started") == (200, "application/json", '{"status":"ok","reasons":[]}')
         reasons.clear()
-        assert (await ask(port, "/health/ready"))[0] == 200
+        warnings.append(Reason(check="topics", detail="compacted"))
+        status, _, body = await ask(port, "/health/ready")
+        assert (status, '"warnings":[{"check":"topics","detail":"compacted"}]' in body) == (200, True)
         lacking.append(ShardNotAcquired(shard=3, since="2026-01-02T03:04:05Z", tries=2, error="held", remedy="look"))
         status, _, body = await ask(port, "/health/ready")
         assert status == 200
@@ -89,6 +108,16 @@ def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monke
     monkeypatch.setattr("halfway.runtime.metrics.metrics.time.time", lambda: 1_000.0)
     troubles[3] = 400.0
     assert 'halfway_shard_not_acquired_seconds{shard="3"} 600.0' in metrics.render()[0].decode()
+
+
+def test_each_check_that_can_warn_has_a_sample_before_it_does() -> None:
+    metrics, warnings = Metrics(), list[HealthWarning]()
+    metrics.show_warnings(("topics", "keys"), lambda: warnings)
+    assert 'halfway_warnings{check="topics"} 0.0' in metrics.render()[0].decode()
+    warnings += [HealthWarning(check="topics", detail=detail) for detail in ("half", "op")]
+    text = metrics.render()[0].decode()
+    assert 'halfway_warnings{check="topics"} 2.0' in text
+    assert 'halfway_warnings{check="keys"} 0.0' in text
 
 
 @pytest.mark.parametrize("group", ["", "made-up"])

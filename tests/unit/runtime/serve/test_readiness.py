@@ -1,45 +1,153 @@
-"""Readiness: an instance serves the shards that it can, even if it cannot acquire another one."""
+"""Readiness: an instance is ready if it can serve some calls or forward them, and says what is unsafe all the same."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
 from halfway.kafka.ownership.concurrent_acquisition import ShardTrouble
 from halfway.kafka.ownership.membership import MembershipStatus
+from halfway.runtime.serve import readiness
 from halfway.runtime.serve.backend import Backend
+from halfway.runtime.serve.readiness import Readiness
 from halfway.service.access.key_freshness import KeyFreshness
+from halfway.service.ports import OwnerHint
+from tests.support.waiting import until_true
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")
+OTHER = OwnerHint(incarnation="b", url="http://other:8080")
+
+
+def status(
+    owned: tuple[int, ...] = (),
+    acquiring: tuple[int, ...] = (),
+    *,
+    joined: bool = True,
+    failing: bool = False,
+    too_old: str | None = None,
+) -> MembershipStatus:
+    return MembershipStatus(
+        joined=joined,
+        incarnation="i",
+        owned=owned,
+        acquiring=acquiring,
+        last_error=too_old,
+        troubles=(TROUBLE,) if failing else (),
+        too_old=too_old,
+    )
+
+
+class Instance:
+    """The readiness of an instance whose membership and neighbours the test sets."""
+
+    def __init__(self, now: MembershipStatus, *others: OwnerHint) -> None:
+        self.now = now
+        self.others = others
+        self.reachable = True
+        self.writer_trouble: str | None = None
+        self.readiness = Readiness(lambda: self.now, lambda: self.others, self._reaches, lambda: self.writer_trouble)
+
+    async def _reaches(self, _: OwnerHint) -> bool:
+        return self.reachable
 
 
 @pytest.mark.parametrize(
-    "owned, acquiring, troubles, reason",
+    "first, reason",
     [
-        ((1, 2), (), (), None),
-        ((1, 2), (0,), (TROUBLE,), None),
-        ((1, 2), (0,), (), "recovering shards 0"),
-        ((1,), (0, 2), (TROUBLE,), "recovering shards 2"),
-        ((), (0,), (TROUBLE,), "serves no shard"),
-        ((), (), (), None),
+        (status((1, 2)), None),
+        (status((1, 2), (0,), failing=True), None),
+        (status((1, 2), (0,)), "recovering shards 0"),
+        (status((1,), (0, 2), failing=True), "recovering shards 2"),
+        (status((), (0,), failing=True), "none of the shards assigned to it could be acquired"),
+        (status(), "none is assigned to it"),
+        (status(joined=False), "not joined"),
     ],
 )
-def test_a_shard_that_cannot_be_acquired_takes_the_others_from_nobody(
-    owned: tuple[int, ...], acquiring: tuple[int, ...], troubles: tuple[ShardTrouble, ...], reason: str | None
+def test_a_single_instance_is_ready_once_it_serves_the_shards_that_it_can(
+    first: MembershipStatus, reason: str | None
 ) -> None:
-    """An instance that serves shards is ready although another shard fails, once that was tried."""
-    status = MembershipStatus(
-        joined=True, incarnation="i", owned=owned, acquiring=acquiring, last_error=None, troubles=troubles
-    )
-    nothing = cast("Any", None)
-    backend = Backend(nothing, lambda: status, nothing, prefix="_halfway.")
-    found = backend.not_ready()
-    assert len(found) == (reason is not None)
-    assert reason is None or reason in found[0]
+    """A shard that cannot be acquired takes the others from nobody, once that was tried."""
+    found = Instance(first).readiness.reason()
+    assert (found is None) == (reason is None), found
+    assert reason is None or reason in (found or "")
 
 
-async def test_an_instance_that_cannot_read_which_keys_are_revoked_is_not_ready() -> None:
+@pytest.mark.parametrize(
+    "later",
+    [
+        status((1,), (0, 2)),
+        status((), (0, 1, 2)),
+        status((), (0,), failing=True),
+        status(),
+        status(joined=False),
+    ],
+    ids=["takes over", "lost its lane", "cannot acquire", "is spare", "left the group"],
+)
+def test_after_its_first_recovery_an_instance_that_can_serve_or_forward_stays_ready(later: MembershipStatus) -> None:
+    """All of it can happen to every instance at once, and a load balancer would have no server then."""
+    instance = Instance(status((1,)), OTHER)
+    assert instance.readiness.reason() is None
+    instance.now = later
+    assert instance.readiness.reason() is None
+    assert instance.readiness.starting() is None
+
+
+def test_the_first_recovery_is_waited_for_although_calls_could_be_forwarded() -> None:
+    instance = Instance(status((1,), (0,)), OTHER)
+    assert "recovering shards 0" in (instance.readiness.starting() or "")
+    assert instance.readiness.reason() == instance.readiness.starting()
+    instance.now = status((0, 1))
+    assert instance.readiness.starting() is None
+
+
+def test_an_instance_whose_release_cannot_read_the_log_is_not_ready() -> None:
+    """Otherwise a rollout of a release that serves nothing would go on and replace those that serve."""
+    instance = Instance(status((1,)), OTHER)
+    assert instance.readiness.reason() is None
+    instance.now = status(too_old="needs a newer release")
+    assert "newer release" in (instance.readiness.reason() or "")
+
+
+def test_an_instance_whose_writer_is_dead_is_not_ready() -> None:
+    """It can store no prepare, although Kafka takes those of others."""
+    instance = Instance(status((1,)), OTHER)
+    instance.writer_trouble = "the thread that writes half has ended"
+    assert instance.readiness.reason() == instance.writer_trouble
+    assert instance.readiness.starting() is None
+
+
+async def test_an_instance_that_serves_nothing_and_reaches_nobody_is_not_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It alone is cut off, so others serve; it is ready again when it reaches one."""
+    monkeypatch.setattr(readiness, "_WATCH_S", 0.01)
+    instance = Instance(status((1,)), OTHER)
+    task = asyncio.create_task(instance.readiness.watch())
+    try:
+        instance.reachable = False
+        await asyncio.sleep(0.1)
+        assert instance.readiness.reason() is None, "it serves a shard"
+        instance.now = status(joined=False)
+        await until_true(lambda: "reaches no other instance" in (instance.readiness.reason() or ""))
+        instance.reachable = True
+        await until_true(lambda: instance.readiness.reason() is None)
+    finally:
+        task.cancel()
+
+
+def backend(keys: KeyFreshness | None = None) -> Backend:
     nothing = cast("Any", None)
-    status = MembershipStatus(joined=True, incarnation="i", owned=(1,), acquiring=(), last_error=None, troubles=())
-    keys = KeyFreshness(nothing, not_ready_s=-1)
-    assert "read revocations of keys" in Backend(nothing, lambda: status, nothing, prefix="p", keys=keys).not_ready()[0]
-    assert Backend(nothing, lambda: status, nothing, prefix="p", keys=KeyFreshness(nothing)).not_ready() == []
+    return Backend(nothing, nothing, nothing, nothing, prefix="_halfway.", keys=keys)
+
+
+async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:
+    """A changed setting of an internal topic, and keys that cannot be read."""
+    nothing = cast("Any", None)
+    old, fresh = KeyFreshness(nothing, not_ready_s=-1), KeyFreshness(nothing)
+    assert backend(fresh).warnings() == []
+    unsafe = backend(old)
+    unsafe.unsafe = ("topic '_halfway.half': cleanup.policy is 'delete'",)
+    topics, keys = unsafe.warnings()
+    assert (topics.check, topics.detail) == ("topics", unsafe.unsafe[0])
+    assert keys.check == "keys"
+    assert "read revocations of keys" in keys.detail

@@ -14,4 +14,5 @@ def test_a_stop_keeps_time_for_closing(stop_s: float, finishing_s: float) -> Non
 
 def test_the_grace_of_the_compose_file_is_longer_than_a_stop() -> None:
     """Docker's and Kubernetes' usual 30 s are enough too, with a margin."""
-    assert load({}).shutdown_timeout_s <= 30 - 5
+    settings = load({})
+    assert settings.drain_s + settings.shutdown_timeout_s <= 30 - 5

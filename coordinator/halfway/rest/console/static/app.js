@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { call, Problem, unreachable } from "./lib/api.js";
-import { clock } from "./lib/format.js";
+import { clock, countOf, instancesText, warningsOf } from "./lib/format.js";
 import { start, stop, tryNow, useLive } from "./lib/live.js";
 import { to, useRoute } from "./lib/router.js";
 import { callerKind, currentKey, onRefused, publicId, signOut } from "./lib/session.js";
@@ -112,16 +112,22 @@ function Connection() {
   return html`<span role="status"><${Badge} of=${word} tone=${tone} /></span>`;
 }
 
-// Warnings above every view: the figures are stale, or do not include everything.
+// Warnings above every view: the figures are stale, an instance is unsafe, or the figures do not include everything.
 function Warnings() {
   const { status, data, receivedAt, retryAt, problem } = useLive();
   useTick(1);
   const away = data?.away ?? [];
+  const unsafe = warningsOf(data);
   const wait = retryAt === null ? 0 : Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
   return html`<div class="warnings">
     ${status === "lost"
       ? html`<${Note} tone="bad" role="alert" title="Not connected to the coordinator.">
           ${problem ? `${problem.detail} ` : null}${receivedAt ? `Figures are stale, as of ${clock(receivedAt)}. ` : null}${retryAt === null ? null : `Next attempt in ${wait} s. `}<button class="link" onClick=${tryNow}>Try now</button>
+        <//>`
+      : null}
+    ${unsafe.length > 0
+      ? html`<${Note} tone="bad" role="alert" title="The coordinator is unsafe.">
+          ${unsafe[0].detail} (${instancesText(unsafe[0])})${unsafe.length > 1 ? html` And ${countOf(unsafe.length - 1, "other warning")}: see the <a href=${to("overview")}>overview</a>.` : null}
         <//>`
       : null}
     ${away.length > 0

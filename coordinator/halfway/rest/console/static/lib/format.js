@@ -64,3 +64,20 @@ export function ageS(time, now = Date.now()) {
 export function words(state) {
   return state.replaceAll("_", " ");
 }
+
+// What is unsafe, once for all instances that warn of it.
+export function warningsOf(data) {
+  const found = new Map();
+  for (const instance of data?.instances ?? []) {
+    for (const { check, detail } of instance.warnings) {
+      const id = `${check} ${detail}`;
+      if (!found.has(id)) found.set(id, { id, check, detail, instances: [] });
+      found.get(id).instances.push(instance.url || "this instance");
+    }
+  }
+  return [...found.values()];
+}
+
+export function instancesText({ instances }) {
+  return instances.length === 1 ? instances[0] : countOf(instances.length, "instance");
+}

@@ -1,7 +1,7 @@
 // The current state, and what needs attention first.
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { clock, count, countOf, duration, NONE, rate } from "../lib/format.js";
+import { clock, count, countOf, duration, instancesText, NONE, rate, warningsOf } from "../lib/format.js";
 import { useLive } from "../lib/live.js";
 import { to } from "../lib/router.js";
 import { callerKind } from "../lib/session.js";
@@ -60,7 +60,12 @@ function Tile({ label, value, detail, href, tone = "" }) {
 // One line for each problem that does not resolve itself, with its evidence and a link to act on it.
 function Attention({ data, onResume }) {
   const mayResume = callerKind() === null || callerKind() === "operator";
-  const items = [];
+  const items = warningsOf(data).map((warning) => ({
+    id: warning.id,
+    tone: "bad",
+    word: "unsafe",
+    text: html`<span>${warning.check}, ${instancesText(warning)}</span><span class="evidence">${warning.detail}</span>`,
+  }));
   for (const group of data.groups) {
     const broken = group.endpoints.filter((endpoint) => !endpoint.well);
     if (group.parked > 0) {

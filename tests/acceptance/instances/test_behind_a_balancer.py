@@ -1,0 +1,196 @@
+"""Three instances behind a load balancer that looks at their health, with callers that never try anything again.
+
+`pytest -n 0 -rP` prints what the callers saw: docs/operating.md#several-instances has the figures.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+import aiohttp
+import pytest
+
+from tests.support.brokers.fixtures import Kafka
+from tests.support.coordinator.balancer import Balancer, Server
+from tests.support.coordinator.fleet import SHARDS, Fleet, settled, shares
+from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
+from tests.support.coordinator.topics import Cluster
+from tests.support.waiting import eventually
+
+CALLERS = 8
+LEAST_CALLS = 50
+SETTINGS = {"HALFWAY_DRAIN_S": "3", "HALFWAY_REQUEST_TIMEOUT_S": "15"}
+
+
+@dataclass
+class Seen:
+    """What callers saw while something happened: answers by status and code, and the longest time without a success."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+    began: float = field(default_factory=time.monotonic)
+    last_success: float = field(default_factory=time.monotonic)
+    longest_s: float = 0.0
+
+    def note(self, answer: str) -> None:
+        self.answers[answer] += 1
+        if answer == "ok":
+            now = time.monotonic()
+            self.longest_s = max(self.longest_s, now - self.last_success)
+            self.last_success = now
+
+    def __str__(self) -> str:
+        calls = self.answers.total()
+        failed = calls - self.answers["ok"]
+        kinds = ", ".join(f"{count} {what}" for what, count in self.answers.most_common() if what != "ok") or "none"
+        seconds = time.monotonic() - self.began
+        return f"{calls} calls in {seconds:.0f} s, {failed} failed ({kinds}); {self.longest_s:.1f} s without a success"
+
+
+class Callers:
+    """Prepare and commit, one call after the other. What failed is left to check-back, as a service does."""
+
+    def __init__(self, rest: Rest, group: str, topic: str, *, own_ids: bool) -> None:
+        self._rest = rest
+        self._group = group
+        self._topic = topic
+        self._own_ids = own_ids
+        self._done = False
+        self.seen = Seen()
+        self.committed: set[str] = set()
+
+    def now_seen(self) -> Seen:
+        """Begin to count anew, and return what was seen until now."""
+        seen, self.seen = self.seen, Seen()
+        return seen
+
+    async def until_served(self) -> None:
+        """Wait until more calls have succeeded."""
+        begun = self.seen.answers["ok"]
+
+        async def ok() -> int:
+            return self.seen.answers["ok"]
+
+        await eventually(ok, lambda count: count >= begun + LEAST_CALLS)
+
+    async def run(self) -> None:
+        while not self._done:
+            prepare: Json = {"group": self._group, "messages": [message(self._topic, "v")]}
+            if self._own_ids:
+                prepare["id"] = f"own-{uuid4().hex}"
+            prepared = await self._call("/transactions", prepare)
+            if prepared is not None:
+                name = str(prepared["id"])
+                if await self._call(f"/transactions/{name}/end", {"outcome": "commit"}) is not None:
+                    self.committed.add(name)
+            await asyncio.sleep(0.01)
+
+    async def _call(self, path: str, body: Json) -> Json | None:
+        try:
+            answer = await self._rest.call("POST", path, body)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.seen.note(type(error).__name__)
+            return None
+        if answer.status in (200, 201):
+            self.seen.note("ok")
+            found: Json = answer.body
+            return found
+        self.seen.note(f"{answer.status} {answer.error_code}")
+        return None
+
+    def stop(self) -> None:
+        self._done = True
+
+
+class Services:
+    """Two services with half of the callers each: one takes halfway's ids, the other brings its own."""
+
+    def __init__(self, rest: Rest, group: str, topic: str) -> None:
+        self.callers = {
+            "with ids of halfway": Callers(rest, group, topic, own_ids=False),
+            "with ids of their own": Callers(rest, group, topic, own_ids=True),
+        }
+
+    @property
+    def committed(self) -> set[str]:
+        return set().union(*(callers.committed for callers in self.callers.values()))
+
+    async def until_served(self) -> None:
+        for callers in self.callers.values():
+            await callers.until_served()
+
+    def tell(self, what: str) -> None:
+        for ids, callers in self.callers.items():
+            print(f"{what}, {ids}: {callers.now_seen()}")  # noqa: T201
+
+    async def __aenter__(self) -> Self:
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        for callers in self.callers.values():
+            for _ in range(CALLERS // 2):
+                self._tasks.create_task(callers.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for callers in self.callers.values():
+            callers.stop()
+        await self._tasks.__aexit__(kind, error, trace)
+
+
+async def served_by_all(rests: list[Rest]) -> None:
+    """Wait until these instances serve every shard together."""
+    await eventually(lambda: shares(rests), lambda found: sum(map(len, found)) == SHARDS)
+
+
+@pytest.mark.timeout(900)
+async def test_while_instances_are_restarted_and_killed_a_load_balancer_always_has_a_ready_server(
+    kafka: Kafka, tmp_path: Path, connect: Connect, cluster: Cluster, topic: str, group: str
+) -> None:
+    """At each look at the health of all three, at least one was ready; each acknowledged commit is there, once."""
+    fleet = Fleet(kafka.bootstrap_servers, tmp_path, SETTINGS)
+    balancer = None
+    try:
+        fleet.start(3)
+        rests = [connect(member) for member in fleet.members]
+        await settled(rests)
+        balancer = Balancer([Server(member.port, member.health_port) for member in fleet.members], tmp_path)
+        balancer.wait_until_ready()
+        async with aiohttp.ClientSession() as session:
+            rest = Rest(session, balancer.url, "")
+            (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+            async with Services(rest, group, topic) as services:
+                await services.until_served()
+                services.tell("before")
+                for member in fleet.members:
+                    await asyncio.to_thread(_restart, member)
+                    await services.until_served()
+                services.tell("rolling restart")
+                await settled(rests)
+                fleet.members[0].kill()
+                killed_at = time.monotonic()
+                await served_by_all(rests[1:])
+                print(f"its shards were served again after {time.monotonic() - killed_at:.1f} s")  # noqa: T201
+                await services.until_served()
+                services.tell("kill -9 of one of three")
+        rounds = balancer.rounds()
+        print(f"{rounds.looked} looks at all three instances, {rounds.without_any} found none ready")  # noqa: T201
+        assert rounds.without_any == 0
+        found = Counter(record.transaction_id for record in await cluster.read(topic))
+        assert [name for name in services.committed if found[name] != 1] == []
+        assert max(found.values()) == 1
+    finally:
+        if balancer is not None:
+            balancer.close()
+        fleet.close()
+
+
+def _restart(member: CoordinatorProcess) -> None:
+    assert member.stop() == 0
+    member.start()
