@@ -88,7 +88,7 @@ audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS
 model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
 	$(PYTHON) model/check.py
 
-check: $(STAMP) ## Lint, format, types, layers, and the built wheel
+check: $(STAMP) ## Lint, format, types, layers, and the built distributions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

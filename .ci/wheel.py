@@ -1,10 +1,12 @@
-"""Build both wheels and import every portion of the namespace from them, in fresh environments outside the source tree.
+"""Build both distributions and import every portion of the namespace from them, in fresh environments elsewhere.
 
+A wheel that is built from a source distribution holds the same as one that is built from the source tree.
 `halfway` holds everything but the client; `halfway-client` holds the client alone and installs with little else.
 """
 
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
@@ -97,11 +99,20 @@ def environment(folder: Path) -> Path:
     return folder / "bin"
 
 
-def build(project: Path, there: Path) -> Path:
-    before = set(there.glob("*.whl"))
-    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", there, cwd=project)
-    (wheel,) = set(there.glob("*.whl")) - before
-    return wheel
+def build(target: str, project: Path, there: Path) -> Path:
+    """Build a `wheel` or an `sdist` of a project, and return its file."""
+    there.mkdir(exist_ok=True)
+    before = set(there.iterdir())
+    run(sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", there, cwd=project)
+    (built,) = set(there.iterdir()) - before
+    return built
+
+
+def unpacked(sdist: Path, there: Path) -> Path:
+    """Unpack a source distribution outside the source tree, and return its folder."""
+    with tarfile.open(sdist) as files:
+        files.extractall(there, filter="data")
+    return there / sdist.name.removesuffix(".tar.gz")
 
 
 def try_coordinator(wheel: Path, files: set[str], client_wheel: Path, there: Path) -> Path:
@@ -134,7 +145,14 @@ def use_client(python: Path, server_python: Path, there: Path) -> None:
         sys.exit(f"{url}: what the installed client committed is not there")
 
 
-def try_client(wheel: Path, files: set[str], server_python: Path, there: Path) -> None:
+def try_lowest(sdist: Path, server_python: Path, there: Path) -> None:
+    """Use the client with the lowest version that it allows of what it depends on."""
+    python = environment(there / "lowest-venv") / "python"
+    run(UV, "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct", sdist, cwd=there)
+    use_client(python, server_python, there)
+
+
+def try_client(sdist: Path, wheel: Path, files: set[str], server_python: Path, there: Path) -> None:
     """Install the client with its own dependencies, use it where nothing of the coordinator is, then add its extras."""
     check_contents(wheel, files)
     bin_folder = environment(there / "client-venv")
@@ -145,7 +163,7 @@ def try_client(wheel: Path, files: set[str], server_python: Path, there: Path) -
     }
 
     def install(extra: str, modules: set[str]) -> None:
-        wanted = f"{wheel}{extra}"
+        wanted = f"{wheel if extra else sdist}{extra}"
         command = (UV, "pip", "install", "--quiet", "--python", bin_folder / "python", "--constraint", constraint)
         run(*command, wanted, cwd=there)
         run(bin_folder / "python", "-I", "-W", "error", "-c", f"import {', '.join(sorted(modules))}", cwd=there)
@@ -161,11 +179,15 @@ def main() -> None:
     client_files = {file for file in files if file.startswith(CLIENT)}
     with tempfile.TemporaryDirectory(prefix="halfway-wheel-") as scratch:
         there = Path(scratch)
-        wheel, client_wheel = build(ROOT, there), build(CLIENT_PROJECT, there)
+        wheel, client_wheel = build("wheel", ROOT, there), build("wheel", CLIENT_PROJECT, there)
         if wheel.name.split("-")[1] != client_wheel.name.split("-")[1]:
             sys.exit(f"{wheel.name} and {client_wheel.name}: give both projects one version")
+        sdist, client_sdist = build("sdist", ROOT, there), build("sdist", CLIENT_PROJECT, there)
+        for packed, expected in ((sdist, files - client_files), (client_sdist, client_files)):
+            check_contents(build("wheel", unpacked(packed, there), there / "again"), expected)
         server_python = try_coordinator(wheel, files - client_files, client_wheel, there)
-        try_client(client_wheel, client_files, server_python, there)
+        try_client(client_sdist, client_wheel, client_files, server_python, there)
+        try_lowest(client_sdist, server_python, there)
     print(f"{wheel.name}, {client_wheel.name}: {len(files)} files; every module was imported from them")
 
 
