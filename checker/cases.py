@@ -30,9 +30,13 @@ from checker.records import AnyRecord, Half, Op, Parked, Real
 COMMITTED, ROLLED_BACK = "committed", "rolled_back"
 OUTCOMES = (COMMITTED, ROLLED_BACK)
 _OK = range(200, 300)
+_ACCEPTED: Final = 202
+_UNAVAILABLE: Final = 503
 _OUTCOME_OF = {"commit": COMMITTED, "rollback": ROLLED_BACK}
 _NOT_WRITABLE = ("topic_unavailable", "not_authorised", "message_too_large")
-"""Refusals of an end that the shard's owner has received and cannot write."""
+"""Refusals of an end that promise that the log holds the refused commit."""
+_TAKEN: Final = ("end_unconfirmed", None)
+"""The codes of an end that its owner has probably received, and remembers unless it dies; None: no answer, or a 202."""
 CLOCKS_APART_MS: Final = 70_000
 """How wrong the clock of an outcome's writer may be; rules about the age of an outcome allow this much."""
 _IN_FLIGHT_MS = 1_000
@@ -54,15 +58,19 @@ class AnsweredState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadAnswer:
-    """An answer to a check that halfway has certainly read."""
+class SaidCommit:
+    """A commit that halfway has received, by the answer to a check or by an end; `line` is that of the history."""
 
     line: int
-    said: str
     at: int
+    by: str
+    answer: str
+    """What its caller got."""
+    unanswered: bool = False
+    """True if no answer came: any fault may have lost it on its way."""
 
     def __str__(self) -> str:
-        return f"line {self.line}: a check was answered {self.said}"
+        return f"line {self.line}: commit by {self.by}, {self.answer}"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,14 +95,17 @@ class Case:
     """Whether its group fetches its checks."""
     checked: bool = False
     """Whether a check arrived, answered or not."""
-    read_answers: list[ReadAnswer] = field(default_factory=list)
+    commits_taken: list[SaidCommit] = field(default_factory=list)
+    """Commits that the owner of the shard remembers, unless it dies."""
+    commits_recorded: list[SaidCommit] = field(default_factory=list)
+    """Commits whose refusal promises that the log holds them."""
     asked_at: int | None = None
     removed: frozenset[str] = frozenset()
     """Topics that were deleted after the prepare: messages that are missing there may have been deleted."""
     forgotten_from: int | None = None
     """When its outcome may be forgotten, on the history's clock; None: never."""
-    commits_ignored: tuple[ReadAnswer, ...] = ()
-    """Commit verdicts that were read before a rollback by policy that no fault explains."""
+    commits_ignored: tuple[SaidCommit, ...] = ()
+    """Commits that were said before a rollback by policy, and that no fault explains."""
 
     @property
     def answered_outcomes(self) -> dict[str, AnsweredState]:
@@ -192,11 +203,13 @@ class _Collector:
                 case.checked = True
                 _add_verdict(case, event.said, line)
             case Taken():
-                case.read_answers.append(ReadAnswer(line=line, said=event.said, at=event.at))
+                if event.said == "commit":
+                    read = SaidCommit(line=line, at=event.at, by="the answer to a check", answer="which was read")
+                    case.commits_taken.append(read)
             case Ended() | Looked():
                 self._record_state(line, event, case)
-                if isinstance(event, Ended) and event.by == "check" and event.error_code in _NOT_WRITABLE:
-                    case.read_answers.append(ReadAnswer(line=line, said=event.outcome, at=event.at))
+                if isinstance(event, Ended) and event.outcome == "commit":
+                    _add_unwritten_commit(case, event, line)
 
     def _add_prepare(self, case: Case, prepare: Prepare) -> None:
         case.requested.append(prepare.contents)
@@ -295,11 +308,12 @@ class _Collector:
             if op.cause == "policy" and op.outcome == ROLLED_BACK:
                 rolled_back_at = op.at - run.wall + run.at
                 case.commits_ignored = tuple(
-                    answer
-                    for answer in case.read_answers
-                    if answer.said == "commit"
-                    and answer.at + _IN_FLIGHT_MS < rolled_back_at
-                    and not self._disturbances.between(answer.at - _AFTERMATH_MS, rolled_back_at)
+                    said
+                    for said in case.commits_taken
+                    if said.at + _IN_FLIGHT_MS < rolled_back_at
+                    and not self._disturbances.between(
+                        said.at - _AFTERMATH_MS, rolled_back_at, of_shards=not said.unanswered
+                    )
                 )
 
     def _match_lost_answers(self) -> None:
@@ -317,6 +331,17 @@ class _Collector:
 def _add_verdict(case: Case, said: Said, line: int) -> None:
     if (outcome := _OUTCOME_OF.get(said)) is not None:
         case.verdicts.setdefault(outcome, line)
+
+
+def _add_unwritten_commit(case: Case, event: Ended, line: int) -> None:
+    """Add a commit that was refused, or whose result its caller does not know."""
+    if event.error_code in _NOT_WRITABLE:
+        refused = SaidCommit(line=line, at=event.at, by=event.by, answer=f"answered {event.error_code}")
+        case.commits_recorded.append(refused)
+    elif event.error_code in _TAKEN and event.status in (0, _ACCEPTED, _UNAVAILABLE):
+        answer = f"answered {event.status}" if event.status else "not answered"
+        taken = SaidCommit(line=line, at=event.at, by=event.by, answer=answer, unanswered=not event.status)
+        case.commits_taken.append(taken)
 
 
 def _message_key(content: Content) -> tuple[str, str | None, str | None]:

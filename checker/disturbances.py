@@ -22,9 +22,9 @@ class Disturbances:
         elif fault.stops_ms > 0:
             self._of_shards.append((since, min(fault.at, since + fault.stops_ms)))
 
-    def between(self, start: int, end: int) -> bool:
-        """Return whether a fault that stops shards was in effect at any moment between two times."""
-        return any(since <= end and until >= start for since, until in self._of_shards)
+    def between(self, start: int, end: int, *, of_shards: bool) -> bool:
+        """Return whether a fault was in effect between two times; `of_shards`: only faults that stop shards count."""
+        return any(since <= end and until >= start for since, until in (self._of_shards if of_shards else self._all))
 
     def unexplained(self, start: int, end: int, *, of_shards: bool) -> int:
         """Return how much of a period no fault covers; `of_shards`: only faults that stop shards count."""

@@ -162,7 +162,7 @@ def one_outcome(case: Case) -> Iterator[Finding]:
 
 
 def policy_decides_what_nobody_did(case: Case) -> Iterator[Finding]:
-    """Policy rolls back only checked transactions, and none for which a check returned commit."""
+    """Policy rolls back only checked transactions, and none for which a caller or a check said commit."""
     for op in case.ends:
         if op.cause != "policy" or op.outcome != ROLLED_BACK:
             continue
@@ -172,8 +172,9 @@ def policy_decides_what_nobody_did(case: Case) -> Iterator[Finding]:
             counted = f"{op.checks} checks were counted and none arrived"
             yield _finding("contradicted", "policy_before_any_check", case, op.place, counted)
         written = [verdict.place for verdict in case.ops if verdict.kind == "VERDICT" and verdict.offset < op.offset]
-        if written or case.commits_ignored:
-            yield _finding("contradicted", "policy_against_a_verdict", case, op.place, *written, *case.commits_ignored)
+        said = [*written, *case.commits_recorded, *case.commits_ignored]
+        if said:
+            yield _finding("contradicted", "policy_against_a_commit", case, op.place, *said)
 
 
 def outcome_stays(case: Case) -> Iterator[Finding]:

@@ -145,7 +145,7 @@ class Facts(Protocol):
 
     @property
     def commit_verdict(self) -> bool:
-        """Return whether a check said commit: the policy never rolls such a transaction back."""
+        """Return whether a caller, an operator or a check said commit: the policy never rolls it back."""
 
     @property
     def checked_here(self) -> bool:
@@ -160,7 +160,7 @@ class Facts(Protocol):
         """The time at which this owner first queued a check to be sent, None if it never has."""
 
 
-COMMIT_SAID = "a check said commit, which could not be written"
+COMMIT_SAID = "commit was said, but could not be written"
 """The reason for parking a transaction although its group chose rollback."""
 AHEAD_MS = 60_000
 """The largest difference between the clocks of instances. A time further ahead was written by a wrong clock."""
@@ -244,7 +244,7 @@ def decide(
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:
     """Return what to do with a transaction whose checks are exhausted.
 
-    Park it if the policy says so, if a check said commit, or if no owner has sent a check. Roll it back if this owner
+    Park it if the policy says so, if commit was said, or if no owner has sent a check. Roll it back if this owner
     of the shard has sent one. Otherwise send one more check, and try again if it cannot be sent. Park it if none could
     be sent within `max_interval_s`.
     """

@@ -197,3 +197,42 @@ async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_p
     await cluster.make_exactly(doomed)
     (await rest.end(transaction, "commit", retry=True)).expect(200)
     assert [record.value for record in await cluster.read(doomed)] == [b"owed"]
+
+
+async def test_a_callers_refused_commit_is_never_rolled_back_by_policy(
+    new_coordinator: NewCoordinator,
+    connect: Connect,
+    cluster: Cluster,
+    endpoint: CheckEndpoint,
+    group: str,
+) -> None:
+    """The group chose rollback. Its commit met a deleted topic, and the owner was killed once it had said so.
+
+    Checks are answered with unknown: the next owner parks the transaction, and the same commit succeeds when it can.
+    """
+    coordinator = new_coordinator()
+    coordinator.start()
+    rest = connect(coordinator)
+    doomed = await cluster.make_topic("doomed")
+    policy = {"first_check_after_s": NEVER_S, "max_checks": 1, "on_exhausted": "rollback"}
+    (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy=policy)).expect(201)
+    transaction = await rest.prepared(group, [message(doomed, "owed")])
+    await cluster.delete_topic(doomed)
+    endpoint.answer("unknown")
+
+    # A topic that is deleted between two look-ups ends the incarnation: other answers until the next one serves.
+    await eventually(lambda: rest.end(transaction, "commit"), lambda answer: answer.error_code == "topic_unavailable")
+    coordinator.kill()
+    coordinator.start()
+    hasty = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1}
+    (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy={**policy, **hasty})).expect(200)
+    (await rest.check(transaction)).expect(202, 409)  # it may be parked already
+
+    shown = await eventually(lambda: rest.show(transaction, retry=True), lambda shown: shown["state"] != "prepared")
+
+    assert endpoint.asked
+    assert (shown["state"], shown["commit_verdict"]) == ("parked", True)
+    assert "commit was said" in shown["reason"]
+    await cluster.make_exactly(doomed)
+    (await rest.end(transaction, "commit", retry=True)).expect(200)
+    assert [record.value for record in await cluster.read(doomed)] == [b"owed"]

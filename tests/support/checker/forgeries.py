@@ -294,7 +294,17 @@ FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
             lambda history, topics: by_policy(history, topics, checks=2),
             lambda history, topics: topics.append(op("0-c", "VERDICT", offset=3, cause="check")),
         ),
-        {("contradicted", "policy_against_a_verdict", "0-c")},
+        {("contradicted", "policy_against_a_commit", "0-c")},
+    ),
+    "policy rolls back against a commit that was refused because of its topic": (
+        all_of(
+            lambda history, topics: by_policy(history, topics, checks=2),
+            lambda history, topics: at_end(
+                history,
+                Ended(at=9, sent_at=8, id="0-c", outcome="commit", status=503, error_code="topic_unavailable"),
+            ),
+        ),
+        {("contradicted", "policy_against_a_commit", "0-c")},
     ),
     "it is pending for ever": (
         all_of(lambda history, topics: no_op(topics, "0-c"), lambda history, topics: no_tombstone(topics, "0-c")),

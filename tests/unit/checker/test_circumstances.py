@@ -48,24 +48,41 @@ def rolled_back_by_policy(*answers: Event) -> tuple[History, Topics]:
 
 
 PUSHED = (Checked(at=5 * SECOND, id="a", said="commit"), Taken(at=6 * SECOND, id="a", said="commit"))
-FETCHED = (
-    End(at=5 * SECOND, id="a", outcome="commit", by="check"),
-    Ended(
-        at=6 * SECOND,
-        sent_at=5 * SECOND,
-        id="a",
-        outcome="commit",
-        by="check",
-        status=503,
-        error_code="topic_unavailable",
-    ),
+KILL = Fault(at=9 * SECOND, since=7 * SECOND, kind="kill", target="c")
+TOPIC_DENIED = Fault(at=9 * SECOND, since=4 * SECOND, stops_ms=0, kind="topic_denied", target="orders")
+
+
+def commit(status: int, error_code: str | None = None, *, by: str = "producer", at: int = 6) -> tuple[Event, ...]:
+    """Give an end that says commit, and its answer."""
+    answer = Ended(
+        at=at * SECOND, sent_at=5 * SECOND, id="a", outcome="commit", by=by, status=status, error_code=error_code
+    )
+    return End(at=5 * SECOND, id="a", outcome="commit", by=by), answer
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param(PUSHED, id="halfway read the answer to a check"),
+        pytest.param((*PUSHED, TOPIC_DENIED), id="the same, and a fault of a topic: the verdict can be recorded"),
+        *(
+            pytest.param(
+                (*commit(503, "topic_unavailable", by=by), *fault), id=f"by {by}, recorded, {len(fault)} fault"
+            )
+            for by in ("producer", "operator", "check")
+            for fault in ((), (KILL,))
+        ),
+        pytest.param(commit(413, "message_too_large"), id="too large"),
+        pytest.param(commit(503, "not_authorised"), id="not authorised"),
+        pytest.param(commit(503, "end_unconfirmed"), id="not confirmed, and nothing happened"),
+        pytest.param((*commit(503, "end_unconfirmed"), TOPIC_DENIED), id="not confirmed, and a fault of a topic"),
+        pytest.param(commit(0), id="not answered, and nothing happened"),
+        pytest.param(commit(202), id="one way, and nothing happened"),
+    ],
 )
-
-
-@pytest.mark.parametrize("answers", [PUSHED, FETCHED])
-def test_policy_must_not_roll_back_what_a_check_said_to_commit(answers: tuple[Event, ...]) -> None:
-    """Neither where the answer was read, nor where whoever fetched the check was told that it cannot be written."""
-    assert found(*rolled_back_by_policy(*answers)) == {("contradicted", "policy_against_a_verdict", "a")}
+def test_policy_must_not_roll_back_what_somebody_said_to_commit(answers: tuple[Event, ...]) -> None:
+    """A refusal promises that the commit is in the log; any other commit is remembered unless its owner dies."""
+    assert found(*rolled_back_by_policy(*answers)) == {("contradicted", "policy_against_a_commit", "a")}
 
 
 @pytest.mark.parametrize(
@@ -74,23 +91,18 @@ def test_policy_must_not_roll_back_what_a_check_said_to_commit(answers: tuple[Ev
         pytest.param(PUSHED[:1], id="nobody is known to have read the answer"),
         pytest.param((Checked(at=5, id="a", said="unknown"), Taken(at=6, id="a", said="unknown")), id="no verdict"),
         pytest.param((PUSHED[0], Taken(at=20 * SECOND, id="a", said="commit")), id="at the very moment"),
-        pytest.param(
-            (*PUSHED, Fault(at=9 * SECOND, since=7 * SECOND, kind="kill", target="c")), id="a fault in between"
-        ),
-        pytest.param(
-            (FETCHED[0], Ended(at=6, sent_at=5, id="a", outcome="commit", by="check", status=503)), id="not confirmed"
-        ),
+        pytest.param((*PUSHED, KILL), id="a fault in between"),
+        pytest.param((*commit(503, "end_unconfirmed"), KILL), id="not confirmed, and a fault in between"),
+        pytest.param((*commit(202), KILL), id="one way, and a fault in between"),
+        pytest.param((*commit(0), TOPIC_DENIED), id="not answered, and any fault"),
+        pytest.param(commit(0, at=20), id="not answered in time"),
+        pytest.param(commit(503, "shard_unavailable"), id="nobody served its shard"),
+        pytest.param(commit(429, "overloaded"), id="not taken"),
     ],
 )
 def test_policy_may_roll_back_where_a_commit_need_not_have_been_heard(answers: tuple[Event, ...]) -> None:
     """Whoever heard it may have died with it, or nobody did."""
     assert found(*rolled_back_by_policy(*answers)) == set()
-
-
-def test_a_fault_of_a_topic_explains_no_rollback_by_policy() -> None:
-    """The verdict can be written down all the same."""
-    fault = Fault(at=9 * SECOND, since=4 * SECOND, stops_ms=0, kind="topic_denied", target="orders")
-    assert ("contradicted", "policy_against_a_verdict", "a") in found(*rolled_back_by_policy(*PUSHED, fault))
 
 
 def test_what_stood_in_a_topic_that_was_deleted_may_be_gone() -> None:

@@ -73,7 +73,7 @@ class CheckDispatcher:
         self._rates = HostRateLimits(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.verdicts = CommitVerdicts(shards, resolver, self.spawn, limits.outcome_horizon_s)
+        self.verdicts = CommitVerdicts(shards, resolver, limits.outcome_horizon_s)
         self.closed = False
 
     def queue(self, group: str) -> CheckQueue:
@@ -233,7 +233,7 @@ class CheckDispatcher:
         else:
             reply = await self._caller.call(group, urls[start:] + urls[:start], request)
         if reply.outcome is Outcome.COMMIT:
-            self.verdicts.keep(entry, shard.number, attempt)
+            self.verdicts.keep(entry, attempt, Cause.CHECK)
         verdict = reply.outcome.value if reply.answered else "none"
         self._observer.checked(entry.group, verdict, sent=reply.sent, seconds=loop.time() - started)
         self._observer.note_check_reply(entry.group, reply)
@@ -280,7 +280,7 @@ class CheckDispatcher:
             return
         checks = None if entry is None else entry.checks + 1
         act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
-        failure: HalfwayError | None = None
+        failure: BaseException | None = None
         try:
             await self._resolver.resolve(transaction_id, act, deadline=background_deadline())
         except AlreadyEndedError as error:
@@ -289,8 +289,12 @@ class CheckDispatcher:
         except HalfwayError as error:
             failure = error
             log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
-        if reply.outcome is Outcome.COMMIT:
-            self.verdicts.take_commit_result(transaction_id, failure)
+        except asyncio.CancelledError as error:  # this instance stops: the verdict is recorded before it releases
+            failure = error
+            raise
+        finally:
+            if reply.outcome is Outcome.COMMIT:
+                self.verdicts.take_commit_result(transaction_id, failure)
 
     async def record_check(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
         """Write the op CHECKED of a check that was sent. If it cannot be written, the check is not counted."""
@@ -301,7 +305,7 @@ class CheckDispatcher:
             log.info("check_not_noted", id=entry.id, error=error.code)
 
     def blocks_policy(self, entry: Pending) -> bool:
-        """Return whether the policy must not decide: a check is in flight, or its commit verdict is not written yet."""
+        """Return whether the policy must not decide: a check is in flight, or a commit verdict is not written yet."""
         return self.verdicts.keeps(entry.id) or self.is_checking(entry)
 
     def is_checking(self, entry: Entry) -> bool:

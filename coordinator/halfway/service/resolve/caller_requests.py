@@ -10,13 +10,14 @@ import msgspec
 import structlog
 
 from halfway.domain.entries import Entry, Pending
-from halfway.domain.errors import HalfwayError, NotServedError, UnknownTransactionError
+from halfway.domain.errors import HalfwayError, NotServedError, OverloadedError, UnknownTransactionError
 from halfway.domain.principal import Permission, PrincipalKind
 from halfway.domain.transaction import Action, Cause, Outcome, State
 from halfway.service.answers import Deadlines
 from halfway.service.query.views import view
 from halfway.service.requests import End, EndResult, TransactionView
 from halfway.service.resolve.changes import ACTIONS, Act, unconfirmed
+from halfway.service.resolve.commit_verdicts import leaves_nothing_to_keep
 from halfway.service.resolve.resolver import log_late_error
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _ATTEMPT_DIGITS = 6
+_RECORDING_S = 2.0
+"""The part of a commit's time, at most a quarter of it, that is kept for recording it if it cannot be written."""
 
 
 class _EndList(msgspec.Struct, eq=False):
@@ -46,16 +49,27 @@ class _EndList(msgspec.Struct, eq=False):
     principal: Principal
     deadline: float
     began: float
-    in_lane: dict[int, _CallerEnd]
-    """The ends that the resolver has begun, by index."""
+    waiting: dict[int, _CallerEnd]
+    """By index: the ends that the resolver has begun, and the refused commits that are being recorded."""
     allowed: set[Permission]
     """The permissions of the caller that were checked."""
 
+    def wait_for(self, end: _CallerEnd) -> None:
+        """Answer an end at the deadline, unless it is answered before."""
+        self.waiting[end.index] = end
+        self.requests.deadlines.watch(self.answer_late, self.deadline)
+
+    def begin_by(self, outcome: Outcome) -> float:
+        """Return until when the write of an end may begin. The rest of a commit's time is for recording it."""
+        if outcome is not Outcome.COMMIT:
+            return self.deadline
+        return self.deadline - min(_RECORDING_S, (self.deadline - self.began) / 4)
+
     def answer_late(self) -> None:
         """Answer the ends that are late, each with an error of its own."""
-        for end in list(self.in_lane.values()):
+        for end in list(self.waiting.values()):
             try:
-                end.answer(unconfirmed(end.request.id))
+                end.answer_late()
             except Exception:
                 log.exception("reply_failed")  # the others must still get their answers
 
@@ -70,9 +84,55 @@ class _CallerEnd(msgspec.Struct, eq=False):
     operator: Principal | None
     """The caller, if it ends the transaction manually."""
     group: str = ""
-    keeps_commit_verdict: bool = False
-    """True if its commit verdict is kept. The verdict of a caller that may not end the transaction is never kept."""
+    entry: Entry | None = None
+    """The transaction, once it is known that the caller may end it and means this one: then its commit is kept."""
     is_answered: bool = False
+
+    def identify(self, entry: Entry) -> None:
+        """Store the transaction that the caller may end."""
+        self.group = entry.group
+        if self.request.prepared_at in (None, entry.prepared_at):
+            self.entry = entry
+
+    def keep_commit(self) -> None:
+        """Keep a commit until it is written: a write of the policy that has claimed the id and not begun gives way."""
+        if self.request.outcome is Outcome.COMMIT and self.entry is not None:
+            self.ends.requests.verdicts.keep(self.entry, self.entry.checks, self.act.cause)
+
+    def take(self, result: EndResult | BaseException) -> None:
+        """Answer with a result of the resolver. If a commit was not written, record first that it was said."""
+        if isinstance(result, EndResult) or self.request.outcome is not Outcome.COMMIT:
+            self.answer(result)
+            return
+        recording = self._record_commit(result)
+        if recording is None or self.is_answered or not isinstance(result, Exception):  # its caller is gone
+            self.answer(result)
+        else:
+            self.ends.wait_for(self)
+            recording.add_done_callback(partial(self._answer_recorded, result))
+
+    def answer_late(self) -> None:
+        """Answer at the deadline. A commit may still be written; if it is not, it is recorded after that."""
+        error = unconfirmed(self.request.id)
+        try:
+            if self.request.outcome is Outcome.COMMIT:
+                self._record_commit(error)
+        finally:
+            self.answer(error)
+
+    def _record_commit(self, error: BaseException) -> asyncio.Future[bool] | None:
+        """Begin to record a commit that was not written; return None if there is nothing to record."""
+        entry, verdicts = self.entry, self.ends.requests.verdicts
+        if entry is None:
+            return None
+        if not leaves_nothing_to_keep(error):
+            self.keep_commit()
+        return verdicts.take_commit_result(entry.id, error)
+
+    def _answer_recorded(self, error: BaseException, recording: asyncio.Future[bool]) -> None:
+        """Answer a refused commit. An answer other than 429 and `end_unconfirmed` means that it is recorded."""
+        is_recorded = not recording.cancelled() and recording.result()
+        self.answer(error if is_recorded or isinstance(error, OverloadedError) else unconfirmed(self.request.id))
 
     def answer(self, result: EndResult | BaseException) -> None:
         """Answer the caller and count the end, unless it has an answer: it may have been late."""
@@ -82,7 +142,7 @@ class _CallerEnd(msgspec.Struct, eq=False):
         if self.is_answered:
             return
         self.is_answered = True
-        if ends.in_lane.pop(self.index, None) is not None and not ends.in_lane:
+        if ends.waiting.pop(self.index, None) is not None and not ends.waiting:
             ends.requests.deadlines.forget(ends.answer_late, ends.deadline)
         answer: EndResult | Exception
         if isinstance(result, EndResult):
@@ -95,8 +155,8 @@ class _CallerEnd(msgspec.Struct, eq=False):
             answer = result if isinstance(result, Exception) else unconfirmed(request.id)
             label = answer.code if isinstance(answer, HalfwayError) else "internal"
         ends.answers.answer(self.index, answer)
-        if self.keeps_commit_verdict or self.operator is not None:
-            ends.requests.note(self, error, changed=label == "changed")
+        if self.operator is not None and label == "changed":
+            ends.requests.note_manual_end(self, self.operator)
         if not isinstance(error, NotServedError):  # else the owner of the shard counts it
             ends.activity.note_end(self.group, request.outcome, self.act.cause, label, ends.began)
 
@@ -121,7 +181,7 @@ class CallerRequests:
         self._groups = groups
         self._lookup = lookup
         self._resolver = resolver
-        self._verdicts = verdicts
+        self.verdicts = verdicts
         self._is_checking = is_checking
         self._activity = activity
         self._tasks: set[asyncio.Task[None]] = set()
@@ -157,7 +217,7 @@ class CallerRequests:
                 self._tasks.add(task)
                 task.add_done_callback(partial(self._on_done, end))
                 answers.on_abandon(index, task.cancel)
-        if ends.in_lane:
+        if ends.waiting:
             self.deadlines.watch(ends.answer_late, deadline)
         return has_manual
 
@@ -182,23 +242,26 @@ class CallerRequests:
             return True
         if entry is None or (principal.kind is PrincipalKind.GROUP and entry.group != principal.name):
             return False  # only a read barrier shows whether it exists
-        end.group = entry.group
-        ends.in_lane[end.index] = end
+        end.identify(entry)
+        ends.waiting[end.index] = end
         try:
             if request.check_id is not None:
                 self._note_check(shard, entry, end, request.check_id)
-            has_begun = self._resolver.begin(shard, entry, end.act, payload, deadline=ends.deadline, reply=end.answer)
+            has_begun = self._resolver.begin(
+                shard, entry, end.act, payload, deadline=ends.begin_by(request.outcome), reply=end.take
+            )
         except Exception as error:  # noqa: BLE001 - the caller gets any error
-            end.answer(error)
+            end.take(error)
             return True
         if not has_begun:
-            del ends.in_lane[end.index]
+            del ends.waiting[end.index]
+            end.keep_commit()
         return has_begun
 
     def _on_done(self, end: _CallerEnd, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() and not end.is_answered:  # before it began
-            end.answer(asyncio.CancelledError())
+            end.take(asyncio.CancelledError())
 
     async def _end(self, end: _CallerEnd) -> None:
         """End a transaction that may not be known here yet."""
@@ -207,33 +270,31 @@ class CallerRequests:
             shard, entry = await self._lookup.locate(
                 request.id, _permission(request), principal=ends.principal, deadline=ends.deadline
             )
-            end.group = entry.group
+            end.identify(entry)
             if request.check_id is not None:
                 self._note_check(shard, entry, end, request.check_id)
-            result = await self._resolver.resolve(request.id, end.act, deadline=ends.deadline)
+            end.keep_commit()
+            result = await self._resolver.resolve(
+                request.id, end.act, deadline=ends.deadline, begin_by=ends.begin_by(request.outcome)
+            )
+            if request.outcome is Outcome.COMMIT:
+                self.verdicts.take_commit_result(request.id, None)
             if request.remark and isinstance(current := shard.state.find(request.id), Pending):
                 current.remark = request.remark
         except BaseException as error:
-            end.answer(error)
+            end.take(error)
             if not isinstance(error, Exception):
                 raise
         else:
-            end.answer(result)
+            end.take(result)
 
-    def note(self, end: _CallerEnd, error: BaseException | None, *, changed: bool) -> None:
-        """Record the commit verdict of a fetched check if its commit was not written, and who sent a manual end."""
-        request = end.request
-        if end.keeps_commit_verdict:
-            self._verdicts.take_commit_result(request.id, error)
-        if end.operator is not None and changed:
-            event = State.COMMITTED if request.outcome is Outcome.COMMIT else State.ROLLED_BACK
-            self._activity.note_event(request.id, event.value, end.operator)
+    def note_manual_end(self, end: _CallerEnd, operator: Principal) -> None:
+        """Record who sent a manual end that changed the transaction."""
+        event = State.COMMITTED if end.request.outcome is Outcome.COMMIT else State.ROLLED_BACK
+        self._activity.note_event(end.request.id, event.value, operator)
 
     def _note_check(self, shard: Shard, entry: Entry, end: _CallerEnd, check_id: str) -> None:
-        """Treat an end as the answer to a sent check; keep its commit verdict, even if the check is not counted yet."""
-        if end.request.outcome is Outcome.COMMIT and check_id.rpartition(":")[0] == entry.id:
-            self._verdicts.keep(entry, shard.number, entry.checks)
-            end.keeps_commit_verdict = True
+        """Treat an end as the answer to a sent check."""
         number = self._number_sent(check_id, entry)
         if number is None:
             return

@@ -14,13 +14,14 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from halfway.domain.entries import Ended, Entry, Pending
+from halfway.domain.entries import Ended, Entry, Pending, Unresolved
 from halfway.domain.errors import (
     HalfwayError,
     KafkaUnavailableError,
     LaneLostError,
     MessageTooLargeError,
     NotAuthorisedError,
+    NotPendingError,
     NotWrittenError,
     OvertakenError,
     RetryableError,
@@ -58,7 +59,7 @@ class Resolution(Claim, kw_only=True, eq=False):
     id: str
     change: Change
     deadline: float
-    """A time on the loop's clock. The answer is given by then."""
+    """A time on the loop's clock. No write begins after it."""
     reply: Reply
     entry: Entry
     """The entry that the change last read."""
@@ -91,8 +92,12 @@ class Resolver:
         """By id; changes that find their id claimed take turns."""
         lane.listen(self._take_answers)
 
-    async def resolve(self, transaction_id: str, change: Change, *, deadline: float) -> EndResult:
+    async def resolve(
+        self, transaction_id: str, change: Change, *, deadline: float, begin_by: float | None = None
+    ) -> EndResult:
         """Change one transaction. If its id is claimed, wait for the release, and then decide by the resulting state.
+
+        After `begin_by`, which is `deadline` if it is not given, no write begins.
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.
@@ -101,25 +106,53 @@ class Resolver:
             OvertakenError: the policy decided it, and no longer does.
 
         """
-        shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-        result = await self._change_unless_claimed(shard, entry, change, deadline)
-        return await self._in_turn(transaction_id, change, deadline) if result is None else result
+        begin_by = deadline if begin_by is None else begin_by
+        shard, entry = await self._lookup.locate_any(transaction_id, deadline=begin_by)
+        result = await self._change_unless_claimed(shard, entry, change, deadline, begin_by)
+        return await self._in_turn(transaction_id, change, deadline, begin_by) if result is None else result
 
-    async def _in_turn(self, transaction_id: str, change: Change, deadline: float) -> EndResult:
+    async def resolve_open(
+        self, number: int, transaction_id: str, change_of: Callable[[Unresolved], Change | None], *, deadline: float
+    ) -> None:
+        """Change a pending or parked transaction, also in a shard that is being given up.
+
+        When no other change has claimed the id, `change_of` returns the change, or None if none is necessary.
+
+        Raises:
+            HalfwayError: as for `resolve`; the shard is not served here.
+
+        """
+        while True:
+            shard = await self._shards.wait_until_served(number, deadline=deadline)
+            claim = self._shards.claims.get(transaction_id)
+            if claim is not None:
+                await _within(asyncio.shield(claim.released()), transaction_id, deadline=deadline)
+                continue
+            entry = shard.state.unresolved(transaction_id)
+            change = None if entry is None else change_of(entry)
+            if entry is None or change is None:
+                return
+            try:
+                if await self._change_unless_claimed(shard, entry, change, deadline) is not None:
+                    return
+            except (OvertakenError, NotPendingError):  # parked or resumed in between
+                continue
+
+    async def _in_turn(self, transaction_id: str, change: Change, deadline: float, begin_by: float) -> EndResult:
         """Change a transaction whose id is claimed.
 
         One change at a time waits for the release; the others wait for their turn. If each release woke all of them,
         the cost of many changes of one id would grow with the square of their number.
         """
         turn = self._turns.setdefault(transaction_id, asyncio.Lock())
-        await _within(turn.acquire(), transaction_id, deadline=deadline)
+        await _within(turn.acquire(), transaction_id, deadline=begin_by)
         try:
             while True:
                 claim = self._shards.claims.get(transaction_id)
                 if claim is not None:
-                    await _within(asyncio.shield(claim.released()), transaction_id, deadline=deadline)
-                shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
-                result = await self._change_unless_claimed(shard, entry, change, deadline)
+                    await _within(asyncio.shield(claim.released()), transaction_id, deadline=begin_by)
+                shard, entry = await self._lookup.locate_any(transaction_id, deadline=begin_by)
+                result = await self._change_unless_claimed(shard, entry, change, deadline, begin_by)
                 if result is not None:
                     return result
         finally:
@@ -142,12 +175,14 @@ class Resolver:
         )
 
     async def _change_unless_claimed(
-        self, shard: Shard, entry: Entry, change: Change, deadline: float
+        self, shard: Shard, entry: Entry, change: Change, deadline: float, begin_by: float | None = None
     ) -> EndResult | None:
         """Change a transaction, and return the result; None if its id is claimed."""
         answer: asyncio.Future[EndResult] = asyncio.get_running_loop().create_future()
         payload, reply = self._cached_payload(entry, change), partial(_answer, answer, entry.id)
-        if not self.begin(shard, entry, change, payload, deadline=deadline, reply=reply):
+        if not self.begin(
+            shard, entry, change, payload, deadline=deadline if begin_by is None else begin_by, reply=reply
+        ):
             return None
         return await self._wait_in_time(answer, entry.id, deadline)
 
@@ -177,8 +212,8 @@ class Resolver:
     ) -> bool:
         """Begin a change, and reply when it is done; return False if another change has claimed the id.
 
-        `payload` is the cached payload of the id, if any. A change that has begun is finished, even if no caller waits
-        for the reply. The caller of `begin` watches the deadline of the reply.
+        `payload` is the cached payload of the id, if any. After `deadline` no write begins. A change that has begun is
+        finished, even if no caller waits for the reply. The caller of `begin` watches the deadline of the reply.
 
         Raises:
             AlreadyEndedError, NotPendingError: the state does not allow it.

@@ -1,4 +1,4 @@
-"""The claims of ids by changes in progress, and the commit verdicts that are not written yet."""
+"""The claims of ids by changes in progress, and the commits that were said and are not written yet."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from halfway.domain.transaction import Cause
     from halfway.service.ports import LaneWrite
 
 
@@ -29,10 +30,15 @@ class Claim(msgspec.Struct, eq=False):
         return self.waiter
 
 
-class CommitVerdict(msgspec.Struct, frozen=True, gc=False):
-    """A commit verdict of a check that is not written yet: its shard, and the number of checks sent by then."""
+class CommitVerdict(msgspec.Struct, kw_only=True, eq=False):
+    """A commit that was said and is not written yet, neither as the commit nor as a record of the verdict."""
 
     shard: int
     checks: int
+    """The number of checks sent by then."""
+    cause: Cause
+    """Who said it."""
     prepared_at: int
     fingerprint: bytes
+    recording: asyncio.Task[bool] | None = None
+    """Writes a record of it; returns whether that is in the log."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -350,7 +350,7 @@ class ShardTable:
         """Return whether a write is the one that the claim of its id waits for, in the shard that is served now.
 
         If the write resolves the id, it is pending or parked: within one fold, only the write of its claim ends it.
-        An act of the policy may not be written after a check has said commit. A tombstone alone corrects a stray: it
+        An act of the policy may not be written after commit was said. A tombstone alone corrects a stray: it
         may not be written after the id is prepared again, because it would remove the new transaction.
         """
         served, claim = self._served.get(write.shard), self.claims.get(write.id)
@@ -367,10 +367,16 @@ class ShardTable:
             return
         served.leaving = True
         self._update_accepting()
-        while claims := [claim.released() for claim in self.claims.values() if claim.shard == shard]:
-            await asyncio.wait(claims)
+        while in_progress := self._in_progress(shard):
+            await asyncio.wait(in_progress)
         if self._served.get(shard) is served:
             self.lost(shard)
+
+    def _in_progress(self, shard: int) -> list[asyncio.Future[Any]]:
+        """Return the changes in a shard that are in progress, and the recordings of commits that were said."""
+        claims = [claim.released() for claim in self.claims.values() if claim.shard == shard]
+        verdicts = [verdict for verdict in self.unwritten_commit_verdicts.values() if verdict.shard == shard]
+        return [*claims, *(verdict.recording for verdict in verdicts if verdict.recording is not None)]
 
     def lost(self, shard: int) -> None:
         """Drop a shard at once."""

@@ -49,7 +49,7 @@ NOT_SHOWN = {
     "two_outcomes": "an answer, unless both are marked: then resolved_twice is found too",
     "messages_out_of_order": "the audit looks at what stands, not at its order",
     "policy_before_any_check": "a marker's checks are not among what the audit judges, nor what its group was asked",
-    "policy_against_a_verdict": "an answer, or a marker that compaction takes away",
+    "policy_against_a_commit": "an answer, or a marker that compaction takes away",
     "no_outcome": "pending or parked, no anomaly",
     "ended_and_still_in_the_log": "the half goes on being ended, no anomaly",
 }

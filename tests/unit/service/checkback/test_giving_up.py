@@ -72,7 +72,7 @@ async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(p
         await again.scan(after_s=60)
     shown = await again.get(prepared.id)
     assert (shown.state, shown.commit_verdict) == (State.PARKED, True)
-    assert "a check said commit" in (shown.reason or "")
+    assert "commit was said" in (shown.reason or "")
     again.memory.faults.denied_topics.clear()
     assert (await again.end(prepared.id, Outcome.COMMIT)).changed
     await again.stop()

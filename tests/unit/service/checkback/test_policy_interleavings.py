@@ -1,4 +1,4 @@
-"""The policy and verdicts in many orders: after a check said commit, the policy never rolls back."""
+"""The policy and verdicts in many orders: after a caller or a check said commit, the policy never rolls back."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -107,12 +107,21 @@ class Run:
         if self.random.random() < 0.5:
             self._leased.remove(check)
             return
-        known = check.id in self.said_commit
-        self._says_commit(check.id)
-        end = End(id=check.id, outcome=Outcome.COMMIT, check_id=check.check_id)
-        call = self.world.coordinator.begin_ends([end], deadline=self.world.deadline())
+        await self._commit(End(id=check.id, outcome=Outcome.COMMIT, check_id=check.check_id))
+
+    async def commit(self) -> None:
+        """Commit as a producer or an operator, sometimes with little time; the caller may disconnect."""
+        if self.prepared:
+            cause = self.random.choice((Cause.PRODUCER, Cause.PRODUCER, Cause.OPERATOR))
+            await self._commit(End(id=self.random.choice(self.prepared), outcome=Outcome.COMMIT, cause=cause))
+
+    async def _commit(self, end: End) -> None:
+        known = end.id in self.said_commit
+        self._says_commit(end.id)
+        within_s = self.random.choice((0.001, 30, 30))
+        call = self.world.coordinator.begin_ends([end], deadline=self.world.deadline(within_s))
         self._calls.add(call)
-        call.on_answers(partial(self._called, check.id, known, call))
+        call.on_answers(partial(self._called, end.id, known, call))
         if self.random.random() < 0.2:
             await asyncio.sleep(0)
             self._calls.discard(call)
@@ -136,7 +145,7 @@ class Run:
     async def hold_lane(self) -> None:
         with self.world.memory.faults.lane_held():
             for _ in range(self.random.randrange(1, 5)):
-                await self.random.choice((self.scan, self.reply, self.answer_lease, self.advance_time))()
+                await self.random.choice((self.scan, self.reply, self.answer_lease, self.commit, self.advance_time))()
 
     async def run_turns(self) -> None:
         for _ in range(self.random.randrange(1, 8)):
@@ -150,6 +159,7 @@ class Run:
             (self.reply, 10),
             (self.lease, 6),
             (self.answer_lease, 6),
+            (self.commit, 3),
             (self.deny_topic, 2),
             (self.lose_lane, 1),
             (self.hold_lane, 4),
@@ -182,8 +192,8 @@ async def running(seed: int) -> AsyncIterator[Run]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_after_a_check_said_commit_policy_never_rolls_back(seed: int) -> None:
-    """Pushed and fetched checks, late answers, refused commits, lost lanes, clocks that are set: no order breaks it.
+async def test_after_commit_was_said_policy_never_rolls_back(seed: int) -> None:
+    """Pushed and fetched checks, callers, late answers, refused commits, lost lanes, clocks that are set, in any order.
 
     And the policy rolls back only transactions that were checked.
     """

@@ -154,7 +154,7 @@ async def test_late_ends_that_cannot_be_noted_are_answered_nevertheless(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(requests, "note", broken)
+    monkeypatch.setattr(requests.verdicts, "take_commit_result", broken)
     with world.memory.faults.lane_held():
         answers = world.coordinator.begin_ends(ends, deadline=world.deadline(0.05))
         await world.until(lambda: not answers.left)

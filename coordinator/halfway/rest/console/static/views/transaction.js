@@ -95,7 +95,7 @@ function State({ of, history }) {
     ended ? null : ["Next check", of.next_check_at ? html`<${Time} at=${of.next_check_at} />` : NONE],
     ["Last check", lastCheck(of, history)],
     of.last_error ? ["Last error", html`<span class="long-text">${of.last_error}</span>`] : null,
-    of.commit_verdict ? ["Verdict recorded", "a check answered commit; the commit is written as soon as possible"] : null,
+    of.commit_verdict ? ["Verdict recorded", "commit was said, but could not be written; policy never rolls it back"] : null,
     of.parked_at ? ["Parked", html`<${Time} at=${of.parked_at} />`] : null,
     of.reason ? ["Why parked", html`<span class="long-text">${of.reason}</span>`] : null,
     ended ? ["Ended", html`<${Time} at=${of.ended_at} /> by ${of.cause ?? "unknown"}`] : null,

@@ -124,5 +124,5 @@ function Rows({ transactions, filtered, page }) {
 function Details({ of }) {
   if (of.state === "parked") return html`<span class="long-text">${of.reason ?? "parked"}${of.last_error && of.last_error !== of.reason ? html` <span class="hint">${of.last_error}</span>` : null}</span>`;
   if (FINAL_STATES.has(of.state)) return html`<span class="long-text">by ${of.cause ?? "unknown"}${of.remark ? html` <span class="hint">${of.remark}</span>` : null}</span>`;
-  return html`<span class="long-text">${of.commit_verdict ? "a check answered commit; not written yet " : ""}${of.last_error ?? ""}</span>`;
+  return html`<span class="long-text">${of.commit_verdict ? "commit was said; not written yet " : ""}${of.last_error ?? ""}</span>`;
 }
