@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -31,7 +32,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.rest.server.limits import ApiLimits
 from halfway.runtime.operator_key import demand_operator_key_fits
 from halfway.runtime.policy_settings import Policy
-from halfway.runtime.settings_errors import PREFIX, SHOWN, Sources, explain, with_variables
+from halfway.runtime.secret_files import KAFKA_SECRETS, SUFFIX, read_secrets
+from halfway.runtime.settings_errors import PREFIX, SHOWN, Sources, explain, with_variables, without_credentials
 from halfway.service.requests import ServiceLimits
 
 KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
@@ -50,8 +52,14 @@ _USUAL_PROPERTIES: Final = (
     "SSL_KEY_LOCATION",
     "SSL_KEY_PASSWORD",
     "CLIENT_ID",
+    *(f"{name.upper().replace('.', '_')}_FILE" for name in KAFKA_SECRETS),
 )
 """Properties of librdkafka that a misspelt variable may have meant. Any other property passes through as well."""
+_OF_A_SERVICE: Final = re.compile(
+    r"HALFWAY(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_ADDRESS_NAME: Final = re.compile(r"HALFWAY(_[A-Z0-9]+)*_PORT")
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
 _SIMILARITY: Final = 0.85
 _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
@@ -111,15 +119,18 @@ class Settings(BaseModel):
     master_secret: SecretStr | None = None
     """The other secrets are derived from it. It is the same on all instances. If it is set, callers need keys."""
     master_secret_file: FilePath | None = None
-    """A file that contains the master secret."""
+    """A file that contains the master secret. Each secret has such a setting: `secret_files` reads them."""
     master_secret_previous: SecretStr | None = None
     """The previous master secret, which is also valid during a rotation."""
+    master_secret_previous_file: FilePath | None = None
     hide_payloads_from_operators: bool = False
     """Whether only a group itself may read its payloads over REST."""
     peer_credential: SecretStr | None = None
     """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
+    peer_credential_file: FilePath | None = None
     peer_credential_previous: SecretStr | None = None
     """Also accepted, so that the credential can be changed while instances run."""
+    peer_credential_previous_file: FilePath | None = None
     peer_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of the other instances' https URLs, instead of the system's."""
     tls_certificate_file: FilePath | None = None
@@ -183,6 +194,7 @@ class Settings(BaseModel):
     """Whether private addresses outside of the listed networks are allowed."""
     check_proxy: SecretStr | None = None
     """The URL of an HTTP proxy for all checks."""
+    check_proxy_file: FilePath | None = None
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints, instead of the system's."""
     check_concurrency: Count = _LIMITS.check_concurrency
@@ -193,6 +205,11 @@ class Settings(BaseModel):
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_secret_files(cls, values: Any) -> Any:
+        return read_secrets(values, [name for name in _SECRETS if name + SUFFIX in cls.model_fields])
+
     @model_validator(mode="after")
     def _validate_combinations(self) -> Settings:
         if self.max_body_bytes < self.max_prepare_bytes:
@@ -201,7 +218,7 @@ class Settings(BaseModel):
                 "a prepare of that size would be refused"
             )
         if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
-            raise ValueError(f"instance_url {self.instance_url[:SHOWN]!r}: {refusal}")
+            raise ValueError(f"instance_url {without_credentials(self.instance_url)[:SHOWN]!r}: {refusal}")
         for credential in self._set_credentials():
             if not _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL or not credential.isascii():
                 raise ValueError(
@@ -212,7 +229,7 @@ class Settings(BaseModel):
         self._demand_whole_tls()
         if any(len(master) < _MIN_MASTER for master in self.master_secrets):
             raise ValueError(
-                f"master_secret, its file and master_secret_previous must have at least {_MIN_MASTER} bytes: make them "
+                f"master_secret and master_secret_previous must have at least {_MIN_MASTER} bytes: make them "
                 "with openssl rand -hex 32"
             )
         if self.check_proxy is not None and (reason := proxy_refusal(self.check_proxy.get_secret_value())) is not None:
@@ -251,20 +268,11 @@ class Settings(BaseModel):
 
     @cached_property
     def master_secrets(self) -> tuple[bytes, ...]:
-        """The master secrets, newest first; raises ValueError if one is set twice or cannot be read."""
-        if self.master_secret is not None and self.master_secret_file is not None:
-            raise ValueError("master_secret and master_secret_file are both set: set one of them")
-        secrets = [] if self.master_secret is None else [self.master_secret.get_secret_value().encode()]
-        if self.master_secret_file is not None:
-            try:
-                secrets.append(self.master_secret_file.read_bytes().strip())
-            except OSError as error:
-                raise ValueError(
-                    f"cannot read master_secret_file {str(self.master_secret_file)!r}: {error.strerror}"
-                ) from None
-        if self.master_secret_previous is not None:
-            secrets.append(self.master_secret_previous.get_secret_value().encode())
-        return tuple(secrets)
+        """The master secrets, newest first."""
+        both = (self.master_secret, self.master_secret_previous)
+        return tuple(
+            secret.get_secret_value().encode("utf-8", "surrogateescape") for secret in both if secret is not None
+        )
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
         """Return the settings of the Kafka adapter."""
@@ -352,6 +360,8 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OTHER_PREFIXES):
             continue
+        if _is_of_kubernetes(variable, value):
+            continue
         property_name = variable.removeprefix(KAFKA_PREFIX)
         if property_name not in ("", variable):
             values.setdefault("kafka", {})[_property(property_name)] = value
@@ -368,6 +378,16 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             f"{names}: not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
         )
     return values
+
+
+def _is_of_kubernetes(variable: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable: it does so in each pod, for each Service of the namespace.
+
+    For a Service `halfway`, or `halfway-health`, the names begin as ours do, and HALFWAY_PORT is one of them.
+    """
+    if _OF_A_SERVICE.fullmatch(variable) is not None:
+        return True
+    return _ADDRESS_NAME.fullmatch(variable) is not None and _ADDRESS.match(value) is not None
 
 
 def suggest(variable: str) -> str | None:

@@ -53,7 +53,8 @@ def explain(
                 name = f"{variable} (did you mean {near}?)"
                 if in_file is not None and near in variables:
                     in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"
-        if path[0] != "kafka" and path[0] not in secrets:
+        # What is not a setting may be the misspelt name of a secret.
+        if path[0] != "kafka" and path[0] not in secrets and problem["type"] != "extra_forbidden":
             name = f"{name} is {str(value)[:SHOWN]!r}"
         lines.append(f"{name}: {fault}" if in_file is None else f"{name}: {fault} ({in_file})")
     return "; ".join(lines)
@@ -72,6 +73,12 @@ def with_variables(fault: str, variables: Mapping[str, tuple[str, ...]]) -> str:
     by_key = {".".join(path): variable for variable, path in variables.items() if "_" in path[-1]}
     named = dict.fromkeys(by_key[word] for word in _WORD.findall(fault) if word in by_key)
     return f"{', '.join(named)}: {fault}" if named else fault
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without what may be a user name and a password in it, for an error."""
+    before, at, after = url.rpartition("@")
+    return f"{before.partition('//')[0]}//…@{after}" if at else url
 
 
 def _value(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:

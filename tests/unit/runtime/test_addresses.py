@@ -8,7 +8,8 @@ from aiohttp.test_utils import make_mocked_request
 
 from halfway.domain.errors import ConfigurationError, ForbiddenError
 from halfway.rest.server.server import HttpServer
-from halfway.runtime.serve import app
+from halfway.runtime.serve import app, instance_url
+from halfway.runtime.serve.instance_url import default_instance_url
 from halfway.runtime.settings import load
 
 
@@ -148,3 +149,47 @@ def test_serve_on_an_open_address_ends_before_it_listens(
     assert "HALFWAY_OPEN_ACCESS=true" in capsys.readouterr().err
     assert app.run(load({"HALFWAY_HOST": "192.0.2.1", "HALFWAY_OPEN_ACCESS": "true"})) == 0
     assert served == [None]
+
+
+def url_of(host: str, bootstrap_servers: str = "127.0.0.1:9092", *, tls: bool = False) -> str:
+    return default_instance_url(host=host, port=8080, bootstrap_servers=bootstrap_servers, tls=tls)
+
+
+@pytest.fixture
+def routes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Give the addresses from which this machine reaches others, for the test to fill."""
+    routes: dict[str, str] = {}
+    monkeypatch.setattr(instance_url, "_address_towards", lambda remote, _: routes.get(remote))
+    return routes
+
+
+@pytest.mark.parametrize(
+    "servers", ["broker:9092", "lost:9092, SSL://broker:9093", "[2001:db8::7]:9092", "2001:db8::7", "broker"]
+)
+def test_the_default_url_for_other_instances_has_the_address_that_reaches_kafka(
+    routes: dict[str, str], servers: str
+) -> None:
+    """A machine's name is unknown to other pods; an address is not."""
+    routes |= {"broker": "10.1.2.3", "2001:db8::7": "10.1.2.3", "192.0.2.1": "198.51.100.1"}
+    expected = "http://198.51.100.1:8080" if servers == "2001:db8::7" else "http://10.1.2.3:8080"
+    assert url_of("0.0.0.0", servers) == expected  # noqa: S104 - nothing listens on it
+
+
+def test_the_default_url_without_a_route_to_kafka(routes: dict[str, str]) -> None:
+    """The default route's address, then the machine's name; the address it listens on, if that is a single one."""
+    assert url_of("0.0.0.0") == f"http://{socket.gethostname()}:8080"  # noqa: S104
+    routes["192.0.2.1"] = "198.51.100.1"
+    assert url_of("0.0.0.0") == "http://198.51.100.1:8080"  # noqa: S104
+    assert url_of("127.0.0.1") == "http://127.0.0.1:8080"
+    assert url_of("2001:db8::1") == "http://[2001:db8::1]:8080"
+    assert url_of("halfway.example") == "http://halfway.example:8080"
+    assert url_of("0.0.0.0", tls=True) == f"https://{socket.gethostname()}:8080"  # noqa: S104 - a certificate has names
+    routes |= {"2001:db8::1": "2001:db8::5"}
+    routes.pop("192.0.2.1")
+    assert url_of("::") == "http://[2001:db8::5]:8080"
+
+
+def test_an_address_of_this_machine_alone_is_none_for_others() -> None:
+    """With a broker on this machine, the route to it is the loopback."""
+    assert instance_url._address_towards("127.0.0.1", socket.AF_INET) is None
+    assert instance_url._address_towards("no.such.host.invalid", socket.AF_INET) is None

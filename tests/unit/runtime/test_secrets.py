@@ -7,9 +7,8 @@ import pytest
 from halfway.domain.errors import ConfigurationError
 from halfway.domain.keys import RANDOM_BYTES, key_text
 from halfway.domain.principal import PrincipalKind
-from halfway.runtime.operator_key import first_operator_key
 from halfway.runtime.serve.app import demand_guarded
-from halfway.runtime.settings import load
+from halfway.runtime.settings import Settings, load
 
 BROKER = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
 GUARDED = {**BROKER, "HALFWAY_MASTER_SECRET": "m" * 32}
@@ -36,12 +35,80 @@ def test_a_master_secret_asks_for_keys_and_makes_the_peers_credential() -> None:
     assert before not in chosen
 
 
-def test_the_first_operators_key_can_stand_in_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "operator"
-    file.write_text(OPERATOR_KEY + "\n")
-    assert first_operator_key(load({**GUARDED, "HALFWAY_OPERATOR_KEY_FILE": str(file)})) == OPERATOR_KEY
-    assert first_operator_key(load({**GUARDED, "HALFWAY_OPERATOR_KEY": OPERATOR_KEY})) == OPERATOR_KEY
-    assert first_operator_key(load(GUARDED)) is None
+SECRETS = {
+    "HALFWAY_MASTER_SECRET": "m" * 32,
+    "HALFWAY_MASTER_SECRET_PREVIOUS": "n" * 32,
+    "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
+    "HALFWAY_PEER_CREDENTIAL": "p" * 16,
+    "HALFWAY_PEER_CREDENTIAL_PREVIOUS": "q" * 16,
+    "HALFWAY_CHECK_PROXY": "http://user:word@proxy:3128",
+    "HALFWAY_KAFKA__SASL_PASSWORD": "open sesame",
+    "HALFWAY_KAFKA__SSL_KEY_PASSWORD": "key word",
+}
+
+
+def test_every_secret_can_stand_in_a_file(tmp_path: Path) -> None:
+    """As secret stores mount them; the white space around is not part of it."""
+    files = {}
+    for name, secret in SECRETS.items():
+        (tmp_path / name).write_text(f"{secret}\n")
+        files[f"{name}_FILE"] = str(tmp_path / name)
+    plain, read = load({**BROKER, **SECRETS}), load({**BROKER, **files})
+    for name in Settings.model_fields:
+        if not name.endswith("_file"):
+            assert getattr(read, name) == getattr(plain, name), name
+    assert read.kafka_config("http://here").properties["ssl.key.password"] == "key word"
+    assert read.master_secrets == (b"m" * 32, b"n" * 32)
+
+
+def test_no_secret_lacks_a_file() -> None:
+    for name, field in Settings.model_fields.items():
+        if "SecretStr" in str(field.annotation) and name != "kafka":
+            assert f"{name}_file" in Settings.model_fields
+
+
+def test_a_master_secret_in_a_file_may_be_any_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "master"
+    file.write_bytes(bytes(range(128, 192)))
+    assert load({**BROKER, "HALFWAY_MASTER_SECRET_FILE": str(file)}).master_secrets == (bytes(range(128, 192)),)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_that_is_set_twice_or_whose_file_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    """By its name, and without what is in it."""
+    file = tmp_path / "secret"
+    file.write_text(SECRETS[name])
+    with pytest.raises(ConfigurationError, match="both set") as caught:
+        load({**BROKER, name: SECRETS[name], f"{name}_FILE": str(file)})
+    assert SECRETS[name] not in caught.value.detail
+    with pytest.raises(ConfigurationError, match=r"cannot read .*missing.*No such file"):
+        load({**BROKER, f"{name}_FILE": str(tmp_path / "missing")})
+
+
+def test_a_property_of_kafka_whose_name_ends_in_file_is_passed_on() -> None:
+    """Librdkafka has such properties; only those of secrets are read here."""
+    settings = load({**BROKER, "HALFWAY_KAFKA__SASL_OAUTHBEARER_ASSERTION_FILE": "/run/token"})
+    assert settings.kafka_config("http://here").properties["sasl.oauthbearer.assertion.file"] == "/run/token"
+
+
+def test_errors_about_a_settings_file_show_no_value_of_what_is_not_a_setting(tmp_path: Path) -> None:
+    """It may be a secret whose name is misspelt, at the top or in a section."""
+    file = tmp_path / "halfway.toml"
+    for lines in ('master_secert = "open sesame"', '[policy]\nmaster_secret = "open sesame"', '[x]\ny = "open sesame"'):
+        file.write_text(lines + "\n")
+        with pytest.raises(ConfigurationError, match="not a setting of halfway") as caught:
+            load(BROKER, file=file)
+        assert "sesame" not in caught.value.detail
+    file.write_text('master_secert = "open sesame"\n')
+    with pytest.raises(ConfigurationError, match="did you mean HALFWAY_MASTER_SECRET"):
+        load(BROKER, file=file)
+
+
+def test_an_error_about_a_url_does_not_show_its_password() -> None:
+    with pytest.raises(ConfigurationError, match="instance_url") as caught:
+        load({**BROKER, "HALFWAY_INSTANCE_URL": "http://user:sesame@here:8080"})
+    assert "sesame" not in caught.value.detail
+    assert "here:8080" in caught.value.detail
 
 
 @pytest.mark.parametrize(

@@ -327,3 +327,36 @@ def test_a_secret_of_the_wrong_type_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="HALFWAY_MASTER_SECRET") as caught:
         load({}, file=file)
     assert "4711" not in caught.value.detail
+
+
+OF_KUBERNETES = {
+    "HALFWAY_SERVICE_HOST": "10.96.12.7",
+    "HALFWAY_SERVICE_PORT": "8080",
+    "HALFWAY_SERVICE_PORT_API": "8080",
+    "HALFWAY_SERVICE_PORT_HEALTH_CHECK": "8081",
+    "HALFWAY_PORT": "tcp://10.96.12.7:8080",
+    "HALFWAY_PORT_8080_TCP": "tcp://10.96.12.7:8080",
+    "HALFWAY_PORT_8080_TCP_PROTO": "tcp",
+    "HALFWAY_PORT_8080_TCP_PORT": "8080",
+    "HALFWAY_PORT_8080_TCP_ADDR": "10.96.12.7",
+    "HALFWAY_HEALTH_SERVICE_HOST": "10.96.12.8",
+    "HALFWAY_HEALTH_PORT": "tcp://10.96.12.8:8081",
+    "HALFWAY_HEALTH_PORT_8081_TCP_ADDR": "10.96.12.8",
+    "HALFWAY_KAFKA_PORT": "tcp://10.96.12.9:9092",
+}
+"""What each pod of a namespace gets for its Services `halfway`, `halfway-health` and `halfway-kafka`."""
+
+
+def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
+    assert load({**BOOTSTRAP, **OF_KUBERNETES}) == load(BOOTSTRAP)
+
+
+def test_ports_that_are_set_in_spite_of_such_services_count() -> None:
+    settings = load({**BOOTSTRAP, **OF_KUBERNETES, "HALFWAY_PORT": "9000", "HALFWAY_HEALTH_PORT": "9001"})
+    assert (settings.port, settings.health_port) == (9000, 9001)
+
+
+@pytest.mark.parametrize("variable", ["HALFWAY_PROT", "HALFWAY_HEALT_PORT", "HALFWAY_PORTS"])
+def test_a_misspelt_port_is_still_refused(variable: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
+        load({**BOOTSTRAP, variable: "8080"})

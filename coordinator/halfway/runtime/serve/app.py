@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import signal
-import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -38,6 +37,7 @@ from halfway.runtime.serve.backend import WARNINGS, Backend, running_backend
 from halfway.runtime.serve.deaths import DeathError, Deaths, supervised
 from halfway.runtime.serve.file_descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
 from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
+from halfway.runtime.serve.instance_url import default_instance_url
 from halfway.runtime.serve.log_setup import configure
 from halfway.runtime.terminal import complain
 from halfway.service.records.statistics_records import HealthWarning
@@ -239,8 +239,10 @@ async def _run_backend(
 ) -> None:
     """Run the backend and accept requests until the stop; then finish the requests in flight within the time limit."""
     loop = asyncio.get_running_loop()
-    scheme = "http" if settings.tls_certificate_file is None else "https"
-    instance_url = settings.instance_url or f"{scheme}://{socket.gethostname()}:{server.port}"
+    instance_url = settings.instance_url
+    if instance_url is None:
+        instance_url = await asyncio.to_thread(_default_instance_url, settings, server.port)
+    log.info("instance_url", url=instance_url, is_default=settings.instance_url is None)
     config = settings.kafka_config(instance_url)
     export_zeros(metrics, config, has_peers=bool(settings.peer_credentials))
     async with running_backend(settings, config, metrics) as backend:
@@ -291,6 +293,16 @@ async def _run_backend(
         await server.close_port()
         await backend.coordinator.drain()
         await asyncio.gather(api.drain(deadline), *([] if stage.peers is None else [stage.peers.drain(deadline)]))
+
+
+def _default_instance_url(settings: Settings, port: int) -> str:
+    servers = settings.kafka.get("bootstrap.servers")
+    return default_instance_url(
+        host=settings.host,
+        port=port,
+        bootstrap_servers="" if servers is None else servers.get_secret_value(),
+        tls=settings.tls_certificate_file is not None,
+    )
 
 
 async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:

@@ -25,7 +25,6 @@ from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.peers import HttpPeers
-from halfway.runtime.operator_key import first_operator_key
 from halfway.runtime.serve.check_caller import authorities, check_caller
 from halfway.runtime.serve.deaths import supervised
 from halfway.runtime.serve.readiness import Readiness, unfinished
@@ -282,7 +281,7 @@ async def _access(
         return OpenAccess(), None, None
     store = await _read(stack, lambda: KafkaKeys(config, observer))
     secrets = [MasterSecret(master) for master in settings.master_secrets]
-    operator_key = first_operator_key(settings)
+    operator_key = None if settings.operator_key is None else settings.operator_key.get_secret_value()
     freshness = KeyFreshness(store)
     watch_task = supervised(freshness.watch())
     stack.callback(watch_task.cancel)

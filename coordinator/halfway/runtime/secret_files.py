@@ -1,0 +1,53 @@
+"""Secrets that are in files, such as those that a secret store mounts: each secret `x` has a setting `x_file`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+SUFFIX: Final = "_file"
+KAFKA_SECRETS: Final = (
+    "sasl.password",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.private.key.pem",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.password",
+)
+"""The properties of librdkafka that are secrets, and have no property of their own that names a file."""
+_KAFKA_SUFFIX: Final = ".file"
+
+
+def read_secrets(values: Mapping[str, Any], secrets: Collection[str]) -> dict[str, Any]:
+    """Return the values of settings with each secret that is in a file; raise ValueError if one cannot be read.
+
+    The setting that names a file stays, so that its path is validated and shown. The errors never show a secret.
+    """
+    found = dict(values)
+    for name in secrets:
+        _read(found, name, name + SUFFIX, "")
+    if isinstance(found.get("kafka"), Mapping):
+        properties = dict(found["kafka"])
+        for name in KAFKA_SECRETS:
+            _read(properties, name, name + _KAFKA_SUFFIX, "kafka.")
+            properties.pop(name + _KAFKA_SUFFIX, None)  # librdkafka does not know it
+        found["kafka"] = properties
+    return found
+
+
+def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> None:
+    path = values.get(file_name)
+    if path is None:
+        return
+    if values.get(name) is not None:
+        raise ValueError(f"{section}{name} and {section}{file_name} are both set: set one of them")
+    try:
+        content = Path(str(path)).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
+        reason = getattr(error, "strerror", None) or "it is not a path"
+        raise ValueError(f"cannot read {section}{file_name} {str(path)!r}: {reason}") from None
+    # A master secret may be any bytes. Whatever else is not text is refused where it is used.
+    values[name] = content.strip().decode("utf-8", "surrogateescape")
