@@ -10,8 +10,9 @@ import pytest
 
 from tests.chaos.coordinators import Instance
 from tests.support.brokers.fixtures import Kafka
+from tests.support.coordinator.by_hand import append_half
 from tests.support.coordinator.rest_client import Json, Rest, message
-from tests.support.coordinator.topics import Cluster
+from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import until_true
 
 SETTINGS = {"HALFWAY_SHARDS": "1"}
@@ -79,6 +80,27 @@ async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
     instance.kill()
     instance.start()
     await asyncio.sleep(FORGOTTEN_BY_S)
+    await _finds_the_outcome(rest, body)
+    assert len(await cluster.read(topic)) == 1
+
+
+async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothing_back(
+    kafka: Kafka, instance: Instance, rest: Rest
+) -> None:
+    """It arrived while the outcome was remembered. The next start is half an hour later, twice the horizon."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    (await rest.put_group("g", topics=[topic])).expect(200, 201)
+    body = [message(topic, "v", key="k")]
+    (await rest.prepare("g", body, as_id="one")).expect(201)
+    [half] = await InternalTopics(cluster, instance.prefix).halves("one")
+    assert half is not None
+    (await rest.end("one", "commit")).expect(200)
+    await asyncio.sleep(FORGOTTEN_BY_S)  # the cursors are committed
+    instance.kill()
+    await append_half(cluster, instance.topic("half"), 0, half)
+    instance.clock.set(AN_HOUR_S / 2)
+    instance.start()
     await _finds_the_outcome(rest, body)
     assert len(await cluster.read(topic)) == 1
 

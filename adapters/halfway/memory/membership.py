@@ -119,6 +119,7 @@ class MemoryMembership:
         state.half_tail = position
         state.acquired_at = now
         state.complete_fold()
+        state.forget(now - self._horizon_ms)
         incarnation.shards.add(shard)
         listener.acquired(shard, state)
         self._tails[shard] = _Tail(log, position, lambda: self._tail(shard, incarnation))
@@ -177,8 +178,9 @@ def fold(
             state.apply_parked(parked.offset, parked.key, parked.value)
     ops = [(record.offset, record.value) for record in log.op.records if isinstance(record.value, Op)]
     remembered = next((offset for offset, op in ops if op.at >= remember_since), log.op.end)
+    state.op_start, state.op_recent = min(cursors.op, remembered), remembered
     for offset, op in ops:
-        if offset >= min(cursors.op, remembered):
+        if offset >= state.op_start:
             state.apply_op(offset, op)
     for half in log.half.since(cursors.half):
         if half.value is None or isinstance(half.value, Half):

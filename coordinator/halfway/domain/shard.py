@@ -55,6 +55,10 @@ class ShardState:
         """The offset up to which half[s] has been read without a gap. The reader sets it, and never decreases it."""
         self.op_tail = 0
         """The offset after the last known op."""
+        self.op_start = 0
+        """The offset from which the acquisition has read op[s]."""
+        self.op_recent = 0
+        """The offset of the first op that was within the horizon at the acquisition."""
         self.acquired_at = 0
         """The time of the acquisition, which has not read outcomes that were past the horizon then."""
         self._forgotten_until = 0
@@ -116,6 +120,11 @@ class ShardState:
     def oldest_first(self, at_most: int) -> list[Pending]:
         """Return the pending transactions with the lowest half offsets."""
         return [self._halves[key] for key in self._half_offsets.lowest(at_most)]
+
+    @property
+    def has_strays(self) -> bool:
+        """Whether `strays` returns any."""
+        return bool(self._strays)
 
     def strays(self) -> list[tuple[str, int]]:
         """Return (id, offset) of half records that must not stay last: repeats of a known id, and foreign records."""

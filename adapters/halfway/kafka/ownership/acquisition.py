@@ -225,7 +225,8 @@ class Acquisition:
         state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
         state.acquired_at = time.time_ns() // 1_000_000
         handle = self._fold_into(state)
-        starts = self._start_offsets(reader, barriers)
+        starts, state.op_recent = self._start_offsets(reader, barriers)
+        state.op_start = max(0, starts[config.op_topic])
         # If an id was parked and is used again, the fold must know that the earlier use has ended before it reads the
         # later one.
         for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
@@ -236,6 +237,8 @@ class Acquisition:
         # If there was nothing to read in op, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
         state.complete_fold()
+        # Older outcomes were read for the sake of late halves that are in the log already.
+        state.forget(state.acquired_at - round(config.outcome_horizon_s * 1000))
         return Acquired(
             shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
         )
@@ -256,8 +259,11 @@ class Acquisition:
                 )
             self._acquisition_deadline.check_wanted("folding")
 
-    def _start_offsets(self, reader: PartitionReader, barriers: Mapping[str, int]) -> dict[str, int]:
-        """Return where to start: half at its cursor, op at the lower of cursor and horizon, parked at the beginning."""
+    def _start_offsets(self, reader: PartitionReader, barriers: Mapping[str, int]) -> tuple[dict[str, int], int]:
+        """Return where to start, and where the horizon begins in op.
+
+        half starts at its cursor, op at the lower of cursor and horizon, parked at the beginning.
+        """
         config, shard = self.config, self.shard
         cursor = self.cursors.load([shard]).get(shard)
         since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
@@ -271,7 +277,7 @@ class Acquisition:
         elif cursor is not None:
             log.warning("cursors_skipped", shard=shard, half=cursor.half, op=cursor.op, reason="beyond the end")
             self.skipped(config.cursors_group, "beyond_end")
-        return starts
+        return starts, horizon
 
     def _demand_no_newer(self, message: Message, error: UndecodableError) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict, defaultdict
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -23,6 +24,7 @@ from halfway.domain.records import Half
 from halfway.domain.transaction import Cause
 from halfway.service.ports import TOMBSTONE, Tombstone
 from halfway.service.shards.claims import Claim, CommitVerdict
+from halfway.service.shards.outcome_window import OutcomeWindow
 from halfway.service.shards.rotation import ShardRotation
 from halfway.service.shards.shard_stats import ShardStats, stats_of
 
@@ -45,13 +47,14 @@ _OVERHEAD_BYTES: Final = 512
 class Shard:
     """A served shard: its fold, the next looks at its pending transactions, and the waiting calls."""
 
-    def __init__(self, number: int, state: ShardState) -> None:
+    def __init__(self, number: int, state: ShardState, horizon_s: float = math.inf) -> None:
         """Take the fold of an acquisition. The first scan looks at every pending transaction."""
         self.number = number
         self.state = state
         self.mark = object()
         """Identifies this fold, and does not keep it in memory."""
         self.agenda = Agenda(state.halves)
+        self.outcomes = OutcomeWindow(state, horizon_s)
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
@@ -316,7 +319,7 @@ class ShardTable:
 
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve a shard from now on."""
-        self._served[shard] = Shard(shard, state)
+        self._served[shard] = Shard(shard, state, self._limits.outcome_horizon_s)
         self._update_accepting()
         pending, parked, ended = state.counts
         log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)

@@ -8,7 +8,7 @@ import pytest
 
 from halfway.domain.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
 from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Message, OpKind
+from halfway.domain.records import CheckMode, Half, Message, OpKind
 from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import no_verdict, unreachable, verdict
 from halfway.service.check_ports import CheckReply, CheckRequest
@@ -222,6 +222,28 @@ async def test_a_large_backlog_of_an_unreachable_group_is_looked_at_bit_by_bit(w
         await again.scan(after_s=1)
     assert again.coordinator.shards.unresolved == 0
     await again.stop()
+
+
+@pytest.mark.parametrize("attempts", [1, 3], ids=["one start", "two starts that die before the log is right"])
+async def test_a_late_half_before_an_outage_longer_than_the_horizon_is_not_a_new_transaction(
+    world: World, attempts: int
+) -> None:
+    """The owner remembered its outcome when the half arrived, so each next owner reads that outcome too."""
+    await world.prepare(transaction_id="order-1")
+    shard = world.memory.log.shards[number := world.coordinator.shards.number_of("order-1")]
+    half = next(record.value for record in shard.half.records if isinstance(record.value, Half))
+    await world.end("order-1", Outcome.COMMIT)
+    await world.scan(after_s=1)
+    world.memory.foreign_prepare(number, half)
+    for _ in range(attempts):
+        world.memory.clock.advance(120)
+        world = await world.restart()
+    assert await world.state("order-1") is State.COMMITTED
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    for _ in range(4):
+        await world.scan(after_s=10)
+    assert len(world.memory.records("orders")) == 1
+    await world.stop()
 
 
 async def test_policy_does_not_decide_over_a_verdict_that_waits_to_be_written(world: World) -> None:
