@@ -28,6 +28,17 @@ def digest(data: bytes | None) -> bytes | None:
     return None if data is None else sha256(data).digest()[:HASH_BYTES]
 
 
+def headers_digest(headers: tuple[tuple[str, bytes | None], ...]) -> bytes:
+    """Return the hash that is stored of headers (docs/protocol.md#topics)."""
+    if not headers:
+        return _NO_HEADERS
+    text = ",".join([f"{name.encode().hex()}={'-' if value is None else value.hex()}" for name, value in headers])
+    return sha256(text.encode()).digest()[:HASH_BYTES]
+
+
+_NO_HEADERS: Final = sha256(b"").digest()[:HASH_BYTES]
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message of a transaction, as it will be written to its real topic."""
 
@@ -112,12 +123,21 @@ class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key_hash: bytes | None
     value_hash: bytes | None
     size: int
+    headers_hash: bytes | None = None
+    """Of the producer's own headers; None in markers of earlier releases."""
+    partition: int | None = None
+    """The partition that the producer chose, None for none."""
 
     @classmethod
     def of(cls, message: Message) -> MessageDigest:
         """Return the digest of one message."""
         return cls(
-            topic=message.topic, key_hash=digest(message.key), value_hash=digest(message.value), size=message.size
+            topic=message.topic,
+            key_hash=digest(message.key),
+            value_hash=digest(message.value),
+            size=message.size,
+            headers_hash=headers_digest(message.headers),
+            partition=message.partition,
         )
 
 

@@ -238,6 +238,8 @@ def encode_op(op: Op) -> bytes:
                 optional_bytes(message.key_hash),
                 optional_bytes(message.value_hash),
                 length(message.size),
+                optional_bytes(message.headers_hash),
+                optional_long(message.partition),
             )
     parts.append(b"\0")
     return b"".join(parts)
