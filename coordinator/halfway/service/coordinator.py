@@ -20,6 +20,7 @@ from halfway.service.cluster.forward import Forwarder, NoOwners, NoPeers
 from halfway.service.cluster.job_work import JobWork
 from halfway.service.cluster.peer_handler import PeerHandler
 from halfway.service.cluster.statistics import ClusterStatistics
+from halfway.service.fairness import Turns
 from halfway.service.jobs.jobs import Jobs
 from halfway.service.prepare.prepare import Preparer
 from halfway.service.query.get_and_list import Queries
@@ -135,6 +136,8 @@ class Coordinator:
             activity,
             self._resolver.write_again,
         )
+        self.turns = Turns()
+        """The turns in which long reads and batches are done, slice by slice."""
         self._checks = CheckDispatcher(
             limits, self._shards, self._groups, self._lookup, self._resolver, caller, clock, activity
         )
@@ -150,7 +153,7 @@ class Coordinator:
             activity,
         )
         self._scan = Scan(limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer)
-        self._queries = Queries(authority, self._shards, self._groups, self._lookup)
+        self._queries = Queries(authority, self._shards, self._groups, self._lookup, self.turns)
         self._histories = Histories(authority, self._shards, self._lookup, history or NoHistory(), activity.journal)
         self._forwarder = Forwarder(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
@@ -170,6 +173,7 @@ class Coordinator:
         )
         """Answers the calls of other instances."""
         self.peer_handler.histories = self._histories
+        self.peer_handler.turns = self.turns
         self.statistics = ClusterStatistics(
             authority,
             self._shards,

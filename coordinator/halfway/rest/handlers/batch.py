@@ -129,8 +129,7 @@ async def _begun(
     right = [one for one in wanted if not isinstance(one, HalfwayError)]
     mine = []
     for first in range(0, len(right), _SLICE_ITEMS):
-        if first:
-            await asyncio.sleep(0)
+        await call.site.coordinator.turns.next(call.principal.group)
         some = right[first : first + _SLICE_ITEMS]
         mine.append(begin(some, deadline=call.deadline, principal=call.principal))
         begun.append(mine[-1])

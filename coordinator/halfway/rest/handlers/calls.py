@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPMethod, HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from halfway.domain.principal import Permission, Principal
     from halfway.rest.requests.validation import Validation
     from halfway.rest.responses.answer import Answer
+    from halfway.rest.responses.slices import GiveWay
     from halfway.rest.responses.unsent import Unsent
     from halfway.service.coordinator import Coordinator
+    from halfway.service.fairness import Places
 
 SUBPROTOCOL: Final = "halfway.stream.v1"
 """The subprotocol of the WebSocket (docs/stream.md#connect)."""
@@ -81,6 +85,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     openapi: bytes
     max_batch_items: int
     unsent: Unsent
+    large_answers: Places
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
@@ -101,6 +106,19 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
         """Whether the client is still connected and reads its answers."""
         transport = self.request.transport
         return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
+
+    @asynccontextmanager
+    async def large_answer(self) -> AsyncIterator[GiveWay]:
+        """Hold a place to make a large answer, in slices: give way before each. Few are made at once."""
+        caller = self.principal.group
+        try:
+            await self.site.large_answers.enter(caller, until=self.deadline)
+        except TimeoutError:
+            raise errors.OverloadedError("too many large answers are being made: try again later") from None
+        try:
+            yield partial(self.site.coordinator.turns.next, caller)
+        finally:
+            self.site.large_answers.leave()
 
     @property
     def query(self) -> tuple[Mapping[str, str], list[str]]:

@@ -6,12 +6,15 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from halfway.rest.handlers.calls import SUBPROTOCOL, nothing_in
 from halfway.rest.requests import convert, models
 from halfway.rest.requests.authentication import demand_same_origin
 from halfway.rest.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
-from halfway.rest.responses.answer import Answer, answer
+from halfway.rest.responses.answer import Answer, answer, answer_in_pieces
 from halfway.rest.responses.errors import UpgradeRequiredError
+from halfway.rest.responses.slices import is_large, with_messages
 
 if TYPE_CHECKING:
     from halfway.rest.handlers.calls import Call
@@ -82,7 +85,10 @@ async def fetch_checks(call: Call) -> Answer:
         principal=call.principal,
         is_connected=lambda: call.has_reader,
     )
-    return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
+    if not any(is_large(check.messages) for check in checks):
+        return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
+    async with call.large_answer() as give_way:
+        return answer_in_pieces(HTTPStatus.OK, await convert.fetched_in_pieces(checks, give_way))
 
 
 async def prepare(call: Call) -> Answer:
@@ -107,13 +113,18 @@ async def get_transaction(call: Call) -> Answer:
     """Show a transaction."""
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.OK, convert.transaction(view))
+    if view.messages is None or not is_large(view.messages):
+        return answer(HTTPStatus.OK, convert.transaction(view))
+    async with call.large_answer() as give_way:
+        without = convert.transaction(msgspec.structs.replace(view, messages=()))
+        return answer_in_pieces(HTTPStatus.OK, await with_messages(without, view.messages, give_way))
 
 
 async def list_transactions(call: Call) -> Answer:
     """List transactions."""
     query = to_list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
     page = await call.site.coordinator.list(query, deadline=call.deadline, principal=call.principal)
+    await call.site.coordinator.turns.next(call.principal.group)
     return answer(HTTPStatus.OK, convert.page(page))
 
 

@@ -10,8 +10,12 @@ from halfway.domain.message_json import rfc3339, shown_message
 from halfway.domain.records import CheckMode
 from halfway.rest.requests import models
 from halfway.rest.requests.data import rfc3339_or_none
+from halfway.rest.responses.slices import with_messages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from halfway.rest.responses.slices import GiveWay
     from halfway.service.requests import GroupView, LeasedCheck, Page, Prepared, TransactionView
 
 
@@ -69,6 +73,17 @@ def group_shown(view: GroupView) -> models.GroupResponse:
         created_at=rfc3339(view.created_at),
         updated_at=rfc3339(view.updated_at),
     )
+
+
+async def fetched_in_pieces(checks: Sequence[LeasedCheck], give_way: GiveWay) -> list[bytes]:
+    """Return the JSON of a list of checks with large payloads in pieces."""
+    pieces = [b'{"checks":[']
+    for number, check in enumerate(checks):
+        if number:
+            pieces.append(b",")
+        without = fetched(msgspec.structs.replace(check, messages=()))
+        pieces += await with_messages(without, check.messages, give_way)
+    return [*pieces, b"]}"]
 
 
 def fetched(check: LeasedCheck) -> models.FetchedCheck:

@@ -6,7 +6,7 @@ import time
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPMethod, HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from aiohttp import HttpVersion10, web
@@ -16,7 +16,10 @@ from halfway.rest.responses.errors import MethodNotAllowedError
 from halfway.rest.responses.problems import CONTENT_TYPE, encoded, problem, retry_after
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp.abc import AbstractStreamWriter
+    from aiohttp.http_writer import StreamWriter
 
     from halfway.domain.errors import HalfwayError
 
@@ -32,6 +35,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     status: int
     body: bytes | None
+    rest: Sequence[bytes] = ()
+    """What follows `body`, in pieces: to join a large body would stop the event loop."""
     headers: tuple[tuple[str, str], ...] = ()
     error_code: str | None = None
 
@@ -39,6 +44,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def answer(status: int, body: Any = None, *headers: tuple[str, str]) -> Answer:
     """Answer with a model, or with nothing."""
     return Answer(status=status, body=None if body is None else ENCODER.encode(body), headers=headers)
+
+
+def answer_in_pieces(status: int, pieces: Sequence[bytes]) -> Answer:
+    """Answer with JSON that is made already."""
+    return Answer(status=status, body=pieces[0], rest=pieces[1:])
 
 
 def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
@@ -65,6 +75,7 @@ class WholeResponse(web.StreamResponse):
         """Keep the answer, with more headers."""
         super().__init__(status=given.status)
         self._whole = given.body
+        self._rest = given.rest
         self._fields = [*given.headers, *headers]
         if given.body is not None:
             self._fields.append(("Content-Type", JSON if given.error_code is None else CONTENT_TYPE))
@@ -80,7 +91,7 @@ class WholeResponse(web.StreamResponse):
         parts.append(f"Date: {_date(int(time.time()))}\r\n")
         body = self._whole
         if self.status != _NO_CONTENT:
-            parts.append(f"Content-Length: {len(body or b'')}\r\n")
+            parts.append(f"Content-Length: {len(body or b'') + sum(map(len, self._rest))}\r\n")
         if not self._keep_alive:
             parts.append("Connection: close\r\n")
         elif request.version == HttpVersion10:
@@ -88,6 +99,8 @@ class WholeResponse(web.StreamResponse):
         parts.append("\r\n")
         head = "".join(parts).encode()
         self._whole = head if body is None or request.method == _HEAD else head + body
+        if request.method == _HEAD:
+            self._rest = ()
         return self._payload_writer
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -96,7 +109,11 @@ class WholeResponse(web.StreamResponse):
         if self._eof_sent or writer is None or whole is None:
             return
         self._eof_sent = True
-        await writer.write(whole + data)
+        rest, self._rest = self._rest, ()
+        for piece in (whole, *rest[:-1]) if rest else ():
+            # The connection gets all of it at once: it counts and bounds what the client does not read (`Unsent`).
+            await cast("StreamWriter", writer).write(piece, drain=False)
+        await writer.write((rest[-1] if rest else whole) + data)
         await writer.write_eof()
 
 

@@ -65,6 +65,7 @@ class Unsent:
             size = waiting.transport.get_write_buffer_size()
             self.bytes += size - waiting.size
             waiting.size = size
+            waiting.size_before = max(waiting.size_before, size)  # more was written in the meantime
             waiting.looks += 1
             if waiting.size_before - size >= MIN_BYTES:
                 waiting.looks, waiting.size_before = 0, size

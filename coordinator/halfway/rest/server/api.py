@@ -45,6 +45,7 @@ from halfway.rest.server.server import call_on_data, cancelled_when_lost
 from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver
 from halfway.rest.stream.stream import StreamLimits
 from halfway.rest.stream.streams import Streams
+from halfway.service.fairness import Places
 
 if TYPE_CHECKING:
     from halfway.service.coordinator import Coordinator
@@ -54,6 +55,8 @@ log = structlog.get_logger(__name__)
 _SERVER_ERROR: Final = 500
 LARGE_BYTES: Final = 64 * 1024
 """A smaller answer is never refused."""
+_LARGE_ANSWERS: Final = 2
+"""Large answers that are being made at once."""
 _PARAMETER_AT: Final = 3
 """The path parameter is always the third part: `/v1/groups/{group}/checks`."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
@@ -136,6 +139,7 @@ class Api:
             openapi=openapi.encoded(),
             max_batch_items=self._limits.max_batch_items,
             unsent=unsent or Unsent(),
+            large_answers=Places(_LARGE_ANSWERS),
         )
         self._ids = count(1)
         self._instance = token_hex(6)
@@ -282,7 +286,7 @@ class Api:
             answer = await (self._admit_and_handle(operation, call) if operation.begins else operation.handler(call))
         finally:
             self.in_flight.answered(call.body, caller)
-        size = len(answer.body or b"")
+        size = len(answer.body or b"") + sum(map(len, answer.rest))
         if size > LARGE_BYTES and operation.method == HTTPMethod.GET and not self._site.unsent.has_room(size):
             raise OverloadedError("too many answers that clients have not read yet: try again later")
         return answer

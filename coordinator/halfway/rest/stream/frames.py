@@ -16,10 +16,12 @@ from halfway.rest.requests.validation import to_batch_end
 from halfway.rest.responses.answer import ENCODER
 from halfway.rest.responses.errors import MalformedJsonError, invalid
 from halfway.rest.responses.problems import encoded, standing_alone
+from halfway.rest.responses.slices import is_large
 
 if TYPE_CHECKING:
     from halfway.domain.transaction import Cause
     from halfway.rest.requests.validation import Validation
+    from halfway.rest.responses.slices import GiveWay
     from halfway.service.requests import End, EndResult, LeasedCheck, Prepare, Prepared
 
 VERSION: Final = 1
@@ -227,6 +229,8 @@ def problem_of(error: HalfwayError) -> tuple[int, msgspec.Raw]:
     return document["status"], msgspec.Raw(encoded(document))
 
 
-def pushed(checks: Sequence[LeasedCheck]) -> bytes:
+async def pushed(checks: Sequence[LeasedCheck], give_way: GiveWay) -> bytes:
     """Return the frame that brings checks."""
+    if any(is_large(check.messages) for check in checks):
+        return b"".join(await convert.fetched_in_pieces(checks, give_way))
     return ServerFrame(checks=[convert.fetched(check) for check in checks]).encoded()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -228,9 +229,9 @@ class Stream:
         """Return once the client has read what it was sent."""
         await self._flowing.wait()
 
-    def push(self, checks: Sequence[LeasedCheck]) -> None:
+    async def push(self, checks: Sequence[LeasedCheck]) -> None:
         """Send checks."""
-        self._frames.append(frames.pushed(checks))
+        self._frames.append(await frames.pushed(checks, partial(self._coordinator.turns.next, self.principal.group)))
         self._work.set()
 
     def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:

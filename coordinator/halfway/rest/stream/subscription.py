@@ -39,7 +39,7 @@ class Taker(Protocol):
     async def reading(self) -> None:
         """Return once the client has read what it was sent."""
 
-    def push(self, checks: Sequence[LeasedCheck]) -> None:
+    async def push(self, checks: Sequence[LeasedCheck]) -> None:
         """Send checks."""
 
     def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
@@ -90,7 +90,7 @@ class Subscription:
                 free = await self._free()
                 found = await self._try(free)
                 if found:
-                    self._taker.push(found)
+                    await self._taker.push(found)
                 else:
                     await asyncio.sleep(_PAUSE_S if self._taker.reads else _FULL_PAUSE_S)
         except HalfwayError as error:

@@ -35,6 +35,7 @@ from halfway.service.records.peer_calls import (
 if TYPE_CHECKING:
     from halfway.service.checkback.dispatcher import CheckDispatcher
     from halfway.service.checkback.pull import FetchedChecks
+    from halfway.service.fairness import Turns
     from halfway.service.prepare.prepare import Preparer
     from halfway.service.query.get_and_list import Queries
     from halfway.service.query.history import Histories
@@ -52,6 +53,7 @@ class PeerHandler:
     """The receiving side of the port `Peers`."""
 
     histories: Histories
+    turns: Turns
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class PeerHandler:
         match call:
             case GetCall():
                 answer: msgspec.Struct = await self._queries.get(call.id, deadline=deadline, principal=principal)
+                await self.turns.next(principal.group)  # its payload is encoded next
             case HistoryCall():
                 answer = await self.histories.get(call.id, deadline=deadline, principal=principal)
             case ListCall() | SearchCall():

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,19 +23,22 @@ from halfway.service.shards.shard_table import not_served
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from halfway.service.fairness import Turns
     from halfway.service.ports import Authority
     from halfway.service.query.lookup import Lookup
     from halfway.service.shards.groups import Groups
     from halfway.service.shards.shard_table import ShardTable
 
-_SLICE = 5000
+_SLICE = 1000
+_SHOWN_AT_ONCE = 250
 
 
 class Queries:
     """Reads transactions. It changes nothing."""
 
-    def __init__(self, authority: Authority, shards: ShardTable, groups: Groups, lookup: Lookup) -> None:
+    def __init__(self, authority: Authority, shards: ShardTable, groups: Groups, lookup: Lookup, turns: Turns) -> None:
         """Store the parts."""
+        self._turns = turns
         self._authority = authority
         self._shards = shards
         self._groups = groups
@@ -59,7 +62,7 @@ class Queries:
         query = self.restrict(query, principal)
         seen: set[str] = set()
         oldest: list[tuple[int, str]] = []
-        async for chunk in self._slices(query, shards, deadline):
+        async for chunk in self._slices(query, shards, deadline, principal.group):
             fresh = {entry.id: (entry.prepared_at, entry.id) for entry in chunk if entry.id not in seen}
             seen.update(fresh)
             if fresh and most:
@@ -67,19 +70,23 @@ class Queries:
                 oldest = sorted([*oldest, *fresh.values()])[:most]
         return FindResult(count=len(seen), places=tuple(oldest))
 
-    async def _slices(self, query: ListQuery, shards: Sequence[int], deadline: float) -> AsyncIterator[list[Entry]]:
-        """Yield the matches in these shards slice by slice, and let the event loop run after each slice."""
+    async def _slices(
+        self, query: ListQuery, shards: Sequence[int], deadline: float, caller: str | None
+    ) -> AsyncIterator[list[Entry]]:
+        """Yield the matches in these shards slice by slice, each in the caller's turn."""
         query_filter = Filter(query, _decode_cursor(query.cursor))
         served = [self._shards.get(number) for number in shards]
-        for shard in served:
-            entries = query_filter.candidates(shard.state)
-            while chunk := list(islice(entries, _SLICE)):
-                yield query_filter.apply(chunk)
-                await asyncio.sleep(0)
-                if asyncio.get_running_loop().time() > deadline:
-                    raise OverloadedError(
-                        "there are too many transactions to search in time: narrow the list with a filter"
-                    )
+        entries = chain.from_iterable(query_filter.candidates(shard.state) for shard in served)
+        at_end = False
+        while not at_end:
+            await self._turns.next(caller)
+            examined = list(islice(entries, _SLICE))
+            at_end = len(examined) < _SLICE
+            yield query_filter.apply(examined)
+            if asyncio.get_running_loop().time() > deadline:
+                raise OverloadedError(
+                    "there are too many transactions to search in time: narrow the list with a filter"
+                )
         for shard in served:
             if self._shards.get(shard.number) is not shard:
                 raise not_served(shard.number)
@@ -96,7 +103,7 @@ class Queries:
         if query.group is not None:
             await self._groups.get_latest(query.group, deadline=deadline)
         best: list[Entry] = []
-        async for matches in self._slices(query, shards, deadline):
+        async for matches in self._slices(query, shards, deadline, principal.group):
             chunk = matches
             if len(best) > query.limit:  # drop the entries after this page early: mostly nearly all of them
                 last = sort_key(best[-1])
@@ -106,10 +113,13 @@ class Queries:
             # A transaction that has ended since it was seen comes again with its outcome, which replaces the first.
             latest = {entry.id: entry for entry in (*best, *chunk)}
             best = nsmallest(query.limit + 1, latest.values(), key=sort_key)
-        return ListResult(
-            transactions=tuple(view(self._groups, entry) for entry in best[: query.limit]),
-            more=len(best) > query.limit,
-        )
+        shown: list[TransactionView] = []
+        for first in range(0, min(len(best), query.limit), _SHOWN_AT_ONCE):
+            if first:
+                await self._turns.next(principal.group)
+            last_one = min(first + _SHOWN_AT_ONCE, query.limit)
+            shown += [view(self._groups, entry) for entry in best[first:last_one]]
+        return ListResult(transactions=tuple(shown), more=len(best) > query.limit)
 
     def restrict(self, query: ListQuery, principal: Principal) -> ListQuery:
         """Return the part of a query that the caller may list: a group's principal lists its own transactions."""

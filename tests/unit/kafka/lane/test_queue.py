@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
 from halfway.domain.records import Message
 from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release
@@ -126,3 +128,51 @@ async def test_a_waiting_reader_is_woken_by_an_end_and_by_closing() -> None:
         await asyncio.sleep(0.01)
         queue.close()
         assert await reading is None
+
+
+def of_group(group: str, name: str, *sizes: int) -> LaneWrite:
+    return msgspec.structs.replace(sized(name, *sizes), group=group)
+
+
+async def test_an_end_of_another_group_does_not_wait_for_all_ends_of_one() -> None:
+    """A hundred ends of one group wait; those of another are in the next batch, each group in order."""
+    queue = LaneQueue(1_000, PLENTY, LIMITS)
+    queue.put_all([of_group("a", f"a{number}") for number in range(100)])
+    queue.put_all([of_group("b", "b0"), of_group("b", "b1")])
+    assert names(queue.take(0)) == ["a0", "b0", "a1"]
+    assert names(queue.take(0)) == ["b1", "a2", "a3"]
+
+
+async def test_large_ends_of_one_group_let_small_ones_of_another_into_the_batch() -> None:
+    """A batch that has no room for the next large end still has some for small ones."""
+    queue = LaneQueue(1_000, PLENTY, BatchLimits(ends=10, payload_bytes=100, records=1_000))
+    queue.put_all([of_group("a", f"a{number}", 80) for number in range(5)])
+    queue.put_all([of_group("b", f"b{number}", 1) for number in range(4)])
+    assert names(queue.take(0)) == ["a0", "b0", "b1", "b2", "b3"]
+    assert names(queue.take(0)) == ["a1"]
+
+
+async def test_a_queue_that_one_group_fills_takes_the_share_of_another() -> None:
+    """Of ends and of bytes; the group that fills it gets no more."""
+    queue = LaneQueue(10, 1_000, LIMITS)
+    assert not queue.put_all([of_group("a", f"a{number}") for number in range(10)])
+    assert refused(queue, of_group("a", "a10")) is OverloadedError
+    assert [one.id for one, _ in queue.put_all([of_group("b", f"b{number}") for number in range(6)])] == ["b5"]
+    heavy = LaneQueue(1_000, 100, LIMITS)
+    assert not heavy.put_all([of_group("a", "a0", 100)])
+    assert refused(heavy, of_group("a", "a1", 1)) is OverloadedError
+    assert refused(heavy, of_group("b", "b0", 40)) is None
+
+
+async def test_a_release_comes_after_the_ends_of_all_groups_that_were_queued_before_it() -> None:
+    queue = LaneQueue(1_000, PLENTY, LIMITS)
+    queue.put_all([of_group("a", f"a{number}") for number in range(4)] + [of_group("b", "b0")])
+    release = Release(shards=[1])
+    queue.put_release(release)
+    queue.put_all([of_group("c", "c0")])
+    assert names(queue.take(0)) == ["a0", "b0", "a1"]
+    assert len(queue) == 4
+    assert names(queue.take(0)) == ["a2", "a3"]
+    assert queue.take(0) is release
+    assert names(queue.take(0)) == ["c0"]
+    assert len(queue) == 0

@@ -2,14 +2,23 @@
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 import pytest
 
 from bench.load.stream_client import StreamClient
+from halfway.domain.entries import Entry
+from halfway.domain.principal import Principal
+from halfway.rest.responses.slices import SLICE_BYTES
 from halfway.rest.server.limits import ApiLimits
+from halfway.service.answers import Answers
 from halfway.service.ports import OpsRead
+from halfway.service.query import get_and_list
+from halfway.service.query.filters import Filter
 from halfway.service.query.history import NoHistory
+from halfway.service.requests import End, EndResult
 from tests.support.rest.client import HOST
 from tests.support.rest.guarded import Guarded, guarded, own_id
 from tests.support.waiting import GENEROUS_S, until_true
@@ -206,3 +215,125 @@ async def _prepare(world: Guarded, caller: str, name: str, value: str = "v") -> 
 
 async def _end(world: Guarded, caller: str, name: str) -> int:
     return (await world.call(caller, "POST", f"/v1/transactions/{name}/end", {"outcome": "commit"})).status
+
+
+class LoopTurns:
+    """Counts the turns of the event loop, and in which of them something happened."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.events: list[tuple[int, str]] = []
+
+    async def count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.turn += 1
+
+    def note(self, who: str) -> None:
+        self.events.append((self.turn, who))
+
+    @property
+    def most_in_one(self) -> int:
+        """The most events of one turn."""
+        return max(Counter(turn for turn, _ in self.events).values())
+
+
+@pytest.fixture
+async def loop_turns() -> AsyncIterator[LoopTurns]:
+    turns = LoopTurns()
+    counting = asyncio.create_task(turns.count())
+    yield turns
+    counting.cancel()
+
+
+async def _prepare_many(world: Guarded, caller: str, count: int) -> None:
+    made = [{"group": caller, "id": own_id(0, f"{caller}{n}"), "messages": [MESSAGE]} for n in range(count)]
+    answer = await world.call(caller, "POST", "/v1/batch", {"prepare": made, "end": []})
+    assert {item["status"] for item in answer.body["prepare"]} == {201}
+
+
+async def test_lists_and_previews_of_one_group_leave_every_other_turn_to_another(
+    loop_turns: LoopTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slice is done in a turn of the loop. A list of the other group waits for as many slices as it has itself."""
+    monkeypatch.setattr(get_and_list, "_SLICE", 20)
+    apply = Filter.apply
+
+    def note(self: Filter, entries: list[Entry]) -> list[Entry]:
+        if entries:
+            loop_turns.note(self._query.group or "")
+        return apply(self, entries)
+
+    monkeypatch.setattr(Filter, "apply", note)
+    async with guarded() as world:
+        await _prepare_many(world, "other", 600)
+        await _prepare_many(world, "shop", 1)
+        preview = {"action": "check", "filter": {}, "preview": True}
+        many = [asyncio.create_task(world.call("other", "GET", "/v1/transactions?limit=1")) for _ in range(16)]
+        many += [asyncio.create_task(world.call("other", "POST", "/v1/jobs", preview)) for _ in range(16)]
+        await until_true(lambda: len(loop_turns.events) > 100)
+        before = len(loop_turns.events)
+        for turn in range(3):
+            name = own_id(0, f"s{turn}")
+            assert await _prepare(world, "shop", name) == 201
+            assert await _end(world, "shop", name) == 200
+        answer = await world.call("shop", "GET", "/v1/transactions")
+        assert answer.status == 200
+        assert not all(task.done() for task in many)
+        mine = [at for at, (_, who) in enumerate(loop_turns.events[before:]) if who == "shop"]
+        assert mine[-1] - mine[0] <= 2 * len(mine)
+        assert {answer.status for answer in await asyncio.gather(*many)} == {200}
+    assert loop_turns.most_in_one == 1
+
+
+async def test_batches_of_one_group_leave_every_other_turn_to_another(
+    loop_turns: LoopTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins up to 200 items in a turn, and no two batches do so in the same turn."""
+    async with guarded() as world:
+        coordinator = world.here.coordinator
+        begin = coordinator.begin_ends
+
+        def note(ends: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
+            loop_turns.note(principal.name)
+            assert len(ends) <= 200
+            return begin(ends, deadline=deadline, principal=principal)
+
+        monkeypatch.setattr(coordinator, "begin_ends", note)
+
+        async def batch(caller: str, count: int) -> None:
+            ends = [{"id": own_id(0, f"{caller}-{number}"), "outcome": "commit"} for number in range(count)]
+            answer = await world.call(caller, "POST", "/v1/batch", {"prepare": [], "end": ends})
+            assert {item["status"] for item in answer.body["end"]} == {404}
+
+        many = [asyncio.create_task(batch("other", 600)) for _ in range(8)]
+        await until_true(lambda: len(loop_turns.events) > 1)
+        await batch("shop", 400)
+        await asyncio.gather(*many)
+        assert loop_turns.most_in_one == 1
+
+
+async def test_large_answers_of_one_group_let_one_of_another_be_made_next(loop_turns: LoopTurns) -> None:
+    """Two are made at once, the groups in turn; each gives the loop a turn for each slice."""
+    value = "x" * 900_000
+    async with guarded() as world:
+        theirs, mine = own_id(0, "o"), own_id(0, "s")
+        for caller, name in (("other", theirs), ("shop", mine)):
+            assert await _prepare(world, caller, name, value) == 201
+        large = world.here.api._site.large_answers
+        answered: list[str] = []
+
+        async def show(caller: str, name: str) -> None:
+            answer = await world.call(caller, "GET", f"/v1/transactions/{name}")
+            assert answer.body["messages"][0]["value"] == value
+            answered.append(caller)
+
+        many = [asyncio.create_task(show("other", theirs)) for _ in range(12)]
+        await until_true(lambda: large.waiting_of("other") >= 8)
+        turn = loop_turns.turn
+        await show("shop", mine)
+        assert large.taken <= 2
+        assert answered.index("shop") <= 5
+        assert loop_turns.turn - turn > len(value) // SLICE_BYTES
+        await asyncio.gather(*many)
+        assert large.taken == large.waiting == 0

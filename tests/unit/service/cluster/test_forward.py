@@ -20,6 +20,7 @@ from halfway.domain.records import CheckMode, Message
 from halfway.domain.transaction import Outcome, State
 from halfway.memory import Memory
 from halfway.service.coordinator import Coordinator
+from halfway.service.query import get_and_list
 from halfway.service.records.peer_calls import CountCall, GetCall, ListCall
 from halfway.service.requests import End, ListQuery, Prepare
 from tests.support.service.world import LIMITS, SHARDS, World
@@ -157,10 +158,13 @@ async def test_lists_are_of_all_shards_or_an_error(pair: tuple[World, World]) ->
     await third.stop()
 
 
-async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(pair: tuple[World, World]) -> None:
+async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(
+    pair: tuple[World, World], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, there = pair
     await there.prepare(transaction_id=own_id(1))
     call = ListCall(query=ListQuery(), shards=(1,))
+    monkeypatch.setattr(get_and_list, "_SLICE", 1)
     listing = asyncio.create_task(
         there.coordinator.peer_handler.answer(call, deadline=there.deadline(), principal=PEER)
     )
