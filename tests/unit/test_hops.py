@@ -2,8 +2,8 @@
 
 from tests.support.rest.hops import path_of_commit
 
-MOST_MODULES = 20
-MOST_HOPS = 42
+MOST_MODULES = 22
+MOST_HOPS = 48
 
 
 async def test_a_commit_takes_no_more_hops_between_modules_than_it_did() -> None:
