@@ -25,8 +25,9 @@ import java.util.concurrent.Executors;
 import java.util.regex.Pattern;
 
 public class Producer {
-    static final int ATTEMPTS = 5;
-    static final HttpClient http = HttpClient.newBuilder().connectTimeout(Duration.ofSeconds(3)).build();
+    static final int ATTEMPTS = 7;
+    static final Duration ATTEMPT = Duration.ofSeconds(3);
+    static volatile HttpClient http = newClient();
     static String halfway;
     static Barrier barrier;
 
@@ -65,7 +66,8 @@ public class Producer {
         checks.createContext("/check", Producer::answerCheck);
         checks.start();
         String checkUrl = "http://127.0.0.1:" + checks.getAddress().getPort() + "/check";
-        call("PUT", "/groups/java-shop", """
+        // Adds to the group: it takes nothing away from a newer release, or from what an operator has set.
+        call("PATCH", "/groups/java-shop", """
                 {"check": {"urls": ["%s"]}, "topics": ["%s"],
                  "policy": {"first_check_after_s": 1, "check_interval_s": 1}}""".formatted(checkUrl, topic));
         System.out.println("ready " + checkUrl);
@@ -111,9 +113,16 @@ public class Producer {
         }
     }
 
-    /** Call halfway until the answer is final. Every call of this example may be repeated. */
+    static HttpClient newClient() {
+        return HttpClient.newBuilder().connectTimeout(ATTEMPT).version(HttpClient.Version.HTTP_1_1).build();
+    }
+
+    /**
+     * Call halfway until the answer is final. Every call of this example may be repeated. A kept connection may have died
+     * silently, so an attempt is short, and the next one uses new connections.
+     */
     static String call(String method, String path, String body) throws Exception {
-        HttpRequest request = HttpRequest.newBuilder(URI.create(halfway + path)).timeout(Duration.ofSeconds(10))
+        HttpRequest request = HttpRequest.newBuilder(URI.create(halfway + path)).timeout(ATTEMPT)
                 .header("Content-Type", "application/json").method(method, HttpRequest.BodyPublishers.ofString(body)).build();
         String failure = "";
         for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
@@ -128,6 +137,7 @@ public class Producer {
                 }
             } catch (IOException error) {
                 failure = error.toString();
+                http = newClient();
             }
             Thread.sleep(200L << attempt);
         }

@@ -23,6 +23,7 @@ _MAX_REQUESTS: Final = 4
 class _Item:
     body: bytes
     deadline: float
+    attempt_s: float
     reply: asyncio.Future[Reply]
 
 
@@ -43,15 +44,15 @@ class Coalescer:
         self._under_way: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
 
-    async def submit(self, body: bytes, *, deadline: float) -> Reply:
-        """Send one item, a JSON object, and return its answer.
+    async def submit(self, body: bytes, *, deadline: float, attempt_s: float) -> Reply:
+        """Send one item, a JSON object, and return its answer. Its request gets `attempt_s` after it was sent.
 
         Raises QueueFullError if too many wait, and NoAnswerError if no coordinator answered or the deadline passed.
         """
         if len(self._waiting) >= self._max_waiting:
             raise QueueFullError(f"{self._max_waiting} calls of this client already wait for halfway")
         loop = asyncio.get_running_loop()
-        item = _Item(body, deadline, loop.create_future())
+        item = _Item(body, deadline, attempt_s, loop.create_future())
         self._waiting.append(item)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -101,7 +102,13 @@ class Coalescer:
     async def _send(self, items: list[_Item]) -> None:
         body = b'{"%s":[%s]}' % (self._kind.encode(), b",".join(item.body for item in items))
         try:
-            reply = await self._transport.send("POST", "/v1/batch", body, deadline=max(item.deadline for item in items))
+            reply = await self._transport.send(
+                "POST",
+                "/v1/batch",
+                body,
+                deadline=max(item.deadline for item in items),
+                attempt_s=max(item.attempt_s for item in items),
+            )
         except NoAnswerError as error:
             for item in items:
                 if not item.reply.done():

@@ -11,6 +11,8 @@ from typing import Any, Final
 from halfway.client.calls.transport import DeadlinePassedError, NoAnswerError, Reply
 from halfway.client.errors import QueueFullError, UnavailableError, error_of
 
+ATTEMPT_S: Final = 3.0
+"""How long the first attempt of a call waits for its answer: its connection may have died silently."""
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
@@ -29,15 +31,18 @@ _NOT_CARRIED_OUT: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS})
 
 
 async def send_until_final(
-    send: Callable[[], Awaitable[Reply]],
+    send: Callable[[float], Awaitable[Reply]],
     deadline: float,
     unconfirmed: type[UnavailableError],
     call: str,
     *,
     demand_halfway: bool,
+    attempt_s: float,
 ) -> Mapping[str, Any]:
     """Send a call until it has a final answer or its deadline passes, with full jitter between the attempts.
 
+    The first attempt gets `attempt_s`. Each attempt without an answer doubles the time of the next one, because the
+    coordinator may be slow.
     With `demand_halfway`, only a refusal by halfway itself is final: a proxy in front of it, for example during a
     change of its configuration, may answer differently later. Raises `unconfirmed` at the deadline, and RefusedError.
     """
@@ -47,13 +52,14 @@ async def send_until_final(
     failure = ""
     while True:
         try:
-            reply = await send()
+            reply = await send(attempt_s)
         except QueueFullError as error:
             if not is_repeat:
                 raise
             failure, retry_after_s = str(error), 0.0
         except NoAnswerError as error:
             in_doubt = True
+            attempt_s *= 2
             is_less_specific = bool(failure) and isinstance(error, DeadlinePassedError)
             failure, retry_after_s = failure if is_less_specific else str(error), 0.0
         else:

@@ -22,6 +22,8 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _AVOID_S: Final = 5.0
 """A URL that gave no answer is tried last for this long."""
 _STOPPING: Final = "shutting_down"
+_SLOWEST_BYTES_PER_S: Final = 256 * 1024
+"""An attempt gets more time for a larger body, by this speed."""
 _MAX_DETAIL: Final = 200
 
 
@@ -52,6 +54,14 @@ class Reply:
         return self.body.get("error_code") != NOT_HALFWAY
 
 
+class _Connections:
+    """A pool of connections and the number of requests on it."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
+        self.requests = 0
+
+
 class Transport:
     """Sends requests to the first coordinator that answers, and continues with it."""
 
@@ -64,29 +74,36 @@ class Transport:
         self._key = key
         self._tls = tls
         self._connections = connections
-        self._session: aiohttp.ClientSession | None = None
+        self._pool: _Connections | None = None
+        self._retired: set[_Connections] = set()
+        """Pools whose connections may be dead, until their last request is done."""
 
     def open(self) -> None:
         """Open the connection pool in the running event loop."""
-        self._session = aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._connections, ssl=True if self._tls is None else self._tls),
             headers=self._key.headers() if self._key is not None else {},
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        self._pool = _Connections(session)
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        pools, self._pool = [*self._retired, *([] if self._pool is None else [self._pool])], None
+        for pool in pools:
+            await pool.session.close()
 
-    async def send(self, method: str, path: str, body: bytes | None, *, deadline: float) -> Reply:
+    async def send(self, method: str, path: str, body: bytes | None, *, deadline: float, attempt_s: float) -> Reply:
         """Send one request and return the answer.
 
         `deadline` is on the event loop's clock. Each coordinator gets its share of the remaining time, so that a
-        coordinator that hangs leaves time for the others. A coordinator that is stopping is skipped, and so is a URL
-        where another server answers (a proxy's 502). Raises NoAnswerError if none answered.
+        coordinator that hangs leaves time for the others, and at most `attempt_s`, and more for a large body: the
+        connection may have died silently. After that, every later request uses a new connection. A coordinator that is
+        stopping is skipped, and so is a URL where another server answers (a proxy's 502). Raises NoAnswerError if none
+        answered.
         """
+        attempt_s += len(body or b"") / _SLOWEST_BYTES_PER_S
         loop = asyncio.get_running_loop()
         failures = []
         skipped: Reply | None = None
@@ -96,7 +113,8 @@ class Transport:
             if left <= 0:
                 break
             try:
-                reply = await self._request(url, method, path, body, left / (len(urls) - tried))
+                timeout_s = min(attempt_s, left / (len(urls) - tried))
+                reply = await self._request(url, method, path, body, timeout_s)
             except (aiohttp.ClientError, OSError) as error:
                 self._avoided_until[url] = loop.time() + _AVOID_S
                 failures.append(f"{url}: {str(error) or type(error).__name__}")
@@ -112,11 +130,29 @@ class Transport:
         raise NoAnswerError("; ".join(failures))
 
     async def _request(self, url: str, method: str, path: str, body: bytes | None, timeout_s: float) -> Reply:
-        if self._session is None:
+        if self._pool is None:
             raise NoAnswerError("the client is not open")
+        pool = self._pool
+        pool.requests += 1
+        try:
+            return await self._request_on(pool.session, url, method, path, body, timeout_s)
+        except TimeoutError:
+            if pool is self._pool:
+                self._retired.add(pool)
+                self.open()
+            raise
+        finally:
+            pool.requests -= 1
+            if pool in self._retired and not pool.requests:
+                self._retired.discard(pool)
+                await pool.session.close()
+
+    async def _request_on(
+        self, session: aiohttp.ClientSession, url: str, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> Reply:
         headers = {} if body is None else {"Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._session.request(
+        async with session.request(
             method, url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
         ) as response:
             status, document = response.status, _json_object(await _read_bounded(response))

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from halfway.client.calls.coalescing import Coalescer
 from halfway.client.calls.key import Key
-from halfway.client.calls.retries import send_until_final
+from halfway.client.calls.retries import ATTEMPT_S, send_until_final
 from halfway.client.calls.transport import Reply, Transport
 from halfway.client.checks.verification import CheckVerifier
 from halfway.client.concurrency.blocking import call_async
@@ -348,7 +348,7 @@ class Halfway:
     async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:
         """Fetch checks of a group in pull mode, waiting at most `wait_s`; end each transaction with its `check_id`."""
         path = f"/v1/groups/{quote(self.group, safe='')}/checks?wait_s={wait_s:g}&max={max_checks}"
-        answer = await self._call("GET", path, None, timeout_s=wait_s + self._prepare_timeout_s)
+        answer = await self._call("GET", path, None, timeout_s=wait_s + self._prepare_timeout_s, waits_s=wait_s)
         return list(answer.get("checks", ()))
 
     def check_usable(self) -> None:
@@ -362,17 +362,27 @@ class Halfway:
         """Raise NestedTransactionError if a `transaction` of this client is open in this task."""
         demand_no_block(self)
 
-    async def _call(self, method: str, path: str, body: object, *, timeout_s: float) -> Mapping[str, Any]:
+    async def _call(
+        self, method: str, path: str, body: object, *, timeout_s: float, waits_s: float = 0.0
+    ) -> Mapping[str, Any]:
+        """Make a call. `waits_s` is how long the coordinator may wait before it answers."""
         self.check_usable()
         encoded = None if body is None else _encoded(body)
         deadline = asyncio.get_running_loop().time() + timeout_s
 
-        async def send() -> Reply:
+        async def send(attempt_s: float) -> Reply:
             self.check_usable()
-            return await self._transport.send(method, path, encoded, deadline=deadline)
+            return await self._transport.send(method, path, encoded, deadline=deadline, attempt_s=attempt_s)
 
-        what = f"{method} {path}"
-        return await self._until_closed(send_until_final(send, deadline, UnavailableError, what, demand_halfway=False))
+        call = send_until_final(
+            send,
+            deadline,
+            UnavailableError,
+            f"{method} {path}",
+            demand_halfway=False,
+            attempt_s=ATTEMPT_S + waits_s,
+        )
+        return await self._until_closed(call)
 
     async def _until_known(
         self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
@@ -381,12 +391,13 @@ class Halfway:
         encoded = _encoded(body)
         deadline = asyncio.get_running_loop().time() + timeout_s
 
-        async def send() -> Reply:
+        async def send(attempt_s: float) -> Reply:
             self.check_usable()  # the client may have been closed since the last attempt
-            return await coalescer.submit(encoded, deadline=deadline)
+            return await coalescer.submit(encoded, deadline=deadline, attempt_s=attempt_s)
 
         is_end = coalescer is self._ends
-        return await self._until_closed(send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end))
+        call = send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end, attempt_s=ATTEMPT_S)
+        return await self._until_closed(call)
 
     async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the result of a call; raise ClientClosedError as soon as the client is closed."""

@@ -1,0 +1,37 @@
+"""A connection that died silently costs a call one short attempt, and not its deadline."""
+
+import asyncio
+
+import pytest
+
+from halfway.client import Halfway, Message
+from tests.support.client.silent import firewall_before
+from tests.support.rest.client import RestWorld
+from tests.support.waiting import GENEROUS_S
+
+ORDER = Message(topic="orders", key="42", value="paid")
+KEPT = 5
+
+
+@pytest.mark.parametrize("call", ["prepare", "end", "show"])
+async def test_a_call_is_repeated_on_a_new_connection(
+    world: RestWorld, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the other connections of that time is tried either."""
+    monkeypatch.setattr("halfway.client.producer.client.ATTEMPT_S", 1.0)
+    name = await world.prepared(id="before")
+    async with (
+        firewall_before(world.url) as firewall,
+        Halfway(firewall.url, "shop", prepare_timeout_s=GENEROUS_S, end_timeout_s=GENEROUS_S) as client,
+    ):
+        await asyncio.gather(*(client.show(name) for _ in range(KEPT)))
+        assert firewall.accepted >= KEPT
+        firewall.forget()
+        match call:
+            case "prepare":
+                await client.prepare([ORDER], id="after")
+            case "end":
+                await client.end(name, "commit")
+            case _:
+                await client.show(name)
+        assert firewall.used_after == 1
