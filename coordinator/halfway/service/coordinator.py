@@ -124,6 +124,7 @@ class Coordinator:
         self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance, self._lookup.group_here)
         """Records manual actions, and actions on groups and keys."""
         activity = Activity.around(observer, clock)
+        activity.is_registered = self.is_registered = self._groups.is_registered
         self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
         self._preparer = Preparer(
             limits,

@@ -30,6 +30,11 @@ class Tally(Collector):
         """Add `times` to the count of these label values."""
         self._counts[labels] = self._counts.get(labels, 0) + times
 
+    def forget(self, first: str) -> None:
+        """Drop every count whose first label has this value."""
+        for labels in [labels for labels in self._counts if labels[0] == first]:
+            del self._counts[labels]
+
     def describe(self) -> Iterator[Metric]:
         """Name the metric."""
         yield CounterMetricFamily(self._name, self._text, labels=self._labels)
@@ -63,6 +68,11 @@ class Distribution(Collector):
             self._sums[labels] = 0.0
         counts[bisect_left(self._bounds, value)] += count
         self._sums[labels] += value * count
+
+    def forget(self, first: str) -> None:
+        """Drop every observation whose first label has this value."""
+        for labels in [labels for labels in self._counts if labels[0] == first]:
+            del self._counts[labels], self._sums[labels]
 
     def describe(self) -> Iterator[Metric]:
         """Name the metric."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halfway.rest.server.api import Api
     from halfway.runtime.metrics.event_loop_lag import LoopPauses
     from halfway.service.access.key_freshness import KeyFreshness
+    from halfway.service.coordinator import Coordinator
     from halfway.service.records.statistics_records import HealthWarning
     from halfway.service.shards.shard_table import ShardTable
 
@@ -50,14 +51,21 @@ class _Groups:
 
     def __init__(self) -> None:
         self._known: set[str] = set()
+        self.is_registered: Callable[[str], bool] = bool
 
     def label(self, group: str) -> str:
         if group in self._known:
             return group
-        if not group or len(self._known) >= MAX_GROUPS:
+        if not group or len(self._known) >= MAX_GROUPS or not self.is_registered(group):
             return OTHER
         self._known.add(group)
         return group
+
+    def forget_deleted(self) -> list[str]:
+        """Leave the places of deleted groups to others, and return their names."""
+        deleted = [group for group in self._known if not self.is_registered(group)]
+        self._known.difference_update(deleted)
+        return deleted
 
 
 class Metrics:
@@ -78,9 +86,11 @@ class Metrics:
         self._outcome_s = Distribution(
             "halfway_time_to_outcome_seconds", "Time from prepare to outcome", ["group", "outcome"], _OUTCOME_S
         )
-        for collector in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s):
+        self._checks = Tally("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"])
+        self._of_groups = (self._prepares, self._ends, self._outcome_s, self._checks)
+        """The metrics whose first label is a group."""
+        for collector in (self._prepares, self._ends, self._prepare_s, self._end_s, self._outcome_s, self._checks):
             registry.register(collector)
-        self._checks = Counter("halfway_checks", "Checks by verdict", ["group", "verdict", "sent"], registry=registry)
         self._check_s = Histogram(
             "halfway_check_seconds", "Time of a check", ["verdict"], registry=registry, buckets=_CHECK_S
         )
@@ -168,7 +178,7 @@ class Metrics:
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check by its verdict."""
-        self._count(self._checks, self._groups.label(group), verdict, "true" if sent else "false")
+        self._checks.count((self._groups.label(group), verdict, "true" if sent else "false"), 1)
         self._observe(self._check_s, seconds, verdict)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
@@ -218,8 +228,10 @@ class Metrics:
 
     # --- rendering
 
-    def show(self, shards: ShardTable, api: Api) -> None:
+    def show(self, coordinator: Coordinator, api: Api) -> None:
         """Register the gauges of a coordinator, and export 0 for each of its shards that has shortened no horizon."""
+        self._groups.is_registered = coordinator.is_registered
+        shards = coordinator.shards
         for shard in range(shards.count):
             self._shortened.labels(str(shard))
         self.registry.register(_Gauges(shards, api, self._groups))
@@ -260,8 +272,12 @@ class Metrics:
         self.registry.register(_Pauses(pauses))
 
     def render(self) -> tuple[bytes, str]:
-        """Return all metrics as text, and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        """Return all metrics as text, and its content type. It has the series of a deleted group for the last time."""
+        text = generate_latest(self.registry)
+        for group in self._groups.forget_deleted():
+            for metric in self._of_groups:
+                metric.forget(group)
+        return text, CONTENT_TYPE_LATEST
 
     def _count(self, counter: Counter, *labels: str) -> None:
         key = (counter._name, *labels)  # noqa: SLF001 - only as a key

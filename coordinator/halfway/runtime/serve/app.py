@@ -254,7 +254,7 @@ async def _run_backend(
             unsent=unsent,
             demand_host=demand_host(settings),
         )
-        metrics.show(backend.coordinator.shards, api)
+        metrics.show(backend.coordinator, api)
         metrics.show_unsent(unsent)
         if backend.keys is not None:
             metrics.show_keys(backend.keys)

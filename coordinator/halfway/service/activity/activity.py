@@ -59,6 +59,13 @@ class _Series:
         self.total += amount
         self._seconds[now % len(self._seconds)] += amount
 
+    def take(self, other: _Series, now: int) -> None:
+        """Add the counts of another series."""
+        self._advance(now)
+        other._advance(now)
+        self.total += other.total
+        self._seconds = [mine + its for mine, its in zip(self._seconds, other._seconds, strict=True)]
+
     def per_s(self, now: int) -> float:
         self._advance(now)
         return (sum(self._seconds) - self._seconds[now % len(self._seconds)]) / WINDOW_S
@@ -100,6 +107,9 @@ class Activity:
         self._topics: dict[str, FailingTopic] = {}
         self._writes: dict[str, RefusedWrite] = {}
         self._endpoints: dict[str, dict[str, Endpoint]] = {}
+        self.is_registered: Callable[[str], bool] = bool
+        """Whether there is a group of this name. Deleted groups leave their place to others."""
+        self._forgotten_at = 0
         self._prepared: _ByKind[tuple[str, float]] = _by_kind()
         self._ended: _ByKind[tuple[str, str, str, float]] = _by_kind()
         self._resolved: _ByKind[tuple[str, str, int]] = _by_kind()
@@ -208,6 +218,8 @@ class Activity:
         known = self._endpoints.get(group)
         if known is None:
             if len(self._endpoints) >= MAX_GROUPS:
+                self._forget_deleted()
+            if len(self._endpoints) >= MAX_GROUPS:
                 return
             known = self._endpoints[group] = {}
         now = self._clock.now_ms()
@@ -262,7 +274,25 @@ class Activity:
         return tuple(self._topics.values()), tuple(self._writes.values()), tuple(self._skipped.values())
 
     def _group_label(self, group: str) -> str:
-        return group if group in self._prepares or len(self._prepares) < MAX_GROUPS else ""
+        """Return the group under which to count: itself, or "" with all that have no place of their own."""
+        if group in self._prepares:
+            return group
+        if len(self._prepares) >= MAX_GROUPS:
+            self._forget_deleted()
+        return group if len(self._prepares) < MAX_GROUPS else ""
+
+    def _forget_deleted(self) -> None:
+        """Count what deleted groups did with what has no place of its own, so that totals stay."""
+        now = _second()
+        if now == self._forgotten_at:
+            return  # it would be asked for each group that has no place
+        self._forgotten_at = now
+        for group in [group for group in self._prepares if group and not self.is_registered(group)]:
+            _move(self._prepares, group, "", now)
+        for table in (self._ends, self._checks):
+            for key in [key for key in table if key[0] and not self.is_registered(key[0])]:
+                _move(table, key, ("", *key[1:]), now)
+        self._endpoints = {group: known for group, known in self._endpoints.items() if self.is_registered(group)}
 
     # --- halfway.service.ports.Observer
 
@@ -346,6 +376,12 @@ def _add(table: dict[K, _Series], key: K, amount: float, now: int) -> None:
     if series is None:
         series = table[key] = _Series()
     series.add(amount, now)
+
+
+def _move(table: dict[K, _Series], key: K, to: K, now: int) -> None:
+    """Add a series to another one."""
+    series = table.pop(key)
+    table.setdefault(to, _Series()).take(series, now)
 
 
 def _tallies(table: _Table, group: str | None) -> list[Tally]:

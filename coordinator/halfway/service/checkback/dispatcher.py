@@ -80,8 +80,16 @@ class CheckDispatcher:
         """Return the queue of a group."""
         queue = self._queues.get(group)
         if queue is None:
+            self._forget_deleted()
             queue = self._queues[group] = CheckQueue(self._limits)
         return queue
+
+    def _forget_deleted(self) -> None:
+        """Drop the queues of deleted groups: they take memory, and their breaker is not one of a later group."""
+        idle = [name for name, queue in self._queues.items() if queue.is_idle]
+        for name in idle:
+            if not self._groups.is_registered(name):
+                del self._queues[name]
 
     def clock_was_set(self, now: int) -> None:
         """Drop the retry times of the former clock."""

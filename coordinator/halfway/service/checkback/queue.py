@@ -36,6 +36,11 @@ class CheckQueue:
             failures=limits.breaker_failures, open_s=limits.breaker_open_s, max_open_s=limits.breaker_max_open_s
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is due or in flight, and nobody waits."""
+        return not (self.due or self.in_flight or self.running or self.polls)
+
     def add(self, number: int, transaction_id: str, *, first: bool = False) -> None:
         """Queue a check, unless it is queued or in flight already; `first` puts it before all others."""
         if transaction_id in self.queued or transaction_id in self.in_flight:

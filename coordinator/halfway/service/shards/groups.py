@@ -109,6 +109,10 @@ class Groups:
         """Return a group, None if it is not registered."""
         return self._store.get(name)
 
+    def is_registered(self, name: str) -> bool:
+        """Return whether there is such a group."""
+        return self._store.get(name) is not None
+
     def policy(self, name: str) -> CheckPolicy:
         """Return the policy in force for a group."""
         group = self._store.get(name)
@@ -117,6 +121,8 @@ class Groups:
             return self._limits.default_policy.with_min_interval(self._limits.min_check_interval_s)
         known = self._policies.get(name)
         if known is None or known[0] is not group:
+            if known is None:
+                self._policies = {one: policy for one, policy in self._policies.items() if self.is_registered(one)}
             known = self._policies[name] = (group, self._policy_in_force(group))
         return known[1]
 
@@ -204,7 +210,9 @@ class Groups:
         """
         group = self._store.get(name)
         if hold_s > 0 and group is not None:
-            self._held[name] = (asyncio.get_running_loop().time() + hold_s, group.created_at)
+            now = asyncio.get_running_loop().time()
+            self._held = {one: hold for one, hold in self._held.items() if hold[0] > now}
+            self._held[name] = (now + hold_s, group.created_at)
         elif hold_s < 0:
             self._held.pop(name, None)
         pending, parked = self._shards.counts_of(name, shards)

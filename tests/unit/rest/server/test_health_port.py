@@ -81,7 +81,7 @@ async def test_a_console_on_this_port_finds_the_api_here_with_its_keys() -> None
 
 async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
     metrics = Metrics()
-    metrics.show(world.coordinator.shards, world.api)
+    metrics.show(world.coordinator, world.api)
     metrics.show_pauses(LoopPauses())
     await world.prepared()
     world.memory.clock.advance(5)
@@ -132,3 +132,34 @@ def test_groups_beyond_a_bound_are_counted_together(group: str) -> None:
     text = metrics.render()[0].decode()
     assert 'halfway_prepares_total{group="other",result="prepared"} 1.0' in text
     assert "made-up" not in text
+
+
+async def test_a_deleted_group_leaves_no_series_and_its_place_to_others(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last figures are scraped once more. However many have come and gone, a new one is not counted as `other`."""
+    monkeypatch.setattr("halfway.runtime.metrics.metrics.MAX_GROUPS", 3)
+    metrics = Metrics()
+    metrics.show(world.coordinator, world.api)
+
+    def counted(group: str) -> None:
+        metrics.prepared({group: 1}, "prepared", 0.01)
+        metrics.ended({group: 1}, "commit", "producer", "changed", 0.01)
+        metrics.resolved_after({group: 1}, "commit", 1)
+        metrics.checked(group, "unknown", sent=True, seconds=1)
+
+    def text() -> str:
+        return metrics.render()[0].decode()
+
+    for number in range(10):
+        name = f"g{number}"
+        group = {"check": {"mode": "pull"}, "topics": ["orders"]}
+        assert (await world.call("PUT", f"/v1/groups/{name}", group)).status == 201
+        counted(name)
+        assert f'halfway_prepares_total{{group="{name}",result="prepared"}} 1.0' in text()
+        assert (await world.call("DELETE", f"/v1/groups/{name}")).status == 204
+        assert name in text()
+        assert name not in text()
+    counted("g9")  # an end of it that is repeated while its outcome is remembered
+    assert "g9" not in text()
+    assert 'halfway_prepares_total{group="other",result="prepared"} 1.0' in text()

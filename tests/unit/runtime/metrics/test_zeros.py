@@ -54,7 +54,7 @@ def test_forwarded_calls_are_zero_at_the_start_if_there_are_peers(has_peers: boo
 
 async def test_each_shard_has_shortened_no_horizon_at_the_start(world: RestWorld) -> None:
     metrics = Metrics()
-    metrics.show(world.coordinator.shards, world.api)
+    metrics.show(world.coordinator, world.api)
     assert [labels["shard"] for labels in samples(metrics, "halfway_horizon_shortened_total")] == ["0", "1"]
 
 

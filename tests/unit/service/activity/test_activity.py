@@ -148,3 +148,28 @@ def test_large_answers_of_endpoints_push_out_the_oldest_and_equal_ones_count_onc
     assert [number for number in range(100) if kept.events_of(f"own-{number}")] == list(range(83, 100))
     assert kept._bytes <= 10_000
     assert len(kept._texts) == 18
+
+
+def test_a_deleted_group_leaves_its_place_to_others_and_the_totals_stay(
+    seen: Activity, seconds: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "MAX_GROUPS", 3)
+    registered = {"a", "b", "c"}
+    seen.is_registered = registered.__contains__
+    for group in "abc":
+        seen.prepared({group: 10}, "prepared", 0.1)
+        seen.note_outcomes({group: 10}, "committed", "producer")
+        seen.checked(group, "unknown", sent=True, seconds=0.1)
+        seen.note_check_reply(group, reply(1))
+    registered -= {"a", "b"}
+    registered.add("d")
+    seen.prepared({"d": 10}, "prepared", 0.1)
+    seen.note_outcomes({"d": 10}, "committed", "producer")
+    seen.note_check_reply("d", reply(1))
+    seconds.now += 1
+    assert (seen.prepares("d"), seen.prepares("a"), seen.prepares()) == (1, 0, 4)
+    assert [tally.total for tally in seen.ends("d")] == [10]
+    assert [tally.total for tally in seen.ends()] == [40]
+    assert [tally.total for tally in seen.checks()] == [3]
+    assert seen.endpoints("a") == ()
+    assert len(seen.endpoints("d")) == 1

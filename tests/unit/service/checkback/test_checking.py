@@ -333,3 +333,17 @@ async def test_an_open_breaker_holds_checks_back_and_closes_again(world: World) 
     for _ in range(20):
         await world.scan(after_s=1)
     assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+
+
+async def test_a_deleted_group_leaves_no_queue_and_no_open_breaker_to_a_later_group(world: World) -> None:
+    checks = world.coordinator._checks
+    breaker = checks.queue("shop").breaker
+    for _ in range(100):
+        breaker.record_failure(world.memory.clock.now_ms())
+    assert checks.figures("shop")[2] is not None
+    await world.coordinator.delete_group("shop", deadline=asyncio.get_running_loop().time() + 60)
+    await world.group("other")
+    checks.queue("other")
+    await world.group("shop")
+    assert checks.figures("shop")[2] is None
+    assert set(checks._queues) == {"other"}
