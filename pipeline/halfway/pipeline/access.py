@@ -40,6 +40,9 @@ LONGEST_S: Final = 31_536_000
 """The longest time in the settings of the coordinator: a year."""
 DEFAULT_PREFIX: Final = "_halfway."
 
+_MAX_IDLE: Final = "connections.max.idle.ms"
+_MAX_IDLE_MS: Final = "120000"
+"""A firewall or balancer drops what is sent on an idle connection without a word: it is closed before that."""
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 _OAUTH: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
@@ -132,7 +135,7 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     given = {
         _property(name.removeprefix(_JAVA)): value for name, value in environment.items() if name.startswith(_JAVA)
     }
-    java = java_properties(properties) | given
+    java = {_MAX_IDLE: properties.get(_MAX_IDLE, _MAX_IDLE_MS)} | java_properties(properties) | given
     if not java.get("bootstrap.servers"):
         raise AccessError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
     prefix = environment.get(_PREFIX) or str(of_file.get("kafka_prefix", DEFAULT_PREFIX))

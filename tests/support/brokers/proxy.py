@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -121,6 +122,10 @@ class KafkaProxy:
         self.port = port
         self.upstream = upstream
         self.delay_s = 0.0
+        self.idle_s = inf
+        """A connection that was idle for longer is dropped silently, as a firewall does: no bytes pass."""
+        self.dropped = 0
+        """Connections that were dropped silently and used after that."""
         self.journal: list[Exchange] = []
         self._interventions: list[Intervention] = []
         self._open = True
@@ -158,7 +163,12 @@ class KafkaProxy:
         for intervention in interventions:
             intervention.release()
         self.delay_s = 0.0
+        self.idle_s = inf
         self._open = True
+
+    def silence(self) -> None:
+        """Drop every present connection silently; new ones pass."""
+        self._run(self._silence())
 
     def cut(self) -> None:
         """Cut every connection; clients may connect again."""
@@ -184,6 +194,10 @@ class KafkaProxy:
     async def _cut(self) -> None:
         for link in list(self._links):
             link.cut()
+
+    async def _silence(self) -> None:
+        for link in self._links:
+            link.silent = True
 
     async def _close(self) -> None:
         assert self._server is not None
@@ -229,6 +243,9 @@ class _Link:
         self._from_broker, self._to_broker = broker
         self._expected: dict[int, tuple[Exchange, Intervention | None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._used_at = asyncio.get_running_loop().time()
+        self._met = False
+        self.silent = False
         self.ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -251,6 +268,8 @@ class _Link:
     async def _requests(self) -> None:
         while True:
             frame = await _frame(self._from_client)
+            if self._drops():
+                continue
             await self._delayed()
             request = read_request(frame)
             if request is None:
@@ -276,6 +295,8 @@ class _Link:
     async def _answers(self) -> None:
         while True:
             frame = await _frame(self._from_broker)
+            if self._drops():
+                continue
             await self._delayed()
             exchange, intervention = self._expected.pop(int.from_bytes(frame[:4], signed=True), (None, None))
             if exchange is not None:
@@ -287,6 +308,16 @@ class _Link:
                 if intervention.fate is Fate.HOLD_ANSWER:
                     await intervention.gate().wait()
             await _send(self._to_client, frame)
+
+    def _drops(self) -> bool:
+        """Return whether what has just arrived is dropped."""
+        now = asyncio.get_running_loop().time()
+        self.silent = self.silent or now - self._used_at > self._proxy.idle_s
+        self._used_at = now
+        if self.silent and not self._met:
+            self._met = True
+            self._proxy.dropped += 1
+        return self.silent
 
     async def _delayed(self) -> None:
         if self._proxy.delay_s:

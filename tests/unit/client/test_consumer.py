@@ -181,6 +181,22 @@ def test_the_lines_of_the_kafka_clients_go_to_a_logger(
     assert "rdkafka#" not in capfd.readouterr().err
 
 
+def test_no_client_keeps_an_idle_connection_or_waits_a_minute_on_a_silent_one(inbox: Inbox) -> None:
+    """A firewall drops what is sent on a connection that was idle for minutes; a service may set other times."""
+
+    def settings_of(given: dict[str, Any]) -> list[dict[str, Any]]:
+        consumer = Consumer(given, group="g", topics=["t"], handle=lambda _record, _connection: None, inbox=inbox)
+        return [consumer._consumer_settings(), connection_settings(consumer._settings)]
+
+    for settings in settings_of(KAFKA):
+        assert settings["connections.max.idle.ms"] < 240_000
+        assert settings["socket.timeout.ms"] <= 10_000
+    for settings in settings_of({**KAFKA, "connections.max.idle.ms": 30_000}):
+        assert settings["connections.max.idle.ms"] == 30_000
+    patient = settings_of({**KAFKA, "fetch.wait.max.ms": 20_000})[0]
+    KafkaConsumer(patient).close()
+
+
 def test_what_only_consumers_know_is_not_given_to_producers() -> None:
     given = {**KAFKA, "sasl.password": "x", "session.timeout.ms": 6000, "fetch.wait.max.ms": 20}
     assert connection_settings(given) == {**KAFKA, "sasl.password": "x"}

@@ -12,12 +12,14 @@ from halfway.pipeline.errors import AccessError
 from halfway.runtime.settings import NOT_SETTINGS, VARIABLES, Settings
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
+IDLE = {"connections.max.idle.ms": "120000"}
+"""No firewall meets an idle connection of the jobs, unless the operator wants it."""
 
 
 def test_the_coordinators_own_settings_are_enough() -> None:
     """Servers and prefix come from where the coordinator has them; what only tunes librdkafka is left out."""
     access = load({**SERVERS, "HALFWAY_KAFKA_PREFIX": "_mine.", "HALFWAY_KAFKA__LINGER_MS": "5"})
-    assert access.java == {"bootstrap.servers": "broker:9092"}
+    assert access.java == {**IDLE, "bootstrap.servers": "broker:9092"}
     assert access.topic("op") == "_mine.op"
 
 
@@ -26,7 +28,7 @@ def test_the_environment_is_above_the_file(tmp_path: Path) -> None:
     file = tmp_path / "halfway.toml"
     file.write_text('kafka_prefix = "_file."\n[kafka]\nbootstrap_servers = "file:1"\nsecurity_protocol = "ssl"\n')
     access = load({**SERVERS, "HALFWAY_CONFIG_FILE": str(file)})
-    assert access.java == {"bootstrap.servers": "broker:9092", "security.protocol": "SSL"}
+    assert access.java == {**IDLE, "bootstrap.servers": "broker:9092", "security.protocol": "SSL"}
     assert access.prefix == "_file."
 
 
@@ -69,6 +71,7 @@ def test_certificates_travel_as_text(tmp_path: Path) -> None:
         }
     )
     assert access.java == {
+        **IDLE,
         "bootstrap.servers": "broker:9092",
         "ssl.endpoint.identification.algorithm": "",
         "ssl.truststore.type": "PEM",

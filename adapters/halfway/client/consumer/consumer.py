@@ -26,6 +26,7 @@ from halfway.client.consumer.inbox import Inbox
 from halfway.client.consumer.record import Record
 from halfway.client.consumer.retention import check_topics
 from halfway.client.consumer.retries import RejectedMessageError, Retries
+from halfway.client.consumer.settings import with_defaults
 from halfway.client.errors import HalfwayError
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Consumer:
         `halfway.client.consumer.librdkafka`. Raises InvalidSettingError.
         """
         _demand_usable(settings, group, topics, dead_letter_topic)
-        self._settings = {"logger": librdkafka_log, **settings}
+        self._settings = {"logger": librdkafka_log, **with_defaults(settings)}
         self._group = group
         self._topics = list(topics)
         self._handle = handle

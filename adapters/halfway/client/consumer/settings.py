@@ -5,8 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NAMES: Final = frozenset({"bootstrap.servers", "client.id", "debug", "log_level", "logger", "oauth_cb"})
+_NAMES: Final = frozenset(
+    {"bootstrap.servers", "client.id", "debug", "log_level", "logger", "oauth_cb", "connections.max.idle.ms"}
+)
 _PREFIXES: Final = ("broker.", "reconnect.", "sasl.", "security.", "socket.", "ssl.")
+
+
+_MAX_IDLE_MS: Final = 120_000
+_ANSWER_MS: Final = 10_000
+_MARGIN_MS: Final = 1_000
+_FETCH_WAIT_MS: Final = 500
+"""librdkafka's default of `fetch.wait.max.ms`."""
+
+
+def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with ours where librdkafka's own would wait for minutes.
+
+    A firewall or balancer forgets an idle connection, and then drops what is sent on it without a word. So it is closed
+    before that, and a connection on which no answer comes is given up.
+    """
+    fetch_ms = int(settings.get("fetch.wait.max.ms", _FETCH_WAIT_MS))
+    return {
+        "connections.max.idle.ms": _MAX_IDLE_MS,
+        "socket.timeout.ms": max(_ANSWER_MS, fetch_ms + _MARGIN_MS),  # librdkafka refuses a shorter one
+        "socket.keepalive.enable": True,
+        **settings,
+    }
 
 
 def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 log = structlog.get_logger()
 
@@ -86,3 +87,12 @@ class ClientCloser:
 
 
 CLOSER: Final = ClientCloser()
+
+
+def drop_last(held: list[AdminClient]) -> None:
+    """Drop admin clients on a thread: librdkafka waits there for its own threads to end.
+
+    `held` must contain the last references, and the caller must not be a thread of librdkafka: if one of those drops
+    the last reference, librdkafka ends the process.
+    """
+    threading.Thread(target=held.clear, name="halfway-drop-admin", daemon=True).start()

@@ -46,6 +46,10 @@ _DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     "reconnect.backoff.max.ms": 1_000,
     "socket.keepalive.enable": True,
     "log.connection.close": False,
+    # A firewall or balancer between halfway and Kafka forgets a connection that is idle, and then drops what is sent on
+    # it without a word. So close it before that, and give up a connection on which no answer comes.
+    "connections.max.idle.ms": 120_000,
+    "socket.timeout.ms": 10_000,
 }
 _CONSUMER_DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     # The default lets one consumer hold 64 MiB per partition.
@@ -295,6 +299,10 @@ class KafkaConfig:
         The producer is idempotent, with acks=all and the Java client's partitioner. Pass `transactional.id` to make it
         transactional.
         """
+        if "transaction.timeout.ms" in overrides:
+            # librdkafka refuses a longer one: a request must be able to fail before the transaction times out.
+            longest = min(self._socket_timeout_ms, overrides["transaction.timeout.ms"])
+            overrides = {"socket.timeout.ms": longest, **overrides}
         return self._properties(
             {},
             {
@@ -328,6 +336,10 @@ class KafkaConfig:
             },
             overrides,
         )
+
+    @property
+    def _socket_timeout_ms(self) -> int:
+        return int(self.properties.get("socket.timeout.ms", _DEFAULTS["socket.timeout.ms"]))
 
     def admin(self, **overrides: Any) -> dict[str, Any]:
         """Return the configuration of an admin client; `overrides` are properties by their librdkafka names."""

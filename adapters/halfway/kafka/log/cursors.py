@@ -27,6 +27,8 @@ _TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.2
 _POLL_S: Final = 0.05
 _FIND_COORDINATOR_MS: Final = 6_000
+_ANSWER_MS: Final = 3_000
+"""How long one answer is waited for: after that the request goes over a new connection."""
 _RECOMMIT_S: Final = 60.0
 """How often cursors that have not moved are committed: Kafka forgets the offsets of an idle group after days."""
 _STOP_S: Final = 2.0
@@ -122,7 +124,7 @@ class KafkaCursors:
                     # How long a commit waits to find the group's coordinator, and how long for its answer. Closing the
                     # consumer waits for both too.
                     "session.timeout.ms": _FIND_COORDINATOR_MS,
-                    "socket.timeout.ms": round(_TIMEOUT_S * 1000),
+                    "socket.timeout.ms": _ANSWER_MS,
                 },
             )
         )

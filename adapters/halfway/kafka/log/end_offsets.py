@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AdminClient,
     ListOffsetsResultInfo,
@@ -16,11 +16,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 )
 
 from halfway.domain.errors import KafkaUnavailableError
+from halfway.kafka.clients.client_closer import drop_last
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.partition_reader import LEADER_MOVES, Place, refresh_leaders
 from halfway.service.answers import answer_all
 
 RETRY_S: Final = 0.1
+_TRY_S: Final = 2.0
+"""How long an answer is waited for before the request is sent again over a new connection."""
+_LEAST_S: Final = 0.1
+_NO_ANSWER: Final = KafkaError._TIMED_OUT  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 class PartitionEnds:
@@ -93,16 +98,24 @@ class PartitionEnds:
         missing = set(partitions)
         while missing:
             places = [(self._topic, partition) for partition in missing]
-            answers = request_ends(self._admin, places, self._isolation, self._timeout_s)
+            left = max(_LEAST_S, until - time.monotonic())
+            answers = request_ends(self._admin, places, self._isolation, min(_TRY_S, left))
+            silent = False
             for (_, partition), answer in answers.items():
                 try:
                     ends[partition] = (await asyncio.wrap_future(answer)).offset
                 except KafkaException as exception:
                     error = exception.args[0]
                     ends[partition] = _unavailable(self._topic, error.str())
-                    if error.code() in LEADER_MOVES:
+                    silent = silent or error.code() == _NO_ANSWER
+                    if error.code() in LEADER_MOVES or error.code() == _NO_ANSWER:
                         continue
                 missing.remove(partition)
+            if silent:
+                # The connection may be dead without a sign.
+                held, self._admin = [self._admin], None
+                drop_last(held)
+                self._admin = AdminClient(self._config.admin())
             if missing and not await self._refresh(self._admin, until):
                 break
         return ends

@@ -126,6 +126,8 @@ class RecordReader:
                     # Fetch only the requested records, and nothing ahead.
                     "queued.min.messages": 1,
                     "fetch.wait.max.ms": 50,
+                    # A caller waits for the record.
+                    "socket.timeout.ms": 3_000,
                     "fetch.queue.backoff.ms": 5,
                     "max.partition.fetch.bytes": 256 * 1024,
                 }

@@ -28,6 +28,11 @@ _HEARTBEAT_S: Final = 0.5
 """The others learn of a move with their next heartbeat, and a session ends up to one heartbeat early."""
 _LEAST_HEARTBEATS: Final = 6
 """Heartbeats in a session, however short it is."""
+_TRIES: Final = 3
+"""Requests without an answer that fit into a session."""
+_FETCH_MS: Final = 100
+"""Nothing is fetched; but librdkafka demands a second more than this for the answer on a socket."""
+_LEAST_SOCKET_MS: Final = _FETCH_MS + 1_000
 _LOG_INTERVAL_S: Final = 30.0
 _PAUSE_S: Final = 1.0
 _NEW_POLLS: Final = 2
@@ -112,6 +117,9 @@ class GroupMember(OwnedThread):
                     "partition.assignment.strategy": "cooperative-sticky",
                     "session.timeout.ms": round(self._config.session_timeout_s * 1000),
                     "heartbeat.interval.ms": round(self.heartbeat_s * 1000),
+                    # If a heartbeat gets no answer, the next ones go over a new connection while the session lasts.
+                    "socket.timeout.ms": max(_LEAST_SOCKET_MS, round(self._config.session_timeout_s * 1000 / _TRIES)),
+                    "fetch.wait.max.ms": _FETCH_MS,
                     "logger": self._session,
                 }
             )

@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 )
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError, NotAuthorisedError
+from halfway.kafka.clients.client_closer import drop_last
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.partition_availability import PartitionHealth, WritablePartitions
 from halfway.service.ports import TopicFacts
@@ -34,7 +35,9 @@ _REFRESH_S: Final = 0.5
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _MAX_CACHED: Final = 10_000
 """The most names that are cached: a request may contain any name."""
-_REQUEST_S: Final = 5.0
+_REQUEST_S: Final = 2.0
+_TRIES: Final = 3
+"""How often topics are looked up for one call; each try after one without an answer uses a new connection."""
 _NO_TOPIC: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION})
 _UNAUTHORISED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
 _MAY_WRITE: Final = frozenset({AclOperation.WRITE, AclOperation.ALL})
@@ -68,8 +71,9 @@ class TopicMetadata:
         """Keep the configuration; nothing connects before the first request."""
         self._config = config
         self._client: AdminClient | None = None
+        self._is_silent = False
+        """A request of this client got no answer. Set on librdkafka's thread, which must not drop the client."""
         self._lock = threading.Lock()
-        self._finding_controller = threading.Lock()
         self._existence: dict[str, _Existence] = {}
         self._facts: dict[str, _Facts] = {}
         self._describing: dict[str, tuple[float, Future[Partitions]]] = {}
@@ -109,10 +113,19 @@ class TopicMetadata:
         if missing:
             try:
                 async with asyncio.timeout_at(deadline):
-                    by_name.update(await self._request_facts(missing))
+                    by_name.update(await self._request_again(missing))
             except TimeoutError:
                 raise KafkaUnavailableError(f"Kafka did not describe {', '.join(missing)} in time") from None
         return {name: by_name[name] for name in names}
+
+    async def _request_again(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._request_facts(names)
+            except KafkaUnavailableError:
+                if not tries_left:
+                    raise
+        raise AssertionError
 
     async def _request_facts(self, names: Sequence[str]) -> dict[str, TopicFacts | None]:
         partitions = self._partitions(names, EXISTENCE_S)
@@ -195,9 +208,17 @@ class TopicMetadata:
             wait(self._configure(old).values(), max(0.0, until - now))
 
     def _admin(self) -> AdminClient:
+        """Return the client; another one, with new connections, after a request without an answer.
+
+        A client keeps the broker that it knows as the controller for minutes, and also a connection that is dead.
+        """
         with self._lock:
+            if self._client is not None and self._is_silent:
+                held, self._client = [self._client], None
+                drop_last(held)
             if self._client is None:
                 self._client = AdminClient(self._config.admin())
+                self._is_silent = False
             return self._client
 
     def _partitions(self, names: Iterable[str], max_age_s: float) -> dict[str, Future[Partitions]]:
@@ -248,24 +269,8 @@ class TopicMetadata:
                 if result is None:
                     self._facts.pop(name, None)
         if isinstance(result, KafkaUnavailableError):
-            self._find_controller()
+            self._is_silent = True
         answer.set_result(result)
-
-    def _find_controller(self) -> None:
-        """Make the client refresh its metadata, so that it finds another broker; blocks no other request.
-
-        The client sends requests to the broker that it knows as the controller, and by itself keeps it for minutes.
-        """
-        if self._finding_controller.acquire(blocking=False):
-            threading.Thread(target=self._refresh_metadata, name="halfway-find-controller", daemon=True).start()
-
-    def _refresh_metadata(self) -> None:
-        try:
-            self._admin().list_topics(self._config.owners_topic, timeout=_REQUEST_S)
-        except KafkaException as error:
-            log.info("controller_not_found", error=error.args[0].str())
-        finally:
-            self._finding_controller.release()
 
     def _configure(self, partition_counts: Mapping[str, int]) -> dict[str, Future[Described]]:
         """Request the configurations of existing topics."""
@@ -307,6 +312,8 @@ class TopicMetadata:
             if isinstance(result, _Facts):
                 _evict(self._facts)
                 self._facts[name] = result
+        if isinstance(result, KafkaUnavailableError):
+            self._is_silent = True
         answer.set_result(result.facts if isinstance(result, _Facts) else result)
 
 

@@ -42,8 +42,13 @@ RECORD: Final = pa.schema(
 _TIMEOUT_S: Final = 30.0
 _SILENT_S: Final = 60.0
 """How long a broker can give no record, although there are some, before the job fails."""
-_QUIET: Final = {"log_level": "2"}
-"""Without it librdkafka prints a line for each of twenty attempts a second. The error has the same text."""
+_DEFAULTS: Final = {
+    # Without it librdkafka prints a line for each of twenty attempts a second. The error has the same text.
+    "log_level": "2",
+    # A firewall or balancer drops what is sent on an idle connection without a word.
+    "connections.max.idle.ms": "120000",
+    "socket.timeout.ms": "10000",
+}
 _AT_ONCE: Final = 5_000
 _ALONE: Final = 20_000
 _HELD: Final = 4 << 20
@@ -138,7 +143,7 @@ def _frame(engine: DuckEngine, folders: Sequence[tuple[str, str]]) -> Frame:
 def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]:
     """Return the settings of a consumer that reads partitions from one offset to another."""
     return {
-        **_QUIET,
+        **_DEFAULTS,
         **access.librdkafka,
         "group.id": "halfway-pipeline",
         "isolation.level": isolation_level,
@@ -281,7 +286,7 @@ def pin(access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
     made: Any = kafka
     errors: list[KafkaError] = []
     try:
-        admin = made.AdminClient({**_QUIET, **access.librdkafka, "error_cb": errors.append})
+        admin = made.AdminClient({**_DEFAULTS, **access.librdkafka, "error_cb": errors.append})
     except KafkaException as error:
         raise AccessError(
             f"a property of HALFWAY_KAFKA__… or [kafka] cannot be used: {error.args[0].str()}: correct or remove it"

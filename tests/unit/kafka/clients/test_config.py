@@ -138,3 +138,22 @@ def test_topics_and_groups_carry_the_prefix() -> None:
     assert all(name.startswith("p.") for name in (config.half_topic, config.members_group, config.cursors_group))
     with pytest.raises(ValueError, match="other"):
         config.topic("other")
+
+
+def test_no_client_keeps_an_idle_connection_or_waits_a_minute_on_a_silent_one() -> None:
+    """A firewall drops what is sent on a connection that was idle for minutes; an operator may set other times."""
+    config = make()
+    for client in (config.producer(), config.consumer(), config.admin()):
+        assert client["connections.max.idle.ms"] < 240_000
+        assert client["socket.timeout.ms"] <= 10_000
+    mine = make(properties={**SERVERS, "connections.max.idle.ms": "30000", "socket.timeout.ms": "20000"})
+    for client in (mine.producer(), mine.consumer(), mine.admin()):
+        assert (client["connections.max.idle.ms"], client["socket.timeout.ms"]) == ("30000", "20000")
+
+
+def test_a_transaction_may_be_shorter_than_the_silence_of_a_socket() -> None:
+    """The client refuses such a producer unless the silence is shortened."""
+    config = make(properties={**SERVERS, "socket.timeout.ms": "60000"})
+    over = {"transactional.id": "x", "transaction.timeout.ms": 10_000}
+    assert config.producer(**over)["socket.timeout.ms"] == 10_000
+    Producer(config.producer(**over))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # 
 
 from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.partition_availability import WritablePartitions
 
@@ -33,7 +33,6 @@ class ScriptedAdmin:
         self.shape: Any = SimpleNamespace(partitions=[partition(0), partition(1)], authorized_operations=[])
         self.settings: Any = SOUND
         self.config_requests = 0
-        self.looked_up: list[str] = []
 
     def describe_topics(self, names: Any, **_options: Any) -> dict[str, Future[Any]]:
         assert names is not None
@@ -42,9 +41,6 @@ class ScriptedAdmin:
     def describe_configs(self, resources: list[Any], **_options: Any) -> dict[Any, Future[Any]]:
         self.config_requests += 1
         return {resource: answered(self.settings) for resource in resources}
-
-    def list_topics(self, topic: str, **_options: Any) -> None:
-        self.looked_up.append(topic)
 
     def poll(self, _timeout: float) -> int:
         return 0
@@ -73,7 +69,7 @@ def admin() -> ScriptedAdmin:
 
 @pytest.fixture
 def destinations(admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch) -> TopicMetadata:
-    monkeypatch.setattr(TopicMetadata, "_admin", lambda _self: admin)
+    monkeypatch.setattr(metadata, "AdminClient", lambda _config: admin)
     return TopicMetadata(CONFIG)
 
 
@@ -156,17 +152,24 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
     assert admin.config_requests == 1
 
 
-def test_a_controller_that_does_not_answer_is_looked_for_anew(
-    destinations: TopicMetadata, admin: ScriptedAdmin
-) -> None:
-    """The client would keep sending requests to a lost broker."""
-    sound, admin.shape = admin.shape, KafkaException(KafkaError(KafkaError._TIMED_OUT))
+def test_after_no_answer_a_topic_is_looked_up_over_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would keep sending requests to a lost controller, or over a dead connection."""
+    silent, sound = ScriptedAdmin(), ScriptedAdmin()
+    silent.shape = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    clients = [silent, sound]
+    monkeypatch.setattr(metadata, "AdminClient", lambda _config: clients.pop(0))
+    destinations = TopicMetadata(CONFIG)
     with pytest.raises(KafkaUnavailableError):
         destinations.fresh(["orders"], LONG_S)
-    until = time.monotonic() + LONG_S
-    while not admin.looked_up:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    admin.shape = sound
     assert destinations.fresh(["orders"], LONG_S) == {"orders": WritablePartitions("orders", 2)}
-    assert set(admin.looked_up) == {CONFIG.owners_topic}
+    assert clients == []
+
+
+async def test_a_call_looks_up_again_if_there_was_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prepare is not refused because of one dead connection."""
+    silent, sound = ScriptedAdmin(), ScriptedAdmin()
+    silent.shape = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    clients = [silent, sound]
+    monkeypatch.setattr(metadata, "AdminClient", lambda _config: clients.pop(0))
+    found = await TopicMetadata(CONFIG).describe(["orders"], deadline=asyncio.get_running_loop().time() + LONG_S)
+    assert found["orders"] is not None
