@@ -45,6 +45,7 @@ _VERDICTS: Final = {
     OpKind.VERDICT: Outcome.COMMIT.value,
 }
 """The verdict of a check that led to an op of this kind. Such a check has no op of its own."""
+_FIELDS_OF_ANSWER: Final = frozenset({"outcome", "nonce", "remark"})
 _NEAR_MS: Final = 60_000
 _LATE_NOTE_MS: Final = 5_000
 """How long after an end an instance may record its caller."""
@@ -133,8 +134,14 @@ class Histories:
         group = ops[-1].op.group if entry is None else entry.group
         shown = self._assemble(transaction_id, entry, ops, complete=read.complete)
         shown = await self._with_actors(shown, deadline)
-        if not self._authority.may(principal, Permission.READ_PAYLOADS, group):
-            events = tuple(msgspec.structs.replace(event, excerpt=None) for event in shown.events)
+        may_read = self._authority.may(principal, Permission.READ_PAYLOADS, group)
+        if principal.group is not None or not may_read:
+            events = tuple(
+                event
+                if event.excerpt is None or (may_read and _answers_a_check(event.excerpt))
+                else msgspec.structs.replace(event, excerpt=None)
+                for event in shown.events
+            )
             shown = msgspec.structs.replace(shown, events=events)
         commit = next((logged for logged in reversed(ops) if logged.op.kind is OpKind.COMMITTED), None)
         return shown if commit is None else await self._with_places(shown, commit, deadline)
@@ -211,6 +218,19 @@ class Histories:
             yield f"{counted - shown} of {counted} checks are only counted: compaction has removed their records"
         if any(event.event == "check" and event.host is None for event in events):
             yield "the answer to a check is known only to the instance that sent it, until it stops or forgets it"
+
+
+def _answers_a_check(excerpt: str) -> bool:
+    """Return whether a body has the fields of an answer to a check, and no others.
+
+    A group chooses which URLs are called. If it could read what any of them answers, it could read internal services
+    through halfway.
+    """
+    try:
+        answer = msgspec.json.decode(excerpt)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(answer, dict) and "outcome" in answer and answer.keys() <= _FIELDS_OF_ANSWER
 
 
 def _starts(entry: Entry | None, transaction_id: str) -> list[int]:

@@ -207,21 +207,35 @@ async def test_a_message_that_is_gone_from_its_topic_has_no_place(world: RestWor
     assert shown["messages_detail"]
 
 
-async def test_what_an_endpoint_answered_is_for_those_who_read_payloads() -> None:
-    """A reader sees the failure but not the answer; another group sees nothing; a verdict's remark is in the log."""
+@pytest.mark.parametrize(
+    "excerpt, is_ours",
+    [
+        ("p4yl0ad", False),
+        ('{"token": "p4yl0ad"}', False),
+        ('{"outcome": "commit", "token": "p4yl0ad"}', False),
+        ('{"outcome": "p4yl0ad', False),
+        ('["outcome", "p4yl0ad"]', False),
+        ('{"outcome": "yes", "remark": "p4yl0ad"}', True),
+    ],
+)
+async def test_what_an_endpoint_answered_is_for_those_who_read_payloads(excerpt: str, is_ours: bool) -> None:  # noqa: FBT001
+    """A reader sees the failure but not the answer; another group sees nothing; a verdict's remark is in the log.
+
+    The group itself sees an answer only if it is made for a check: it could have named any internal service's URL.
+    """
     async with guarded() as both:
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
         for world in (both.here, both.there):
-            world.memory.caller.always(failed_check("p4yl0ad"))
+            world.memory.caller.always(failed_check(excerpt))
         order = {"group": "shop", "id": "t1", "messages": [{"topic": "orders", "value": "v"}]}
         assert (await both.call("shop", "POST", "/v1/transactions", order)).status == 201
         while not (await both.call("shop", "GET", "/v1/transactions/t1")).body["checks"]:
             await scan_all(both.here, both.there)
-        for caller, excerpt in (("shop", "p4yl0ad"), ("operator", "p4yl0ad"), ("board", None)):
+        for caller, shown in (("shop", excerpt if is_ours else None), ("operator", excerpt), ("board", None)):
             answer = await both.call(caller, "GET", "/v1/transactions/t1/history")
-            assert [one["excerpt"] for one in answer.body["events"] if one["event"] == "check"] == [excerpt]
-            assert ("p4yl0ad" in str(answer.body)) == (excerpt is not None)
+            assert [one["excerpt"] for one in answer.body["events"] if one["event"] == "check"] == [shown]
+            assert ("p4yl0ad" in str(answer.body)) == (shown is not None)
         assert (await both.call("other", "GET", "/v1/transactions/t1/history")).status == 404
         for world in (both.here, both.there):
             world.memory.caller.always(verdict(Outcome.COMMIT))
@@ -261,7 +275,8 @@ async def test_the_history_of_a_forgotten_one_tells_nothing_of_the_group_that_us
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
         for world in (both.here, both.there):
-            world.memory.caller.always(msgspec.structs.replace(failed_check("p4yl0ad"), sent=False))
+            answer = '{"outcome": "p4yl0ad"}'
+            world.memory.caller.always(msgspec.structs.replace(failed_check(answer), sent=False))
         order = {"id": own_id(0, "o-42"), "messages": [{"topic": "orders", "value": "v"}]}
         path = f"/v1/transactions/{order['id']}"
         assert (await both.call("other", "POST", "/v1/transactions", order | {"group": "other"})).status == 201
