@@ -218,7 +218,7 @@ async def test_a_message_that_is_gone_from_its_topic_has_no_place(world: RestWor
         ('{"outcome": "yes", "remark": "p4yl0ad"}', True),
     ],
 )
-async def test_what_an_endpoint_answered_is_for_those_who_read_payloads(excerpt: str, is_ours: bool) -> None:  # noqa: FBT001
+async def test_what_an_endpoint_answered_is_for_those_who_read_payloads(excerpt: str, is_ours: bool) -> None:
     """A reader sees the failure but not the answer; another group sees nothing; a verdict's remark is in the log.
 
     The group itself sees an answer only if it is made for a check: it could have named any internal service's URL.
