@@ -1,7 +1,7 @@
 """The port for calls of other instances: which callers it answers, and its limits."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,8 +16,9 @@ from halfway.domain.errors import ShardUnavailableError
 from halfway.peers import HttpPeers
 from halfway.rest.server.peer_port import PATH
 from halfway.service.records.peer_calls import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
+from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, until_true
 
 
 async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncExitStack) -> None:
@@ -153,3 +154,26 @@ async def test_an_asker_that_dies_before_its_answer_comes_is_no_fault(serve: Ser
         owner.gates["second"].set()
         await ended.wait()
     assert faults == []
+
+
+async def test_refusals_are_one_line_for_each_reason_in_a_while(serve: Serve) -> None:
+    """Whoever reaches the port can send any number of requests without the credential; the log says how many."""
+    at = await serve(Owner())
+    with capture_logs() as logs:
+        async with aiohttp.ClientSession() as session:
+
+            async def send(headers: dict[str, str]) -> int:
+                async with session.post(at.url + PATH, data=b"x", headers=headers) as response:
+                    return response.status
+
+            time = LoopTime()
+            for expected in ([1, 49], [1, 49, 50], [1, 49, 50, 50]):
+                assert {await send({}) for _ in range(50)} == {401}
+                assert await send({CREDENTIAL_HEADER: SECRET, VERSION_HEADER: "9"}) == 505
+                time.advance(10)
+                await until_true(lambda expected=expected: _counts(logs, "wrong_credential") == expected)  # type: ignore[misc]
+        assert _counts(logs, "unknown_version") == [1, 1, 1]
+
+
+def _counts(logs: Sequence[Mapping[str, Any]], reason: str) -> list[int]:
+    return [line["count"] for line in logs if line["event"] == "peer_refused" and line["reason"] == reason]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import structlog
-
-log = structlog.get_logger(__name__)
+from halfway.rest.responses.rare_log import RareLog
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 LOOK_EVERY_S: Final = 1.0
@@ -39,6 +37,7 @@ class Unsent:
         self._waiting: dict[object, _Waiting] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.bytes = 0
+        self._not_read = RareLog(__name__, "answer_not_read")
 
     def has_room(self, size: int = 0) -> bool:
         """Return whether an answer of this size may be held."""
@@ -70,7 +69,7 @@ class Unsent:
             if waiting.size_before - size >= MIN_BYTES:
                 waiting.looks, waiting.size_before = 0, size
             elif waiting.looks >= SLOW_LOOKS:
-                log.info("answer_not_read", unsent_bytes=size)
+                self._not_read.note("client_does_not_read", unsent_bytes=size)
                 self.end(connection)
                 waiting.transport.abort()
         if self._waiting:

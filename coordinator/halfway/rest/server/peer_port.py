@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 
 from halfway.domain.errors import HalfwayError, KafkaUnavailableError
+from halfway.rest.responses.rare_log import RareLog
 from halfway.service.cluster.peer_wire import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
 from halfway.service.records.peer_calls import (
     CREDENTIAL_HEADER,
@@ -68,6 +69,7 @@ class PeerPort:
         self._bytes = 0
         self._calls: set[asyncio.Task[bytes]] = set()
         self._stopping = False
+        self._refused = RareLog(__name__, "peer_refused")
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer the calls of one request, each as soon as it is done."""
@@ -75,7 +77,7 @@ class PeerPort:
             self._admit(request)
             calls = await self._read(request)
         except _RefusedError as refused:
-            log.info("peer_refused", reason=refused.code, remote=request.remote)
+            self._refused.note(refused.code, remote=request.remote)
             body = msgspec.json.encode({"error_code": refused.code})
             response = web.Response(status=refused.status, body=body, content_type="application/json")
             response.force_close()

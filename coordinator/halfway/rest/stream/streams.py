@@ -11,6 +11,7 @@ from aiohttp import web
 from halfway.domain.errors import OverloadedError
 from halfway.rest.handlers.calls import SUBPROTOCOL
 from halfway.rest.requests.admission import SMALL_BYTES
+from halfway.rest.responses.rare_log import RareLog
 from halfway.rest.stream.frames import FrameReader
 from halfway.rest.stream.stream import Stream, StreamLimits
 
@@ -37,6 +38,7 @@ class Streams:
         self._in_flight = in_flight
         self._limits = limits
         self._open: dict[Stream, web.BaseRequest] = {}
+        self._cut_off = RareLog(__name__, "stream_cut_off")
 
     def __len__(self) -> int:
         """Return how many are open."""
@@ -101,7 +103,12 @@ class Streams:
         stream.unread_bytes += size
         self._in_flight.arrive(size)
         while self._in_flight.arriving_too_much and (largest := self._largest()) is not None:
-            log.warning("stream_cut_off", unread_bytes=largest.unread_bytes, of_all=self._in_flight.arriving)
+            self._cut_off.note(
+                "frames_too_large",
+                principal=str(largest.principal),
+                unread_bytes=largest.unread_bytes,
+                of_all=self._in_flight.arriving,
+            )
             self.read(largest, largest.unread_bytes)
             if largest is stream:
                 return False
