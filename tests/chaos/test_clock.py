@@ -8,14 +8,16 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
+from halfway.domain.ids import shard_of
 from tests.chaos.coordinators import Instance
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.by_hand import append_half
-from tests.support.coordinator.rest_client import Json, Rest, message
+from tests.support.coordinator.rest_client import QUIET, Json, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import until_true
 
-SETTINGS = {"HALFWAY_SHARDS": "1"}
+SHARDS = 2
+SETTINGS = {"HALFWAY_SHARDS": str(SHARDS), "HALFWAY_PEER_CREDENTIAL": "x" * 40}
 AN_HOUR_S = 3600
 FORGOTTEN_BY_S = 2.0
 """Many scans: by then an outcome is forgotten, if it is to be."""
@@ -98,11 +100,61 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothi
     (await rest.end("one", "commit")).expect(200)
     await asyncio.sleep(FORGOTTEN_BY_S)  # the cursors are committed
     instance.kill()
-    await append_half(cluster, instance.topic("half"), 0, half)
+    await append_half(cluster, instance.topic("half"), shard_of("one", SHARDS) or 0, half)
     instance.clock.set(AN_HOUR_S / 2)
     instance.start()
     await _finds_the_outcome(rest, body)
     assert len(await cluster.read(topic)) == 1
+
+
+async def test_a_clock_that_was_hours_ahead_and_is_right_again_stops_nothing(
+    kafka: Kafka, instance: Instance, rest: Rest
+) -> None:
+    """Kafka takes each change of what was prepared then, also where its limit is the default of an hour."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    (await rest.put_group("g", topics=[topic], policy=QUIET)).expect(200, 201)
+    await _limit_to_an_hour(cluster, instance)
+    await _set_clock(instance, 3 * AN_HOUR_S)
+    old = [await rest.prepared("g", [message(topic, f"{number}", key="k")]) for number in range(3)]
+    await _set_clock(instance, 0)
+    await rest.commit(old[0])
+    await rest.rollback(old[1])
+    instance.kill()
+    instance.start()
+    (await rest.end(old[2], "commit", retry=True)).expect(200)
+    await rest.commit(await rest.prepared("g", [message(topic, "fresh", key="k")]))
+    assert "incarnation_failed" not in instance.log
+    assert sorted(record.value or b"" for record in await cluster.read(topic)) == [b"0", b"2", b"fresh"]
+
+
+async def test_an_instance_that_can_claim_nothing_leaves_its_shards_to_the_others(
+    kafka: Kafka, instance: Instance, rest: Rest, tmp_path: Path
+) -> None:
+    """Kafka refuses each of its claims: its clock is hours ahead. When it is right again, it takes its share."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    (await rest.put_group("g", topics=[topic], policy=QUIET)).expect(200, 201)
+    await _limit_to_an_hour(cluster, instance)
+    port = int(kafka.bootstrap_servers.partition(",")[0].rpartition(":")[2])
+    other = Instance(2, [port], tmp_path, instance.prefix, SETTINGS)
+    try:
+        other.clock.set(2 * AN_HOUR_S)
+        other.launch()
+        await until_true(lambda: "shards_left_to_others" in other.log, what="it gives its shards up")
+        for number in range(20):
+            (await rest.prepare("g", [message(topic, "v", key="k")], as_id=f"{number}", retry=True)).expect(200, 201)
+        assert "shards_taken_again" not in other.log
+        other.clock.set(0)
+        await until_true(lambda: '"shard_acquired"' in other.log, what="it has its share")
+    finally:
+        other.close()
+
+
+async def _limit_to_an_hour(cluster: Cluster, instance: Instance) -> None:
+    """Give the internal topics the limit that Kafka 4 has by default."""
+    for kind in ("half", "op", "parked", "owners"):
+        await cluster.set_config(instance.topic(kind), "message.timestamp.after.max.ms", f"{AN_HOUR_S * 1000}")
 
 
 async def _set_clock(instance: Instance, ahead_s: float) -> None:

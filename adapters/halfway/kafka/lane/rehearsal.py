@@ -76,6 +76,13 @@ class RehearsalFailure:
                 topic=self.topic,
                 detail=f"Kafka does not let halfway write to topic {self.topic!r}: grant it WRITE",
             )
+        if self.code == KafkaError.INVALID_TIMESTAMP:
+            return Blame(
+                refusal=TopicUnavailableError,
+                topic=self.topic,
+                detail=f"topic {self.topic!r} does not take the time of this instance's clock: set the clock right, or "
+                "raise the topic's message.timestamp.after.max.ms and message.timestamp.before.max.ms",
+            )
         return Blame(
             refusal=TopicUnavailableError,
             topic=self.topic,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.records.lane_records import Encoded, InternalRecord
 from halfway.service.ports import LaneAnswers, Written
+
+_MOST_AHEAD_MS: Final = 50 * 60_000
+"""Kafka's default limit is an hour ahead of the broker's clock, which may differ from this one."""
 
 Report = Callable[[Any, Any], None]
 Place = tuple[str, int]
@@ -71,8 +74,9 @@ class LaneTransaction:
             if report is None:
                 report = reports[shard] = _collector(self._offsets.setdefault((topic, shard), []))
             produced[shard] += 1
-            # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back.
-            at = max(now, write.prepared_at)
+            # A recovery reads op by time: no outcome may lie before its prepare, even if the clock went back. But Kafka
+            # refuses records that are too far ahead, so a prepare by a wrong clock does not count for more than this.
+            at = max(now, min(write.prepared_at, now + _MOST_AHEAD_MS))
             produce(topic, record.value, encoded.key, shard, report, None, at, record.headers)
         for shard, count in produced.items():
             self._produced[topic, shard] = count

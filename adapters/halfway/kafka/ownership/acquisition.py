@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 
 from halfway.domain.errors import HalfwayError
 from halfway.domain.records import FOREIGN, Barrier, Owner
@@ -17,7 +17,7 @@ from halfway.domain.shard import ShardState
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.log.partition_reader import PartitionReader, Place
-from halfway.kafka.ownership.acquisition_deadline import HANGING, AcquireError, AcquisitionDeadline
+from halfway.kafka.ownership.acquisition_deadline import CLOCK, HANGING, AcquireError, AcquisitionDeadline
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.ownership.former_owners import FormerOwners, FormerOwnerUnknownError
 from halfway.kafka.records.codec import (
@@ -133,7 +133,8 @@ class Acquisition:
         except FormerOwnerUnknownError as error:
             raise AcquireError("reading the owner records", str(error), remedy=error.remedy) from error
         except ProducerFailedError as error:
-            raise AcquireError(error.step, str(error), fenced=error.fenced) from error
+            remedy = CLOCK if error.code == KafkaError.INVALID_TIMESTAMP else HANGING
+            raise AcquireError(error.step, str(error), remedy=remedy, fenced=error.fenced) from error
         except (KafkaException, HalfwayError, TimeoutError) as error:
             raise AcquireError("reading", str(error) or "no answer in time") from error
         finally:

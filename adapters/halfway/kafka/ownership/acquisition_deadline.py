@@ -14,6 +14,11 @@ HANGING: Final = (
     "a hanging Kafka transaction in them (kafka-transactions.sh find-hanging)"
 )
 
+CLOCK: Final = (
+    "set the clock of this instance or of the brokers right, or raise message.timestamp.after.max.ms and "
+    "message.timestamp.before.max.ms of the internal topics"
+)
+
 
 class AcquireError(Exception):
     """An acquisition failed; the shard may be tried again.

@@ -25,6 +25,7 @@ from halfway.kafka.lane.preflight import Destinations, LaneContext
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
+from halfway.kafka.ownership.giving_up import TRY_AGAIN_S, Trial, Uselessness, has_others
 from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
 from halfway.kafka.ownership.release import give_back, reserve_time
 from halfway.kafka.ownership.retry_backoff import RetryBackoff
@@ -113,6 +114,11 @@ class KafkaMembership:
         self._backoff = RetryBackoff(fenced_pause_s)
         self._acquisitions = ConcurrentAcquisitions(config, cursors, self, fenced_pause_s)
         self._stalled = False
+        self._useless = Uselessness()
+        self._gives_up = False
+        """True if it has served nothing for so long that it should leave its shards to others."""
+        self._given_up: str | None = None
+        """Why it has left its shards to others."""
         self._unreadable: dict[int, str] = {}
         """The assigned shards with a record that only a newer release can read, each with the error."""
         self._too_old: str | None = None
@@ -136,7 +142,7 @@ class KafkaMembership:
             owned=tuple(sorted(owned)),
             acquiring=tuple(sorted(self._assigned - owned)),
             refused=self._refused,
-            last_error=self._too_old or self._refused or self._backoff.last_error,
+            last_error=self._too_old or self._refused or self._given_up or self._backoff.last_error,
             troubles=self._acquisitions.troubles,
             too_old=self._too_old,
         )
@@ -264,6 +270,9 @@ class KafkaMembership:
                 elif self._stalled:
                     self._stalled = False
                     await self._leave_group()
+                elif self._gives_up:
+                    self._gives_up = False
+                    await self._leave_shards_to_others()
                 elif self._backoff.pause_s:
                     await self.pause(self._backoff.take_pause())
                 elif self._incarnation is None:
@@ -277,11 +286,16 @@ class KafkaMembership:
                 self._backoff.failed(repr(error))
 
     async def _watch(self) -> None:
-        """End an incarnation whose lane hangs and whose own watchdog does not run."""
+        """End an incarnation whose lane hangs and whose own watchdog does not run; see whether it is of any use."""
         limit = _STALL_FACTOR * self._config.lane_stall_s
         while True:
             await asyncio.sleep(_WATCH_S)
             incarnation = self._incarnation
+            troubled = {trouble.shard for trouble in self._acquisitions.troubles}
+            serves = incarnation is not None and bool(incarnation.shards)
+            if self._useless.look(useless=bool(self._assigned) and not serves and self._assigned <= troubled):
+                self._gives_up = True
+                self._changed.set()
             if incarnation is not None and incarnation.lane.busy_for() > limit:
                 incarnation.fail(ProducerFailedError("lane", f"one batch took more than {limit:g} s", stalled=True))
 
@@ -372,6 +386,28 @@ class KafkaMembership:
         if await self._blocking(_reachable, self._config):
             self._group.leave_group()
 
+    async def _leave_shards_to_others(self) -> None:
+        """Leave the group until Kafka takes from this instance what a claim writes, if others are in the group.
+
+        Whatever the cause is, it may be this instance's alone: its clock, its network, its permissions. Alone, it goes
+        on trying, because nobody else could serve the shards.
+        """
+        troubles = self._acquisitions.troubles
+        if not troubles or not await self._blocking(has_others, self._config):
+            return
+        shard, error = troubles[0].shard, troubles[0].error
+        self._given_up = f"it left its shards to other instances, because it could acquire none of them: {error}"
+        log.error("shards_left_to_others", shards=sorted(self._assigned), error=error, remedy=troubles[0].remedy)
+        self._group.leave_group()
+        trial, pause_s = Trial(self._config, self._is_stopping), self._useless.take_pause()
+        await asyncio.sleep(pause_s)
+        while (refusal := await self._blocking(trial.refusal, shard)) is not None:
+            log.warning("shards_still_left_to_others", shard=shard, error=refusal)
+            await asyncio.sleep(TRY_AGAIN_S)
+        self._given_up = None
+        log.info("shards_taken_again", shard=shard)
+        self._group.join_group()
+
     async def _stay_out(self) -> None:
         """Leave the group for good: this release can read none of its shards, but other instances may be able to."""
         self._too_old = "; ".join(self._unreadable[shard] for shard in sorted(self._unreadable))
@@ -399,6 +435,7 @@ class KafkaMembership:
             self._listener.acquired(acquired.shard, acquired.state)
             self._observer.shard_moved(self._unserved.end(acquired.shard, acquired.released_at))
             self._backoff.succeeded()
+            self._useless.served()
             self._unreadable.pop(acquired.shard, None)
 
     def look_again(self) -> None:

@@ -19,6 +19,8 @@ SAFE_REPLICATION: Final = 3
 MAX_NEW_SHARDS: Final = 512
 """The most shards for which topics are created: the largest number that was tested."""
 _FOREVER: Final = -1
+_ANY_TIME_MS: Final = 9_223_372_036_854_775_807
+"""Kafka accepts records however far their time is from the broker's. From 4.0 on its default for times ahead is 1 h."""
 _KAFKA_DEFAULT_MESSAGE_BYTES: Final = 1_048_588
 """The default of `max.message.bytes`."""
 
@@ -78,6 +80,9 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
     shared = {
         "unclean.leader.election.enable": _exactly("false"),
         "message.timestamp.type": _exactly("CreateTime"),
+        # An instance whose clock is wrong must still be able to write what it owns.
+        "message.timestamp.before.max.ms": _at_least(DAY_MS, value=_ANY_TIME_MS),
+        "message.timestamp.after.max.ms": _at_least(HOUR_MS, value=_ANY_TIME_MS),
         "min.insync.replicas": _at_least(_in_sync(replication)),
         "segment.ms": _at_most(config.segment_ms, max(config.segment_ms, DAY_MS)),
         "min.compaction.lag.ms": _at_least(config.lowest_compaction_lag_ms),
@@ -96,10 +101,7 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
     }
 
     audit = {
-        **{
-            name: shared[name]
-            for name in ("unclean.leader.election.enable", "message.timestamp.type", "min.insync.replicas")
-        },
+        **{name: shared[name] for name in shared if name.startswith(("unclean.", "message.timestamp.", "min.insync."))},
         "cleanup.policy": _policies("delete"),
         "retention.ms": _any(str(config.audit_retention_ms)),
     }
