@@ -129,6 +129,7 @@ async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: B
     now = datetime.now(UTC).isoformat()
     question = {"type": "transaction.check", "id": "a", "group": "desk", "prepared_at": now, "attempt": 1}
     async with TestClient(TestServer(app)) as service:
+        await clients[0].prepare([ORDER], id="a")
         answer = await service.post("/halfway/check", json={**question, "messages": []})
         assert (answer.status, await answer.json()) == (200, {"outcome": "rollback"})
         shown = [(await client.show_group())["check"]["urls"] for client in clients]

@@ -34,7 +34,7 @@ class FakeHalfway:
 
     def app(self) -> web.Application:
         app = web.Application()
-        app.router.add_put("/v1/groups/{group}", self._group)
+        app.router.add_patch("/v1/groups/{group}", self._group)
         app.router.add_post("/v1/batch", self._batch)
         return app
 

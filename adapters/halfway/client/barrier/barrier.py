@@ -71,6 +71,8 @@ class _BaseBarrier:
         self._table = BarrierTable(dialect, table)
         self._mark: str | None = None
         self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._clients: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        """The clients that can say whether halfway has sent a check, by group."""
         self._watched: weakref.WeakValueDictionary[str, WatchedRow] = weakref.WeakValueDictionary()
 
     def migration(self) -> list[str]:
@@ -96,6 +98,16 @@ class _BaseBarrier:
             self._verify(connection, carry_out(self._table.mark(), connection))
         carry_out(self._table.insert(transaction_id), connection)
         self._note_written(transaction_id)
+
+    def join(self, group: str, client: Any) -> None:
+        """Ask a client of this group, a Halfway or a SyncHalfway, about checks that anybody may have sent."""
+        self._clients[group] = client
+
+    def _client_for(self, check: Check) -> Any | None:
+        """Return the client to ask before a row is written for a check; None if it is certain, or if there is none."""
+        if check.is_verified:
+            return None
+        return self._clients.get(check.group) or next(iter(self._clients.values()), None)
 
     def watch(self, transaction_id: str) -> WatchedRow:
         """Return whether the row of a transaction is written with this barrier; watched while the result is kept."""
@@ -124,9 +136,12 @@ class _BaseBarrier:
         age_s = (datetime.now(UTC) - datetime.fromisoformat(prepared_at)).total_seconds()
         return age_s > self.retention_s / 2
 
-    def _decision(self, transaction_id: str, prepared_at: str | None) -> Generator[Steps[Any], Any, Outcome]:
+    def _decision(
+        self, transaction_id: str, prepared_at: str | None, *, may_write: bool = True
+    ) -> Generator[Steps[Any], Any, Outcome | None]:
         """Yield the database transactions of a decision in order, and return the outcome.
 
+        Return None if a row would have to be written and must not be.
         Each read has its own transaction, so that no isolation level hides a commit in between.
         """
         try:
@@ -136,6 +151,8 @@ class _BaseBarrier:
             if prepared_at is not None and self._may_be_deleted(prepared_at):
                 log.warning("transaction %s is older than the barrier's retention: it stays open", transaction_id)
                 return "unknown"
+            if not may_write:
+                return None
             is_first: bool = yield self._table.take_place(transaction_id)
             outcome = yield self._table.look(transaction_id)  # only a committed row is an answer
             if is_first and outcome is None:
@@ -196,12 +213,20 @@ class Barrier(_BaseBarrier):
         return self._in_transaction(self._table.look(transaction_id))
 
     def decide(self, check: Check) -> Outcome:
-        """Answer a check. If it comes before the local transaction, that transaction can no longer commit."""
-        return self._run(self._decision(check.id, check.prepared_at))
+        """Answer a check. If it comes before the local transaction, that transaction can no longer commit.
+
+        If the check is not verified, halfway is asked first whether there is such a transaction. Otherwise anybody
+        could decide ids that the service will use later.
+        """
+        client = self._client_for(check)
+        outcome = self._run(self._decision(check.id, check.prepared_at, may_write=client is None))
+        if outcome is None and client is not None and client.is_pending_sync(check.id, check.group):
+            outcome = self._run(self._decision(check.id, check.prepared_at))
+        return outcome or "unknown"
 
     def settle(self, transaction_id: str) -> Outcome:
         """Decide like a check, for a transaction that was prepared just now."""
-        return self._run(self._decision(transaction_id, None))
+        return self._run(self._decision(transaction_id, None)) or "unknown"
 
     def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
         return carry_out_each(transactions, self._in_transaction)
@@ -248,11 +273,15 @@ class AsyncBarrier(_BaseBarrier):
 
     async def decide(self, check: Check) -> Outcome:
         """Same as `Barrier.decide`."""
-        return await self._run(self._decision(check.id, check.prepared_at))
+        client = self._client_for(check)
+        outcome = await self._run(self._decision(check.id, check.prepared_at, may_write=client is None))
+        if outcome is None and client is not None and await client.is_pending(check.id, check.group):
+            outcome = await self._run(self._decision(check.id, check.prepared_at))
+        return outcome or "unknown"
 
     async def settle(self, transaction_id: str) -> Outcome:
         """Same as `Barrier.settle`."""
-        return await self._run(self._decision(transaction_id, None))
+        return await self._run(self._decision(transaction_id, None)) or "unknown"
 
     async def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
         try:

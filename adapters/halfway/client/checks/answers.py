@@ -6,9 +6,11 @@ import asyncio
 import inspect
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -26,6 +28,7 @@ DecideSync = Callable[["Check"], Outcome]
 MAX_CHECK_BYTES: Final = 32 * 1024 * 1024
 """The limit of a check's body, which contains the prepared messages."""
 CONTENT_TYPE: Final = "application/json"
+_MAX_TOKEN: Final = 256
 ANSWER_WITHIN_S: Final = 1.0
 """How long an endpoint waits for `decide`."""
 _FAILED: Final = "the check of %s failed: the answer is unknown"
@@ -55,25 +58,53 @@ class Check:
     """The answer repeats it, so that it is valid only for this check."""
     check_id: str | None = None
     """The same for a check that was fetched (`CheckWorker`)."""
+    is_verified: bool = False
+    """Whether halfway has certainly sent it: it was signed, or fetched from halfway."""
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Check:
-        """Read a check in halfway's JSON format; raises InvalidCheckError."""
-        try:
-            return cls(
-                id=_text(document["id"]),
-                group=_text(document["group"]),
-                prepared_at=_text(document["prepared_at"]),
-                attempt=int(document["attempt"]),
-                messages=document["messages"],
-                nonce=document.get("nonce"),
-                check_id=document.get("check_id"),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InvalidCheckError(f"this is not a check of halfway: {type(error).__name__} at {error}") from None
+    def from_json(cls, document: Mapping[str, Any], *, is_verified: bool = False) -> Check:
+        """Read a check in halfway's JSON format; raises InvalidCheckError.
+
+        Anybody may have sent it, and its id gets into logs, so every field is as halfway sends it.
+        """
+        fields: dict[str, Any] = {field: document.get(field) for field in _VALID}
+        for field, is_valid in _VALID.items():
+            if not is_valid(fields[field]):
+                raise InvalidCheckError(
+                    f"this is not a check of halfway: {field} is missing or not as halfway sends it"
+                )
+        return cls(**fields, is_verified=is_verified)
 
 
-def read_check(body: bytes) -> Check:
+def _matches(pattern: str) -> Callable[[object], bool]:
+    compiled = re.compile(pattern)
+    return lambda value: isinstance(value, str) and compiled.fullmatch(value) is not None
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _is_token(value: object) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= _MAX_TOKEN)
+
+
+_VALID: Final[Mapping[str, Callable[[object], bool]]] = {
+    "id": _matches(r"[A-Za-z0-9._~-]{1,128}"),
+    "group": _matches(r"[A-Za-z0-9._-]{1,100}"),
+    "prepared_at": _is_time,
+    "attempt": lambda value: type(value) is int and value >= 0,
+    "messages": lambda value: isinstance(value, list),
+    "nonce": _is_token,
+    "check_id": _is_token,
+}
+"""Whether the value of a field can be from halfway."""
+
+
+def read_check(body: bytes, *, is_verified: bool = False) -> Check:
     """Read the body of a check request; raises InvalidCheckError."""
     try:
         document = json.loads(body)
@@ -81,7 +112,7 @@ def read_check(body: bytes) -> Check:
         raise InvalidCheckError("the body is not JSON") from None
     if not isinstance(document, dict) or document.get("type") != "transaction.check":
         raise InvalidCheckError("the body does not have the type 'transaction.check'")
-    return Check.from_json(document)
+    return Check.from_json(document, is_verified=is_verified)
 
 
 async def answer_check(
@@ -182,7 +213,7 @@ def _answer(check: Check, outcome: Outcome) -> tuple[int, bytes]:
 def _verify(body: bytes, headers: Headers, verifier: CheckVerifier | None) -> Check:
     if verifier is not None:
         verifier.verify(body, headers)
-    return read_check(body)
+    return read_check(body, is_verified=verifier is not None)
 
 
 def refusal(error: InvalidSignatureError | InvalidCheckError) -> tuple[int, bytes]:
@@ -195,9 +226,3 @@ def too_large() -> tuple[int, bytes]:
     """Return the answer to a body of more than MAX_CHECK_BYTES."""
     detail = f"the body has more than {MAX_CHECK_BYTES} bytes"
     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, json.dumps({"error": detail}).encode()
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _Requests = frozenset[asyncio.Task[None]]
 
 _CLOSE_S: Final = 5.0
+_CONFIRM_S: Final = 1.0
+"""How long the answer to a check may wait for halfway to confirm it."""
 _PAGE: Final = 100
 
 
@@ -99,9 +101,15 @@ class Halfway:
 
     async def __aenter__(self) -> Self:
         """Open the client in the running event loop."""
+        await self.open()
+        if self.barrier is not None:
+            self.barrier.join(self.group, self)
+        return self
+
+    async def open(self) -> None:
+        """Open the connections in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._transport.open()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -314,6 +322,33 @@ class Halfway:
             "GET", f"/v1/transactions/{quote(id, safe='')}", None, timeout_s=self._prepare_timeout_s
         )
 
+    async def is_pending(self, id: str, group: str) -> bool:  # noqa: A002 - as above
+        """Return whether halfway has this transaction of the group as pending, and so may send checks of it.
+
+        Return True if this client cannot be asked, because it is not open here.
+        """
+        path = f"/v1/transactions/{quote(id, safe='')}"
+        try:
+            shown = await self._call("GET", path, None, timeout_s=_CONFIRM_S)
+        except (ClientClosedError, WrongEventLoopError):
+            return True
+        except HalfwayError as error:
+            log.info("a check of %s was not decided, because halfway did not confirm it: %s", id, error)
+            return False
+        return bool(shown["group"] == group and shown["state"] == "prepared")
+
+    def is_pending_sync(self, id: str, group: str) -> bool:  # noqa: A002 - as above
+        """Return the same, in another thread than that of the client's event loop."""
+        loop = self._loop
+        if loop is None or _running_loop() is loop:
+            return True
+        future = asyncio.run_coroutine_threadsafe(self.is_pending(id, group), loop)
+        try:
+            return future.result(2 * _CONFIRM_S)
+        except TimeoutError:
+            future.cancel()
+            return False
+
     async def show_group(self) -> Mapping[str, Any]:
         """Return the group with its policy; raises UnknownGroupError."""
         return await self._call(
@@ -462,6 +497,13 @@ class Halfway:
                 log.exception("transaction %s did not end with %s", transaction_id, outcome)
         except HalfwayError as error:
             log.warning("the %s of transaction %s is left to check-back: %s", outcome, transaction_id, error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -61,6 +61,8 @@ class SyncHalfway:
         if isinstance(self.barrier, AsyncBarrier):
             raise TypeError("SyncHalfway takes a Barrier: use an AsyncBarrier with Halfway, in its event loop")
         Halfway(**self._settings)  # so that a wrong setting fails here, not at the first call
+        if self.barrier is not None:
+            self.barrier.join(group, self)
 
     def __enter__(self) -> Self:
         return self
@@ -186,6 +188,14 @@ class SyncHalfway:
         thread = self._running_thread()
         return thread.run(lambda: thread.client.show(id))
 
+    def is_pending_sync(self, id: str, group: str) -> bool:  # noqa: A002 - as above
+        """Same as `Halfway.is_pending`."""
+        try:
+            thread = self._running_thread()
+            return thread.run(lambda: thread.client.is_pending(id, group))
+        except ClientClosedError:
+            return True
+
     def check_secrets(self) -> list[str]:
         """Same as `Halfway.check_secrets`."""
         thread = self._running_thread()
@@ -273,7 +283,7 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
         self._thread.start()
-        self.run(client.__aenter__)
+        self.run(client.open)
 
     def run(
         self, work: Callable[[], Coroutine[Any, Any, T]], *, if_interrupted: Callable[[], None] = lambda: None
