@@ -145,7 +145,7 @@ def _job_response(call: Call, view: JobView) -> models.JobResponse:
         by=str(view.by),
         state=view.state,
         detail=view.detail,
-        instance=view.instance,
+        instance=view.instance if call.principal.group is None else None,
         accepted_at=rfc3339(view.accepted_at),
         started_at=rfc3339_or_none(view.started_at),
         finished_at=rfc3339_or_none(view.finished_at),

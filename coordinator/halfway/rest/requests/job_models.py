@@ -102,8 +102,8 @@ class JobResponse(msgspec.Struct, frozen=True, kw_only=True):
     """`accepted` means that nothing is done yet."""
     detail: str | None
     """Why the job failed, or what it waits for."""
-    instance: str
-    """The instance that runs it."""
+    instance: str | None
+    """The instance that runs it; null for a group's key."""
     accepted_at: Timestamp
     started_at: Timestamp | None
     finished_at: Timestamp | None

@@ -182,8 +182,9 @@ class ClusterJobs:
             return answers[0]
         if away:
             reasons = "; ".join(f"{instance.instance}: {instance.detail}" for instance in away)
+            shown = f" ({reasons})" if principal.group is None else ""  # groups do not learn where instances are
             raise ShardUnavailableError(
-                f"no instance that answered has job {job_id!r}, and some did not answer ({reasons}): try again"
+                f"no instance that answered has job {job_id!r}, and some did not answer{shown}: try again"
             )
         raise UnknownJobError(job_id)
 

@@ -43,8 +43,8 @@ class Jobs:
         self._act = act
         self._clock = clock
         self._instance = instance
-        self._jobs: dict[str, Job] = {}
-        """By id, in the order of their acceptance."""
+        self._jobs: dict[tuple[str | None, str], Job] = {}
+        """By the group that started it and id, in the order of their acceptance: no group takes the ids of others."""
         self._slots = asyncio.Semaphore(MAX_RUNNING)
         self._tasks: dict[asyncio.Task[None], Job] = {}
 
@@ -56,7 +56,7 @@ class Jobs:
             JobIdReusedError: the job has another request, or belongs to another caller.
 
         """
-        job = self._jobs.get(spec.id)
+        job = self._jobs.get(_key(spec))
         if job is None:
             raise UnknownJobError(spec.id)
         if job.spec != spec or not _may_read(principal, job):
@@ -71,12 +71,12 @@ class Jobs:
             OverloadedError: too many jobs are unfinished.
 
         """
-        if spec.id in self._jobs:
+        if _key(spec) in self._jobs:
             return self.known(spec, principal)
         self._make_room(spec.of_group)
         # PEER stands for a caller without a name, whose call another instance forwarded.
         by = ANYBODY if principal.kind is PrincipalKind.PEER else principal
-        job = self._jobs[spec.id] = Job(spec, principal, by, self._clock, self._instance)
+        job = self._jobs[_key(spec)] = Job(spec, principal, by, self._clock, self._instance)
         task = asyncio.create_task(self._run(job))
         self._tasks[task] = job
         task.add_done_callback(self._tasks.pop)
@@ -100,7 +100,7 @@ class Jobs:
         surplus, items = len(jobs) + coming - max_jobs, sum(len(job.items) for job in jobs)
         for job in jobs:
             if job.state.is_over and (surplus > 0 or items > max_items):
-                del self._jobs[job.spec.id]
+                del self._jobs[_key(job.spec)]
                 surplus, items = surplus - 1, items - len(job.items)
 
     async def _run(self, job: Job) -> None:
@@ -139,8 +139,12 @@ class Jobs:
         return job.view()
 
     def _get(self, job_id: str, principal: Principal) -> Job:
-        job = self._jobs.get(job_id)
-        if job is None or not _may_read(principal, job):
+        """Return the caller's own job; for callers without a group also a group's, an unfinished one first."""
+        job = self._jobs.get((principal.group, job_id))
+        if job is None:
+            others = [one for one in self._jobs.values() if one.spec.id == job_id and _may_read(principal, one)]
+            job = min(others, key=lambda one: one.state.is_over, default=None)
+        if job is None:
             raise UnknownJobError(job_id)
         return job
 
@@ -149,6 +153,10 @@ class Jobs:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _key(spec: JobSpec) -> tuple[str | None, str]:
+    return spec.of_group, spec.id
 
 
 def _may_read(principal: Principal, job: Job) -> bool:

@@ -327,6 +327,66 @@ async def test_a_job_is_not_begun_again_while_it_may_run_elsewhere(instances: tu
     assert (await here.call("GET", "/v1/jobs")).body["jobs"] == []
 
 
+async def test_a_group_takes_no_job_id_of_an_operator_or_of_another_group() -> None:
+    """It starts jobs under the ids first. Everybody's own is accepted all the same, shown, repeated and stopped."""
+    async with guarded() as both:
+        name = own_id(0, "nightly")
+        slow = {
+            "action": "check",
+            "ids": [f"none-{number}" for number in range(9)],
+            "reason": "r",
+            "rate": 0.1,
+            "id": name,
+        }
+        for caller, rate in (("other", 0.1), ("shop", 0.2), ("operator", 0.3)):
+            started = await both.call(caller, "POST", "/v1/jobs", {**slow, "rate": rate})
+            assert started.status == 202, started
+        for caller, rate in (("other", 0.1), ("shop", 0.2), ("operator", 0.3)):
+            for at in (both.here, both.there):
+                assert (await both.call_at(at, caller, "GET", f"/v1/jobs/{name}")).body["rate"] == rate
+                assert (await both.call_at(at, caller, "POST", "/v1/jobs", {**slow, "rate": rate})).status == 200
+                reused = await both.call_at(at, caller, "POST", "/v1/jobs", {**slow, "rate": 0.4})
+                assert (reused.status, reused.error_code) == (409, "job_id_reused")
+        for caller, count in (("other", 1), ("shop", 1), ("operator", 3)):
+            assert len((await both.call(caller, "GET", "/v1/jobs")).body["jobs"]) == count
+        stopped = await both.call("other", "DELETE", f"/v1/jobs/{name}")
+        assert (stopped.status, stopped.body["rate"]) == (202, 0.1)
+        states = {job["rate"]: job["state"] for job in (await both.call("operator", "GET", "/v1/jobs")).body["jobs"]}
+        assert (states[0.2], states[0.3]) == ("running", "running")
+
+
+async def test_an_operator_shows_and_stops_a_groups_job_by_its_id() -> None:
+    """Those that run come first, if several groups use the id."""
+    async with guarded() as both:
+        name = own_id(0, "nightly")
+        slow = {"action": "check", "ids": ["none-1", "none-2"], "reason": "r", "rate": 0.1, "id": name}
+        for caller in ("other", "shop"):
+            assert (await both.call(caller, "POST", "/v1/jobs", slow)).status == 202
+        for _ in range(2):
+            assert (await both.call("operator", "DELETE", f"/v1/jobs/{name}")).status == 202
+            async with asyncio.timeout(GENEROUS_S):
+                while (await both.call("operator", "GET", f"/v1/jobs/{name}")).body["state"] == "stopping":  # noqa: ASYNC110 - there is no event to wait for
+                    await asyncio.sleep(0.005)
+        jobs = (await both.call("operator", "GET", "/v1/jobs")).body["jobs"]
+        assert {job["state"] for job in jobs} == {"stopped"}
+
+
+async def test_a_group_does_not_learn_which_instance_runs_its_job() -> None:
+    async with guarded() as both:
+        name = own_id(0, "j")
+        job = {"action": "check", "ids": ["none"], "reason": "r", "id": name}
+        started = await both.call("shop", "POST", "/v1/jobs", job)
+        shown = await both.call("shop", "GET", f"/v1/jobs/{name}")
+        listed = await both.call("shop", "GET", "/v1/jobs")
+        assert [one["instance"] for one in (started.body, shown.body, *listed.body["jobs"])] == [None] * 3
+        assert (await both.call("operator", "GET", f"/v1/jobs/{name}")).body["instance"] is not None
+        both.here.memory.log.instances.clear()
+        for caller, is_told in (("shop", False), ("operator", True)):
+            answer = await both.call(caller, "GET", f"/v1/jobs/{own_id(1, 'gone')}")
+            assert (answer.status, answer.error_code) == (503, "shard_unavailable")
+            assert any(hint.url in str(answer.body) for hint in both.here.memory.log.owners.values()) == is_told
+
+
 async def test_groups_leave_places_and_results_to_operators() -> None:
     """However many jobs their keys start, and however slow they are."""
     async with guarded() as both:
