@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-from checker.cases import COMMITTED, OUTCOMES, ROLLED_BACK, AnsweredState, Case
+from checker.cases import COMMITTED, OUTCOMES, ROLLED_BACK, AnsweredState, Case, marks_of
 from checker.content import Content
 from checker.records import Real
 
@@ -132,12 +132,15 @@ def only_committed_messages_stand(case: Case) -> Iterator[Finding]:
 
 
 def half_is_what_was_prepared(case: Case) -> Iterator[Finding]:
-    """Every half, and the marker of a commit, has a content of a prepare that was sent with this id."""
+    """Every half has a content of a prepare that was sent with this id.
+
+    The marker of an outcome has the content that was acknowledged, if one was.
+    """
     for half in case.halves:
         if half.contents is not None and half.contents not in case.requested:
             yield _finding("leaked", "half_nobody_prepared", case, half.place)
             break
-    marks = [tuple((content.topic, content.key, content.value) for content in contents) for contents in case.requested]
+    marks = [marks_of(contents) for contents in case.acknowledged or case.requested]
     for op in case.ends:
         if op.messages and op.messages not in marks:
             yield _finding("contradicted", "marker_of_another_content", case, op.place)

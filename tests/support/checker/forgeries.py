@@ -228,6 +228,47 @@ FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
         ),
         {("contradicted", "marker_of_another_content", "d")},
     ),
+    "other content than the acknowledged one is delivered": (
+        all_of(
+            lambda history, topics: at_end(
+                history, Prepare(at=14, ref="r9", group="g", contents=(content("z"),), id="d")
+            ),
+            lambda history, topics: topics.insert(0, half("d", content("z"), offset=3)),
+            lambda history, topics: no_op(topics, "d"),
+            lambda history, topics: topics.append(
+                Op(
+                    shard=0,
+                    offset=9,
+                    id="d",
+                    kind="COMMITTED",
+                    cause="check",
+                    messages=((content("z").topic, content("z").key, content("z").value),),
+                )
+            ),
+            lambda _, topics: without(topics, ("d", 1)),
+            lambda _, topics: topics.append(real("d", "1/1", content("z"), offset=3)),
+        ),
+        {("lost", "payload_differs", "d"), ("contradicted", "marker_of_another_content", "d")},
+    ),
+    "other content than the acknowledged one is rolled back": (
+        all_of(
+            lambda history, topics: at_end(
+                history, Prepare(at=14, ref="r9", group="g", contents=(content("z"),), id="0-b")
+            ),
+            lambda history, topics: no_op(topics, "0-b"),
+            lambda history, topics: topics.append(
+                Op(
+                    shard=0,
+                    offset=9,
+                    id="0-b",
+                    kind="ROLLED_BACK",
+                    cause="producer",
+                    messages=((content("z").topic, content("z").key, content("z").value),),
+                )
+            ),
+        ),
+        {("contradicted", "marker_of_another_content", "0-b")},
+    ),
     "an acknowledged outcome has no marker": (
         all_of(
             lambda history, topics: no_op(topics, "a"),

@@ -7,8 +7,20 @@ import pytest
 
 from checker.history import Checked, HistoryWriter, Looked, Prepare, Prepared, Rest, Run, read_history
 from checker.judge import Verdict, judge
-from checker.records import read_records, write_records
-from tests.support.checker.forgeries import FORGERIES, History, Topics, at_end, content, good, half, no_op, op, without
+from checker.records import Op, read_records, write_records
+from tests.support.checker.forgeries import (
+    FORGERIES,
+    History,
+    Topics,
+    at_end,
+    content,
+    good,
+    half,
+    no_op,
+    op,
+    real,
+    without,
+)
 
 
 def found(history: History, topics: Topics) -> set[tuple[str, str, str]]:
@@ -73,6 +85,26 @@ def test_an_answer_that_tells_the_id_and_nothing_else_explains_that_transaction(
     stored = [half("0-f", content("r6"), offset=90), half("0-f", offset=91)]
     given_up = op("0-f", "ROLLED_BACK", offset=90, cause="policy", checks=1)
     assert judge(history, [*topics, *stored, given_up]).findings == ()
+
+
+def test_of_two_contents_that_nobody_acknowledged_either_may_be_delivered() -> None:
+    """The marker says which one was committed; the half that stands first in the log need not be it."""
+    history, topics = good()
+    one, other = content("one"), content("other")
+    mark = (other.topic, other.key, other.value)
+    history[history.index(Rest(at=22)) : -1] = [
+        Prepare(at=21, ref="r6", group="g", contents=(one,), id="f"),
+        Prepare(at=21, ref="r7", group="g", contents=(other,), id="f"),
+        Checked(at=21, id="f", said="commit"),
+    ]
+    records: Topics = [
+        half("f", one, offset=90),
+        half("f", other, offset=91),
+        half("f", offset=92),
+        Op(shard=0, offset=90, id="f", kind="COMMITTED", cause="check", messages=(mark,)),
+        real("f", "1/1", other, offset=90),
+    ]
+    assert judge(history, [*topics, *records]).findings == ()
 
 
 def test_a_part_of_a_history_is_no_verdict() -> None:
