@@ -130,6 +130,7 @@ class Facts:
     op_whole_since: tuple[tuple[int, int], ...] = ()
     """By shard."""
     op_kept_since: int = NOW
+    half_kept_since: int | None = None
     provable_since: int = 0
     kept_since: int = NOW
     own_since: tuple[tuple[int, int], ...] = ()
@@ -189,6 +190,7 @@ def judge(engine: Engine, histories: Sequence[History], facts: Facts) -> list[di
         cut=NOW,
         op_whole_since=dict(facts.op_whole_since),
         op_kept_since=facts.op_kept_since,
+        half_kept_since=facts.half_kept_since,
         horizon_ms=HORIZON,
         slack_ms=SLACK,
     )

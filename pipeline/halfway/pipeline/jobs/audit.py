@@ -108,6 +108,8 @@ class Before:
 
     pins: Pins
     provable_since: Mapping[str, Mapping[int, int]]
+    halves_since: int = 0
+    """The time since which no run has missed a tombstone of half, because it was removed before the run."""
 
 
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
@@ -199,7 +201,7 @@ def evidence(
         )
     )
     now = source.reopened()
-    now.pin([op_topic, *names])
+    now.pin([op_topic, half_topic, *names])
     ops, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
     first = _first_messages(engine, messages, of_commits, now.pins, options.skew_ms)
     provable = _provable_since(now.pins, names, first, ends, before)
@@ -233,7 +235,7 @@ def evidence(
     ]
     return Reading(
         evidence=found,
-        limits=_limits(source, now.pins.topics.get(op_topic), ends, options, reading.created_at(engine, source)),
+        limits=_limits(source, now.pins.topics, ends, options, reading.created_at(engine, source), before),
         quarantine=union(engine, [*faulty, *damaged]),
         provable_since=provable,
     )
@@ -412,13 +414,31 @@ def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame 
     return headers.latest_of_keys(engine, now.committed(compacted)) if compacted else None
 
 
-def _limits(source: Source, op: TopicPin | None, ends: Ends, options: AuditOptions, created_at: int) -> Limits:
+def _limits(
+    source: Source,
+    now: Mapping[str, TopicPin],
+    ends: Ends,
+    options: AuditOptions,
+    created_at: int,
+    before: Before | None,
+) -> Limits:
+    op, half = (now.get(source.prefix + kind) for kind in ("op", "half"))
+    halves_since, last = (before.halves_since, before.pins.topics.get(source.prefix + "half")) if before else (0, None)
+    if half is not None and last is not None and half.compacted and half.at - last.at >= half.tombstones_kept_ms:
+        halves_since = last.at
+    half_kept_since = (
+        None
+        if half is None or not half.compacted
+        else max(half.at - half.tombstones_kept_ms, *half.whole_since(ends.since(half)).values())
+    )
     return Limits(
         created_at=created_at,
         cut=source.pins.at - options.grace_ms,
         now=source.pins.at,
         op_whole_since={} if op is None else op.whole_since(ends.since(op)),
         op_kept_since=0 if op is None or op.kept_ms is None else op.at - op.kept_ms,
+        half_kept_since=half_kept_since,
+        halves_since=halves_since,
         horizon_ms=options.horizon_ms,
         slack_ms=options.skew_ms,
     )

@@ -87,6 +87,7 @@ class State(audit.Before):
                     str(name): {int(number): int(since) for number, since in times.items()}
                     for name, times in content["provable_since"].items()
                 },
+                halves_since=int(content["halves_since"]),
                 options={str(name): int(value) for name, value in content.get("options", {}).items()},
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -121,6 +122,7 @@ class State(audit.Before):
             "by_group": self.by_group,
             "quarantined": self.quarantined,
             "provable_since": self.provable_since,
+            "halves_since": self.halves_since,
             "options": self.options,
         }
         output.write(json.dumps(content) + "\n", audit.STATE)
@@ -183,6 +185,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     seen = union(engine, [engine.query("select id from $judged", judged=judged), older])
     state = State(
         provable_since=read.provable_since,
+        halves_since=read.limits.halves_since,
         runs=[*(before.kept if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
         by_group=_counts(engine, judged, known.verdicts, before),

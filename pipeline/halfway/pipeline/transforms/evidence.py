@@ -24,7 +24,7 @@ _COLUMNS: Final = {
     ),
 }
 """The columns of an event beside its id, its source and its span. A column that an event does not have is null."""
-_PARTITIONS: Final = 1 << 46
+PARTITIONS: Final = 1 << 46
 """A place is one number: the partition times this number, which is larger than any offset, plus the offset."""
 
 
@@ -34,14 +34,17 @@ class Limits:
 
     `cut`: later events are not judged yet. `op_whole_since`: by shard, the time before which an op may have been
     deleted by age. `op_kept_since`: the time since which, by op's configuration, none is. `created_at`: when the
-    deployment's topics were created, 0 if unknown. `horizon_ms`: the time after which an id that a client chose can be
-    used again. `slack_ms`: how much clocks, and times and offsets of a log, can differ. `now`: nothing can have been
-    written later; None means the same as `cut`.
+    deployment's topics were created, 0 if unknown. `half_kept_since`: the time since which half keeps a tombstone, None
+    if it is not known. `halves_since`: a half of before may have lost its tombstone unread. `horizon_ms`: the time
+    after which an id that a client chose can be used again. `slack_ms`: how much clocks, and times and offsets of a
+    log, can differ. `now`: nothing can have been written later; None means the same as `cut`.
     """
 
     cut: int
     op_whole_since: Mapping[int, int] = field(default_factory=dict)
     op_kept_since: int = 0
+    half_kept_since: int | None = None
+    halves_since: int = 0
     created_at: int = 0
     horizon_ms: int = 900_000
     slack_ms: int = 5_000
@@ -168,13 +171,13 @@ def _event(source: str, frame: str, begin: str, until: str, **columns: str) -> s
     )
 
 
-_PLACE: Final = f'cast("partition" as bigint) * {_PARTITIONS} + "offset"'
+_PLACE: Final = f'cast("partition" as bigint) * {PARTITIONS} + "offset"'
 
 
 def place(d: Dialect, number: str) -> str:
     """Return the partition and the offset of a place."""
-    offset = f"{number} % {_PARTITIONS}"
-    return d.struct(partition=f"cast(({number} - {offset}) / {_PARTITIONS} as bigint)", offset=offset)
+    offset = f"{number} % {PARTITIONS}"
+    return d.struct(partition=f"cast(({number} - {offset}) / {PARTITIONS} as bigint)", offset=offset)
 
 
 def _time(limits: Limits, name: str = '"at"') -> str:
@@ -271,6 +274,7 @@ def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limit
         _event("gone", "$halves", '"at"', "null", at='"at"', group='"group"') + f" where not alive and {condition}",
         # A parked record that cannot be decoded has no time of its prepare.
         _event("parked", "$parked", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
+        _event("unparked", "$parked", '"at"', "null", at='"at"') + f" where not alive and {condition}",
         _event("unsettled", "$unsettled", f"{at} + {limits.slack_ms}", "null", at=at) + f" where {condition}",
     ]  # fmt: skip
     frames = {

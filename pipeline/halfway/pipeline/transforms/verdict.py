@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK
-from halfway.pipeline.transforms.evidence import events, place
+from halfway.pipeline.transforms.evidence import PARTITIONS, events, place
 
 if TYPE_CHECKING:
     from halfway.pipeline.engines.engine import Dialect, Engine, Frame
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
 UNPROVED: Final = "unproved"
 NOT_JUDGED: Final = "not_judged"
-ANOMALIES: Final = ("contradicted", "leaked", "lost", "torn", "doubled", "payload_changed")
+ANOMALIES: Final = (
+    "contradicted", "leaked", "lost", "torn", "doubled", "payload_changed", "reordered", "unprepared", "half_left",
+)  # fmt: skip
 """Strongest first: a transaction with several anomalies gets the first one as its verdict, and lists all."""
 VERDICTS: Final = (*FINE, UNPROVED, NOT_JUDGED, *ANOMALIES)
 _SHOWN_SLOTS: Final = 10_000
@@ -40,6 +42,9 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     | `torn` | committed, and some of its messages are missing, or `halfway-message` gives another number of them |
     | `doubled` | committed, and a message (by `halfway-message`) is there more than once |
     | `payload_changed` | committed, and a message has another key, value, headers or partition than was prepared |
+    | `reordered` | committed, and messages are in one partition in another order than was prepared |
+    | `unprepared` | op has an outcome, and neither half nor parked has any record of the id, though half must |
+    | `half_left` | op has an outcome, and half still has the half a horizon later: it would be published again |
 
     An anomaly counts only if everything about the transaction is older than the cut, and no record of it is in an
     unsettled part of a log. A message is missing only if its partition (each partition of its topic, if its own is not
@@ -91,6 +96,8 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         "committed": f"{of_op} and outcome = '{COMMITTED}'",
         "rolled_back": f"{of_op} and outcome = '{ROLLED_BACK}'",
         "gone_at": """case when source = 'gone' then "at" end""",
+        "half_at": """case when source = 'half' then "at" end""",
+        "unparked": "source = 'unparked'",
     }
     compared = (
         *(f"wanted{each}" for each in ("", "_headers", "_key", "_total", "_partition")),
@@ -136,10 +143,11 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         when expected and (least_partition <> wanted_partition or most_partition <> wanted_partition)
             then 'other partition'
         when expected and (least_total <> wanted_total or most_total <> wanted_total) then 'miscounted'
-        when not expected and found > 0 then 'not named' end as problem
+        when not expected and found > 0 then 'not named'
+        when expected and found = 1 and first_place < greatest_before then 'before an earlier one' end as problem
     from (
-        select grouped.*, facts.provable_since as provable_since, own.provable_since as own_since, kept_since,
-            expected and found = 0 and not ({superseded}) as absent
+        select grouped.*, {_BEFORE}, facts.provable_since as provable_since, own.provable_since as own_since,
+            kept_since, expected and found = 0 and not ({superseded}) as absent
         from (
             select id, life, topic, slot, {together} from $lives where topic is not null
             group by id, life, topic, slot
@@ -155,16 +163,22 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
     return engine.query(sql, **frames)
 
 
+_BEFORE: Final = """max(case when expected and found = 1 then first_place end) over (
+    partition by id, life, grouped.topic, case when found = 1 then first_place - first_place % PARTITIONS end
+    order by slot range between unbounded preceding and 1 preceding) as greatest_before""".replace(
+    "PARTITIONS", str(PARTITIONS)
+)
+"""The last place of the earlier messages of a transaction in the same partition."""
 _NOTHING: Final = {
     **dict.fromkeys(("group", "cause"), "cast(null as string)"),
-    "gone_at": "cast(null as bigint)",
+    **dict.fromkeys(("gone_at", "half_at"), "cast(null as bigint)"),
 }
 
 
 def _transactions(d: Dialect) -> str:
     """Return one row for each transaction, with its problems counted and listed."""
-    flags = ("committed", "rolled_back", "half", "parked", "unsettled", "unreadable", "used_again")
-    greatest = ("group", "cause", "ended_at", "op_at", "message_at", "gone_at")
+    flags = ("committed", "rolled_back", "half", "parked", "unparked", "unsettled", "unreadable", "used_again")
+    greatest = ("group", "cause", "ended_at", "op_at", "message_at", "gone_at", "half_at")
     counted = {
         "expected": "expected",
         **{
@@ -172,6 +186,7 @@ def _transactions(d: Dialect) -> str:
             for name in ("missing", "unproved", "expired", "doubled", "miscounted", "not_named")
         },
         "changed": "problem in ('changed', 'other headers', 'other partition')",
+        "reordered": "problem = 'before an earlier one'",
     }
     first, last = place(d, "first_place"), place(d, "last_place")
     places = f"""case when found = 0 then {d.array}() when first_place = last_place then {d.array}({first})
@@ -203,6 +218,14 @@ def _judged(d: Dialect, limits: Limits) -> str:
     unexplained = f"""(not (committed or rolled_back or used_again) and found > 0
             and coalesce(message_at >= {kept_since}, false)
         or {gone} and coalesce(gone_at >= {kept_since + limits.horizon_ms}, false))"""
+    # A tombstone of half is written with the outcome, and kept for a time.
+    traced = "half or gone_at is not null or parked or unparked or used_again"
+    unprepared = (
+        "false"
+        if limits.half_kept_since is None
+        else f"""((committed or rolled_back) and not ({traced})
+        and coalesce(op_at >= {limits.half_kept_since + limits.slack_ms}, false))"""
+    )
     findings = (
         ("contradicted", "(committed and rolled_back or coalesce(ended_again, false))"),
         ("leaked", """(found > 0 and case when committed then not_named > 0 when rolled_back then true
@@ -211,6 +234,11 @@ def _judged(d: Dialect, limits: Limits) -> str:
         ("torn", f"(committed and not ({lost}) and (missing > 0 or miscounted > 0))"),
         ("doubled", "(committed and doubled > 0)"),
         ("payload_changed", "(committed and changed > 0)"),
+        ("reordered", "(committed and reordered > 0)"),
+        ("unprepared", unprepared),
+        ("half_left", f"""((committed or rolled_back) and half
+            and coalesce(half_at between {limits.halves_since} and {limits.cut - limits.horizon_ms - limits.slack_ms},
+                false))"""),
     )  # fmt: skip
     anomalies = d.compact(*(f"case when {wrong} then '{name}' end" for name, wrong in findings))
     first = " ".join(f"when {wrong} then '{name}'" for name, wrong in findings)

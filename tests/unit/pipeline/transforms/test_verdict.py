@@ -287,9 +287,10 @@ def an_id_that_a_clock_set_back_uses_again_is_another_transaction(history: Histo
 @scenario([("mine", "committed_ok")])
 def a_late_repeat_without_a_tombstone_yet_is_no_transaction(history: History) -> None:
     """Another prepare just within the horizon is a stray for the coordinator, with any clocks."""
-    history.op("mine", "committed", [1], at=NOW - HOUR)
-    history.message("mine", 1, 1, at=NOW - HOUR)
-    history.half("mine", at=NOW - HOUR + HORIZON - 1, prepared_at=NOW - HOUR + HORIZON - 1)
+    ended = NOW - HOUR // 3
+    history.op("mine", "committed", [1], at=ended)
+    history.message("mine", 1, 1, at=ended)
+    history.half("mine", at=ended + HORIZON - 1, prepared_at=ended + HORIZON - 1)
 
 
 @scenario([("mine", "committed_ok"), ("mine", "pending")])
@@ -386,6 +387,55 @@ def headers_and_a_chosen_partition_are_audited_where_op_tells_of_them(history: H
         history.message(name, 1, 1, headers=headers, partition=partition)
     history.op("d", "committed", [1])
     history.message("d", 1, 1, headers=9, partition=9)
+
+
+@scenario([("a", "half_left"), ("b", "half_left"), ("c", "committed_ok"), ("d", "rolled_back_ok")])
+def a_half_that_outlives_its_outcome_is_found(history: History) -> None:
+    """Once the outcome is forgotten it would be published again. A horizon is enough to correct a late one."""
+    for name, outcome, at in (("a", "committed", NOW - HOUR), ("b", "rolled_back", NOW - HOUR)):
+        history.op(name, outcome, [1] if outcome == "committed" else [], at=at)
+        history.half(name, at=at + 1, prepared_at=at - 10)
+    history.message("a", 1, 1)
+    history.op("c", "committed", [1], at=NOW - 60_000)
+    history.message("c", 1, 1, at=NOW - 60_000)
+    history.half("c", at=NOW - 50_000, prepared_at=NOW - 60_010)
+    history.op("d", "rolled_back")
+    history.half("d", alive=False)
+
+
+@scenario([("a", "reordered"), ("b", "committed_ok"), ("c", "committed_ok"), ("d", "doubled")])
+def messages_in_another_order_than_was_prepared_are_found(history: History) -> None:
+    """In one partition; two partitions have no order."""
+    for name in "abcd":
+        history.op(name, "committed", [1, 2, 3])
+    for slot in (1, 3, 2):
+        history.message("a", slot, slot)
+    for slot in (1, 2, 3):
+        history.message("b", slot, slot)
+    for slot, partition in ((3, 0), (1, 1), (2, 1)):
+        history.message("c", slot, slot, partition=partition)
+    for slot in (2, 1, 2, 3):
+        history.message("d", slot, slot)
+
+
+@scenario(
+    [
+        ("a-made-up", "unprepared"),
+        ("b-old", "committed_ok"),
+        ("c-parked", "committed_ok"),
+        ("d-gone", "committed_ok"),
+        ("e-made-up", "unprepared"),
+    ],
+    facts=Facts(half_kept_since=NOW - 5 * HOUR),
+)
+def an_outcome_of_what_nobody_prepared_is_found(history: History) -> None:
+    """While half still has the tombstone that is written with each outcome."""
+    for name, at in (("a-made-up", NOW - HOUR), ("b-old", NOW - 10 * HOUR), ("c-parked", NOW - HOUR), ("d-gone", NOW)):
+        history.op(name, "committed", [1], at=at)
+        history.message(name, 1, 1, at=at)
+    history.park("c-parked", alive=False)
+    history.half("d-gone", alive=False)
+    history.op("e-made-up", "rolled_back")
 
 
 @scenario([("mine", "doubled")])
