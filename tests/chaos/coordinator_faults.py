@@ -132,6 +132,24 @@ class CoordinatorFaults:
         noticed = "clock_jumped" in instance.log[position:]
         stage.note("coordinator_clock", instance.name, counts=noticed, since=since, ahead_s=ahead_s)
 
+    async def coordinators_clock(self) -> None:
+        """Set all clocks at once, by the same time or each by its own, and correct them some time later."""
+        stage, since = self._stage, self._stage.now()
+        positions = {instance: len(instance.log) for instance in stage.instances}
+        shared_s = stage.chance.choice(stage.clock_steps_s)
+        together = stage.chance.random() < 0.5
+        for instance in stage.instances:
+            instance.clock.set(shared_s if together else stage.chance.choice(stage.clock_steps_s))
+        ahead_s = [instance.clock.ahead_s for instance in stage.instances]
+        try:
+            await asyncio.sleep(stage.between(2, 5))
+        finally:
+            for instance in stage.instances:
+                instance.clock.set(0)
+        noticed = [instance.name for instance, at in positions.items() if "clock_jumped" in instance.log[at:]]
+        names = " and ".join(noticed)
+        stage.note("coordinators_clock", names, counts=len(noticed) > 1, since=since, ahead_s=ahead_s)
+
     async def requests(self) -> None:
         """Delay or hold requests of one kind, or break their connections, for one coordinator."""
         stage = self._stage
@@ -189,6 +207,7 @@ COORDINATOR_FAULTS: Final[Mapping[str, int]] = {
     "coordinators_pause_and_cut": 1,
     "coordinator_stop": 2,
     "coordinator_clock": 2,
+    "coordinators_clock": 1,
     "coordinator_slow_network": 1,
     "requests": 6,
     "release_hangs": 2,

@@ -267,6 +267,20 @@ class Producers:
         if transaction is not None:
             await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
+    async def change(self, plan: Plan) -> None:
+        """Give up a prepare whose answer does not come at once, and retry with other content; end what is stored."""
+        if plan.id is None:
+            plan.id = f"{self._seed}-{plan.ref}"
+        other = Plan(self._seed, -1 - int(plan.ref[1:]))
+        other.ref, other.id, other.group, other.way = f"{plan.ref}b", plan.id, plan.group, plan.way
+        until = self._repeated_until()
+        await _broken_off(self.prepare(plan), plan.chance)
+        transaction = await _in_time(self.prepare(other), until)
+        if transaction is None:  # perhaps because the first one was stored
+            transaction = await _in_time(self._prepare(plan, f"{plan.ref}c"), until)
+        if transaction is not None:
+            await self._end(plan, transaction, self.decide(transaction, plan.outcome))
+
     async def disappear(self, plan: Plan) -> None:
         """Break the connection in the middle of the prepare, or of the end."""
         if plan.chance.random() < 0.4:
@@ -298,12 +312,13 @@ def _id_of(answer: Answer) -> str | None:
 
 
 BEHAVIOURS: Final[Mapping[Behaviour, int]] = {
-    Producers.plain: 58,
+    Producers.plain: 53,
     Producers.silent: 8,
     Producers.slow: 6,
     Producers.repeat: 8,
     Producers.contradict: 8,
     Producers.reuse: 4,
+    Producers.change: 5,
     Producers.disappear: 8,
 }
 """The behaviours of producers, with their percentages."""

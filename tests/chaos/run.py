@@ -55,7 +55,7 @@ REST_WITHIN_S: Final = 400.0
 """When everything runs again, fewer must be pending after each period: denied ends are retried after 300 s."""
 USED_AGAIN_AFTER_S: Final = 30.0
 """Beyond the horizon: by then no request of the former use is in flight."""
-CLOCK_STEPS_S: Final = (-3600, -60, -5, 5, 60, 600)
+CLOCK_STEPS_S: Final = (-4 * 3600, -3600, -60, -5, 5, 60, 600, 2 * 3600, 3 * 3600)
 _LOOK_AGAIN_S: Final = 1.0
 _OPERATOR_LOOKS_S: Final = 3.0
 _SETTLE_S: Final = 3.0
