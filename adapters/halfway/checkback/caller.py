@@ -10,7 +10,7 @@ from io import BytesIO
 from ipaddress import ip_address
 from secrets import token_urlsafe
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import aiohttp
 import structlog
@@ -27,6 +27,7 @@ from halfway.checkback.verdict import NotAVerdictError, NotBoundError, is_json, 
 from halfway.domain.records import Group
 from halfway.domain.transaction import Outcome
 from halfway.service.check_ports import CheckReply, CheckRequest
+from halfway.service.log_summary import LogSummary
 
 MAX_EXCERPT_BYTES = 512
 _EXCERPT_S = 0.2
@@ -46,6 +47,8 @@ _HEADERS: Mapping[str, str] = {
 }
 
 _log = structlog.get_logger(__name__)
+_failed: Final = LogSummary(_log, "warning", "check_failed")
+_request_failed: Final = LogSummary(_log, "warning", "check_request_failed")
 
 
 class AddressRefusedError(OSError):
@@ -129,7 +132,7 @@ class HttpCheckCaller:
                 if attempts[-1].outcome is not None:
                     break
         except Exception as error:  # noqa: BLE001 - no error here may stop the scan
-            _log.warning("check_failed", group=group.name, transaction=request.id, error=type(error).__name__)
+            _failed.note({"group": group.name, "error": type(error).__name__}, transaction=request.id)
             attempts.append(Attempt(detail=f"halfway could not send the check: {type(error).__name__}"))
         return to_reply(attempts)
 
@@ -232,7 +235,7 @@ class HttpCheckCaller:
         except aiohttp.ClientError as error:
             record_failure(attempt, error, exchange)
         except Exception as error:  # noqa: BLE001 - an error of one endpoint must not keep the next from being called
-            _log.warning("check_request_failed", host=url.host, error=type(error).__name__)
+            _request_failed.note({"host": url.host, "error": type(error).__name__})
             attempt.detail = f"the request failed: {type(error).__name__}"
         return attempt
 

@@ -88,9 +88,10 @@ class MemoryAuditTrail:
         """Start empty."""
         self.events: list[AuditEvent] = []
 
-    def record(self, event: AuditEvent) -> None:
+    def record(self, event: AuditEvent) -> bool:
         """Record an event."""
         self.events.append(event)
+        return True
 
 
 class Observed(msgspec.Struct, frozen=True):

@@ -333,6 +333,17 @@ def load(
         raise ConfigurationError(explain(error, Sources(file, in_file, others), VARIABLES, _SECRETS, suggest)) from None
 
 
+def log_format(file: Path | None) -> str:
+    """Return the format of the log, even if other settings are wrong."""
+    file = file or (Path(path) if (path := os.environ.get("HALFWAY_CONFIG_FILE")) else None)
+    try:
+        in_file = {} if file is None else _read_file(file)
+    except ConfigurationError:
+        in_file = {}
+    chosen = os.environ.get(f"{PREFIX}LOG_FORMAT", in_file.get("log_format"))
+    return "console" if chosen == "console" else "json"
+
+
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -123,6 +123,7 @@ class Coordinator:
         self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
         self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance, self._lookup.group_here)
         """Records manual actions, and actions on groups and keys."""
+        self.group_here = self._lookup.group_here
         activity = Activity.around(observer, clock)
         activity.is_registered = self.is_registered = self._groups.is_registered
         self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)

@@ -360,8 +360,11 @@ class Authority(Protocol):
 class AuditTrail(Protocol):
     """Stores the events of the audit trail."""
 
-    def record(self, event: AuditEvent) -> None:
-        """Store an event. Never waits and never raises: an event that cannot be stored is counted and dropped."""
+    def record(self, event: AuditEvent) -> bool:
+        """Store an event; return False if it is not stored, which is counted. Never waits and never raises.
+
+        The log gets an event that is lost afterwards.
+        """
 
 
 class Observer(Protocol):

@@ -134,6 +134,21 @@ async def test_serve_without_a_kafka_says_what_to_set(tmp_path: Path) -> None:
     assert "HALFWAY_KAFKA__BOOTSTRAP_SERVERS" in ended.err
 
 
+@pytest.mark.parametrize("wrong", [{"HALFWAY_PORT": "eighty"}, {}], ids=["a wrong setting", "no Kafka"])
+async def test_a_start_that_fails_says_why_in_the_format_of_the_log(tmp_path: Path, wrong: dict[str, str]) -> None:
+    """As JSON it is one object with the whole error; for people it has its line breaks."""
+    ended = await command_line.run(tmp_path, "serve", settings={"HALFWAY_HOST": HOST, **wrong})
+    assert ended.status == 1
+    *_, last = ended.err.splitlines()
+    line = json.loads(last)
+    assert (line["event"], line["level"]) == ("start_failed", "critical")
+    assert "HALFWAY_" in line["error"]
+    console = {"HALFWAY_HOST": HOST, "HALFWAY_LOG_FORMAT": "console", **wrong}
+    shown = await command_line.run(tmp_path, "serve", settings=console)
+    assert shown.status == 1
+    assert f"halfway: {line['error']}" in shown.err
+
+
 @pytest.mark.usefixtures("short_lived_brokers")
 @pytest.mark.parametrize("ended_by", ["Ctrl-C", "its parent's end"])
 async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:

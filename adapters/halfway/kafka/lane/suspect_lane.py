@@ -28,9 +28,11 @@ from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.rehearsal import Rehearsal, RehearsalFailure
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.lane_records import Encoded, UserRecord
+from halfway.service.log_summary import LogSummary
 from halfway.service.ports import LaneAnswer, LaneWrite
 
 log = structlog.get_logger()
+_refused: Final = LogSummary(log, "info", "end_refused")
 
 _IDLE_S: Final = 1.0
 _CAPACITY: Final = 2_000
@@ -171,7 +173,7 @@ class SuspectLane(OwnedThread):
 
     def _blame(self, work: Encoded, failure: RehearsalFailure) -> HalfwayError:
         write, now = work.write, time.monotonic()
-        log.info("end_refused", id=write.id, topic=failure.topic, detail=failure.detail)
+        _refused.note({"topic": failure.topic, "group": write.group}, id=write.id, detail=failure.detail)
         if failure.of_the_topic:
             return failure.blame().error(self._context.quarantine.backoff_of(failure.topic, now))
         return self._context.quarantine.blame_id(write.id, failure.blame(), now)

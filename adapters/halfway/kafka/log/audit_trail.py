@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -64,18 +65,20 @@ class KafkaAuditTrail:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._writer.stop()
-        for _ in self._waiting:
+        for event in self._waiting:
+            log.warning("audit_event_lost", **msgspec.structs.asdict(event))
             self._observer.audited("lost")
 
-    def record(self, event: AuditEvent) -> None:
-        """Take an event; if too many wait already, count it as lost and only log it."""
+    def record(self, event: AuditEvent) -> bool:
+        """Take an event, and return True; if too many wait already, count it as lost and return False."""
         limit = MAX_WAITING // 2 if event.actor_kind == PrincipalKind.GROUP else MAX_WAITING
         if len(self._waiting) >= limit:
             self._observer.audited("lost")
             log.warning("audit_event_lost", id=event.id, waiting=len(self._waiting))
-            return
+            return False
         self._waiting.append(event)
         self._arrival.set()
+        return True
 
     async def _run(self) -> None:
         while True:
@@ -85,7 +88,7 @@ class KafkaAuditTrail:
                     await self._write(event)
                 except Exception:
                     # One event that cannot be written must not keep the others from being written.
-                    log.exception("audit_event_lost", id=event.id)
+                    log.exception("audit_event_lost", **msgspec.structs.asdict(event))
                     self._observer.audited("lost")
                 self._waiting.popleft()
             if self._stopping:

@@ -17,7 +17,7 @@ from halfway.domain.shard import ShardState
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.log.partition_reader import PartitionReader, Place
-from halfway.kafka.ownership.acquisition_deadline import CLOCK, HANGING, AcquireError, AcquisitionDeadline
+from halfway.kafka.ownership.acquisition_deadline import CLOCK, AcquireError, AcquisitionDeadline
 from halfway.kafka.ownership.fenced_owners import FencedOwners
 from halfway.kafka.ownership.former_owners import FormerOwners, FormerOwnerUnknownError
 from halfway.kafka.records.codec import (
@@ -133,7 +133,7 @@ class Acquisition:
         except FormerOwnerUnknownError as error:
             raise AcquireError("reading the owner records", str(error), remedy=error.remedy) from error
         except ProducerFailedError as error:
-            remedy = CLOCK if error.code == KafkaError.INVALID_TIMESTAMP else HANGING
+            remedy = CLOCK if error.code == KafkaError.INVALID_TIMESTAMP else None
             raise AcquireError(error.step, str(error), remedy=remedy, fenced=error.fenced) from error
         except (KafkaException, HalfwayError, TimeoutError) as error:
             raise AcquireError("reading", str(error) or "no answer in time") from error
@@ -256,7 +256,6 @@ class Acquisition:
                 raise AcquireError(
                     "folding",
                     f"reading {names} makes no progress: Kafka does not answer, or a Kafka transaction hangs there",
-                    remedy=HANGING,
                 )
             self._acquisition_deadline.check_wanted("folding")
 

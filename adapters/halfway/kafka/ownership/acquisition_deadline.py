@@ -7,12 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.partition_reader import PartitionReader
 
-HANGING: Final = (
-    "see whether its partitions of half, op, parked and owners have a leader and enough replicas in sync, and look for "
-    "a hanging Kafka transaction in them (kafka-transactions.sh find-hanging)"
-)
+_KINDS: Final = ("half", "op", "parked", "owners")
+
+
+def stuck_remedy(config: KafkaConfig, shard: int) -> str:
+    """Return what an operator can do if a shard cannot be acquired, and the error has no remedy of its own."""
+    bootstrap = config.properties["bootstrap.servers"]
+    topics = "|".join(config.topic(kind).replace(".", "[.]") for kind in _KINDS)
+    hanging = "; ".join(
+        f"kafka-transactions.sh --bootstrap-server {bootstrap} find-hanging --topic {config.topic(kind)} "
+        f"--partition {shard}"
+        for kind in _KINDS
+    )
+    return (
+        f"see whether partition {shard} has a leader and enough replicas in sync in each of the topics: "
+        f"kafka-topics.sh --bootstrap-server {bootstrap} --describe --topic '{topics}'; then look for a hanging Kafka "
+        f"transaction: {hanging}; and end it: kafka-transactions.sh --bootstrap-server {bootstrap} abort --topic TOPIC "
+        f"--partition {shard} --start-offset OFFSET, with the topic and the offset that were printed"
+    )
+
 
 CLOCK: Final = (
     "set the clock of this instance or of the brokers right, or raise message.timestamp.after.max.ms and "
@@ -24,11 +40,11 @@ class AcquireError(Exception):
     """An acquisition failed; the shard may be tried again.
 
     `fenced`: another instance is acquiring the shard. `outdated`: only a newer release can read some record of the log.
-    `remedy`: what the operator can do if the error persists.
+    `remedy`: what the operator can do if the error persists; None for `stuck_remedy`.
     """
 
     def __init__(
-        self, step: str, detail: str, *, remedy: str = HANGING, fenced: bool = False, outdated: bool = False
+        self, step: str, detail: str, *, remedy: str | None = None, fenced: bool = False, outdated: bool = False
     ) -> None:
         """Keep the step and what happened there."""
         super().__init__(f"{step}: {detail}")

@@ -16,7 +16,7 @@ import structlog
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.ownership.acquisition import Acquired, Acquisition, CursorLoader
-from halfway.kafka.ownership.acquisition_deadline import AcquireError
+from halfway.kafka.ownership.acquisition_deadline import AcquireError, stuck_remedy
 from halfway.kafka.ownership.incarnation import Incarnation
 from halfway.kafka.ownership.retry_backoff import pause_after
 
@@ -207,7 +207,8 @@ class ConcurrentAcquisitions:
         before = self._troubles.get(shard)
         since, tries = (time.time(), 0) if before is None else (before.since, before.tries)
         pause_s = max(pause_after(tries), self._fenced_pause_s if error.fenced else 0.0)
-        trouble = ShardTrouble(shard=shard, since=since, tries=tries + 1, error=str(error), remedy=error.remedy)
+        remedy = error.remedy or stuck_remedy(self._config, shard)
+        trouble = ShardTrouble(shard=shard, since=since, tries=tries + 1, error=str(error), remedy=remedy)
         self._troubles[shard] = trouble
         log.warning(
             "acquisition_failed",

@@ -42,6 +42,10 @@ R = TypeVar("R")
 B = TypeVar("B", models.BatchRequest, models.WholeBatch)
 
 
+Wanted = list[T | HalfwayError]
+"""The items of a request; in place of one that is wrong there is its error."""
+
+
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The answer to one item: its status with a body, or with a problem."""
 
@@ -68,17 +72,32 @@ async def batch(call: Call) -> Answer:
     try:
         ended = await _begun(call, ends, coordinator.begin_ends, begun)
         prepared = await _begun(call, prepares, coordinator.begin_prepares, begun)
-        shown_ends = [_ended_item(one) for one in await _results(ends, ended)]
-        shown_prepares = [_prepared_item(one) for one in await _results(prepares, prepared)]
+        end_results = await _results(ends, ended)
+        prepare_results = await _results(prepares, prepared)
     except BaseException:
         for answers in begun:
             answers.abandon()  # nobody waits for the remaining answers any more
         raise
+    shown_ends = [_ended_item(one) for one in end_results]
+    shown_prepares = [_prepared_item(one) for one in prepare_results]
+    _note_refused(call, "batch_end", ends, end_results, shown_ends)
+    _note_refused(call, "batch_prepare", prepares, prepare_results, shown_prepares)
     return answer(HTTPStatus.OK, BatchResponse(prepare=shown_prepares, end=shown_ends))
 
 
-Wanted = list[T | HalfwayError]
-"""The items of a request; in place of one that is wrong there is its error."""
+def _note_refused(
+    call: Call, operation: str, wanted: Wanted[Any], results: Sequence[object], shown: Sequence[BatchItem]
+) -> None:
+    for item, result, one in zip(wanted, results, shown, strict=True):
+        if one.problem is not None:
+            call.site.refusals.note(
+                operation,
+                one.status,
+                getattr(result, "code", None),
+                group=getattr(item, "group", None) or call.principal.group,
+                id=getattr(item, "id", None),
+                request_id=call.id,
+            )
 
 
 async def _wanted(call: Call, cause: Cause) -> tuple[Wanted[Prepare], Wanted[End]]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from halfway.domain.principal import Permission, Principal
     from halfway.rest.requests.validation import Validation
     from halfway.rest.responses.answer import Answer
+    from halfway.rest.responses.refusal_log import RefusalLog
     from halfway.rest.responses.slices import GiveWay
     from halfway.rest.responses.unsent import Unsent
     from halfway.service.coordinator import Coordinator
@@ -86,6 +87,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_items: int
     unsent: Unsent
     large_answers: Places
+    refusals: RefusalLog
 
 
 class Call(msgspec.Struct, kw_only=True, gc=False):
@@ -100,6 +102,10 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     id: str
     """The id of the request, as in the header X-Request-Id and in the log."""
     body: bytes = b""
+    group: str | None = None
+    """The group in the body, for the log."""
+    subject: str | None = None
+    """The id of a transaction in the body, for the log."""
 
     @property
     def has_reader(self) -> bool:

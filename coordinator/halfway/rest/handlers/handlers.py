@@ -95,6 +95,7 @@ async def prepare(call: Call) -> Answer:
     """Prepare a transaction."""
     validation = call.site.validation
     wanted = validation.read(models.PrepareRequest, call.body, validation.to_prepare)
+    call.group, call.subject = wanted.group, wanted.id
     done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, principal=call.principal)
     location = ("Location", f"/v1/transactions/{done.id}")
     return answer(HTTPStatus.CREATED if done.created else HTTPStatus.OK, convert.prepared(done), location)

@@ -38,6 +38,7 @@ from halfway.rest.responses.errors import (
     UnknownPathError,
     UpgradeRequiredError,
 )
+from halfway.rest.responses.refusal_log import RefusalLog
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.events import Events
 from halfway.rest.server.limits import ApiLimits
@@ -139,6 +140,7 @@ class Api:
             openapi=openapi.encoded(),
             max_batch_items=self._limits.max_batch_items,
             unsent=unsent or Unsent(),
+            refusals=RefusalLog(),
             large_answers=Places(_LARGE_ANSWERS),
         )
         self._ids = count(1)
@@ -172,6 +174,7 @@ class Api:
             timeout_s=limits.request_timeout_s,
             hold_s=limits.prepare_wait_s,
             observer=self._observer,
+            refusals=self._site.refusals,
         )
         return Streams(
             accumulator,
@@ -192,6 +195,7 @@ class Api:
         started = loop.time()
         request_id = self._request_id(request)
         name = "none"
+        call: Call | None = None
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._open.add(task)
         self._idle.clear()
@@ -199,7 +203,8 @@ class Api:
             self._demand_host(request)
             operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
             name = operation.id
-            answer = await self._answer(operation, request, parameter, started, request_id)
+            call = self._call(operation, request, parameter, started, request_id)
+            answer = await self._answer(operation, call)
             if isinstance(answer, web.StreamResponse):
                 return answer
         except HalfwayError as error:
@@ -217,12 +222,7 @@ class Api:
             self._open.discard(task)
             if not self._open:
                 self._idle.set()
-        self._observer.answered(name, answer.status)
-        if self._log_requests:
-            seconds = loop.time() - started
-            log.debug(
-                "request_answered", operation=name, status=int(answer.status), request_id=request_id, seconds=seconds
-            )
+        self._report(name, answer, call, request_id, loop.time() - started)
         response = WholeResponse(answer, ("X-Request-Id", request_id))
         if self.closes_connections:
             response.force_close()
@@ -257,11 +257,37 @@ class Api:
             if abandoned:
                 await asyncio.wait(abandoned, timeout=_ABANDON_S)
 
-    async def _answer(
+    def _report(self, operation: str, answer: Answer, call: Call | None, request_id: str, seconds: float) -> None:
+        """Count an answer, and log it: always for debugging, otherwise a sample of the refusals."""
+        self._observer.answered(operation, answer.status)
+        if answer.error_code is not None:
+            self._note_refused(operation, answer, call, request_id)
+        if self._log_requests:
+            log.debug(
+                "request_answered",
+                operation=operation,
+                status=int(answer.status),
+                request_id=request_id,
+                seconds=seconds,
+            )
+
+    def _note_refused(self, operation: str, answer: Answer, call: Call | None, request_id: str) -> None:
+        group = subject = None
+        if call is not None:
+            path = call.request.rel_url.raw_path
+            subject = call.subject or (call.parameter if path.startswith("/v1/transactions/") else None)
+            group = call.group or (call.parameter if path.startswith("/v1/groups/") else call.principal.group)
+            if group is None and subject is not None:
+                group = self._site.coordinator.group_here(subject)
+        self._site.refusals.note(
+            operation, answer.status, answer.error_code, group=group, id=subject, request_id=request_id
+        )
+
+    def _call(
         self, operation: Operation, request: web.BaseRequest, parameter: str, started: float, request_id: str
-    ) -> Answer | web.StreamResponse:
-        """Authenticate, admit and answer a call; serve a WebSocket or events until they end."""
-        call = Call(
+    ) -> Call:
+        """Authenticate a call."""
+        return Call(
             site=self._site,
             request=request,
             parameter=unquote(parameter) if "%" in parameter else parameter,
@@ -269,6 +295,9 @@ class Api:
             principal=caller_of(request, operation.access, self._site.coordinator.authority),
             id=request_id,
         )
+
+    async def _answer(self, operation: Operation, call: Call) -> Answer | web.StreamResponse:
+        """Admit and answer a call; serve a WebSocket or events until they end."""
         if self._stopping:
             raise ShuttingDownError
         if operation.upgrades:

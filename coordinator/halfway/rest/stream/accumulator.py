@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 import structlog
@@ -14,11 +14,13 @@ import structlog
 from halfway.domain.errors import GroupLimitedError, HalfwayError
 from halfway.rest.requests.admission import held_s
 from halfway.rest.responses.errors import InternalError
+from halfway.rest.responses.problems import status_of
 from halfway.rest.stream import frames
 
 if TYPE_CHECKING:
     from halfway.domain.principal import Principal
     from halfway.rest.requests.admission import Admission, InFlight
+    from halfway.rest.responses.refusal_log import RefusalLog
     from halfway.rest.stream.frames import Answer, FrameOperations
     from halfway.service.answers import Answers
     from halfway.service.coordinator import Coordinator
@@ -44,6 +46,8 @@ class Connection(Protocol):
 
     principal: Principal
     lost: bool
+    id: str
+    """The id of the request that opened it."""
 
     def answer(self, answer: Answer) -> None:
         """Send an answer, unless the connection is lost."""
@@ -87,6 +91,7 @@ class OperationAccumulator:
         timeout_s: float,
         hold_s: float,
         observer: StreamObserver,
+        refusals: RefusalLog,
     ) -> None:
         """Take the bounds, which are those of requests.
 
@@ -98,6 +103,7 @@ class OperationAccumulator:
         self._timeout_s = timeout_s
         self._hold_s = hold_s
         self._observer = observer
+        self._refusals = refusals
         self._prepares: deque[_Operation] = deque()
         self._ends: deque[_Operation] = deque()
         self._scheduled = False
@@ -192,15 +198,15 @@ class OperationAccumulator:
             counts: Counter[int] = Counter()
             for index in indexes:
                 one = operations[index]
+                result = results[index]
+                error = _error(result) if isinstance(result, Exception) else None
+                if error is not None:
+                    self._note_refused(one.kind, one.connection, error, one.request)
                 self._finish(one)
                 if one.accepted:
                     one.connection.settled()
                     continue
-                result = results[index]
-                if isinstance(result, Exception):
-                    answer = frames.refused(one.n, _error(result))
-                else:
-                    answer = shown(one.n, result)  # type: ignore[arg-type] # it has an answer
+                answer = frames.refused(one.n, error) if error is not None else shown(one.n, cast("R", result))
                 counts[answer.status] += 1
                 if isinstance(result, GroupLimitedError):
                     # As in REST: it slows down a caller that sends the next prepare at once.
@@ -212,6 +218,16 @@ class OperationAccumulator:
                 self._observer.streamed(operations[0].kind, status, count)
 
         answers.on_answers(send)
+
+    def _note_refused(self, kind: str, connection: Connection, error: HalfwayError, request: object) -> None:
+        self._refusals.note(
+            f"stream_{kind}",
+            status_of(type(error))[0],
+            error.code,
+            group=getattr(request, "group", None) or connection.principal.group,
+            id=getattr(request, "id", None),
+            request_id=connection.id,
+        )
 
     def _finish(self, operation: _Operation) -> None:
         operation.request = None
@@ -265,6 +281,7 @@ class OperationAccumulator:
             return
         status, document = frames.problem_of(error)
         for one in requested:
+            self._note_refused(kind, connection, error, one[1] if len(one) > 1 else None)
             connection.answer(frames.Answer(n=one[0], status=status, problem=document))
         self._observer.streamed(kind, status, len(requested))
 

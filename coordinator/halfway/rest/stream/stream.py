@@ -86,6 +86,7 @@ class Stream:
     ) -> None:
         """Take the connection of a handshake; `on_frame` is called with the size of each frame that is read."""
         self.principal = call.principal
+        self.id = call.id
         self.lost = False
         self.socket = socket
         self.arriving = ArrivingPayload()

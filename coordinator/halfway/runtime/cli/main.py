@@ -47,8 +47,16 @@ config_option = click.option(
 def serve(config: Path | None) -> None:
     """Run the coordinator with the Kafka at HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
     from halfway.runtime.serve.app import run
+    from halfway.runtime.serve.log_setup import configure, log_start_failure
 
-    sys.exit(run(_load(config)))
+    try:
+        settings = configuration.load(file=config)
+    except ConfigurationError as error:
+        form = configuration.log_format(config)
+        configure(form=form, level="info")
+        log_start_failure(error.detail, form=form)
+        sys.exit(1)
+    sys.exit(run(settings))
 
 
 @halfway.command()

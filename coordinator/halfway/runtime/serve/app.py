@@ -38,8 +38,8 @@ from halfway.runtime.serve.deaths import DeathError, Deaths, supervised
 from halfway.runtime.serve.file_descriptors import CONSOLE_CONNECTIONS, HEALTH_CONNECTIONS, raise_limit
 from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
 from halfway.runtime.serve.instance_url import default_instance_url
-from halfway.runtime.serve.log_setup import configure
-from halfway.runtime.terminal import complain
+from halfway.runtime.serve.log_setup import configure, log_start_failure
+from halfway.service.log_summary import flush_all
 from halfway.service.records.statistics_records import HealthWarning
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
         demand_guarded(settings)
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
-        complain(error.detail)
+        log_start_failure(error.detail, form=settings.log_format)
         return 1
     except DeathError:
         return 1
@@ -223,6 +223,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
             await backend_task
         except asyncio.CancelledError:
             log.info("stopped_before_it_was_ready")
+    flush_all()
     log.info("stopped")
     deaths.demand_none()
 

@@ -11,7 +11,9 @@ from typing import Any, Final
 import structlog
 from pydantic import SecretBytes, SecretStr
 
-from halfway.runtime.terminal import printable
+from halfway.runtime.terminal import complain, printable
+
+log = structlog.get_logger(__name__)
 
 REDACTED: Final = "**********"
 _SECRET_WORDS: Final = ("password", "secret", "token", "credential", "authorization", "api_key", "jaas")
@@ -31,6 +33,14 @@ def escape(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMappin
         if isinstance(value, str):
             event[name] = "\n".join(map(printable, value.split("\n"))) if name == "exception" else printable(value)
     return event
+
+
+def log_start_failure(detail: str, *, form: str) -> None:
+    """Say why the start has failed, in the format of the log: as JSON it is a line like any other."""
+    if form == "json":
+        log.critical("start_failed", error=detail)
+    else:
+        complain(detail)  # with its line breaks
 
 
 def configure(*, form: str, level: str) -> None:

@@ -14,6 +14,7 @@ from halfway.domain.audit_trail import Audited, AuditEvent
 from halfway.domain.errors import ForbiddenError, HalfwayError, UnauthenticatedError
 from halfway.domain.principal import PrincipalKind
 from halfway.domain.transaction import Cause
+from halfway.service.log_summary import LogSummary
 from halfway.service.requests import EndResult
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ T = TypeVar("T")
 class LogOnlyAuditTrail:
     """The `AuditTrail` of a coordinator that records events only in its log."""
 
-    def record(self, event: AuditEvent) -> None:
-        """Do nothing: the `Auditor` logs every event."""
+    def record(self, event: AuditEvent) -> bool:  # noqa: ARG002 - the port's
+        """Return False: the `Auditor` logs every event."""
+        return False
 
 
 class Auditor:
@@ -57,8 +59,9 @@ class Auditor:
         self._clock = clock
         self._instance = instance
         self._find_group = find_group
+        self._of_jobs = LogSummary(log, "info", "audit_of_job")
 
-    async def audit(
+    async def audit(  # noqa: PLR0913 - the fields of an event
         self,
         work: Awaitable[T],
         principal: Principal,
@@ -69,8 +72,12 @@ class Auditor:
         remark: str | None = None,
         detail: str | None = None,
         describe: Callable[[T], dict[str, str]] | None = None,
+        of_job: bool = False,
     ) -> T:
-        """Await `work`, and record it with its result; `describe` returns further fields from the result."""
+        """Await `work`, and record it with its result; `describe` returns further fields from the result.
+
+        What a job does to each transaction (`of_job`) is summarised in the log if the trail takes it.
+        """
         fields: dict[str, str | None] = {
             "action": action.value,
             "subject": subject,
@@ -83,12 +90,12 @@ class Auditor:
         except (ForbiddenError, UnauthenticatedError):
             raise  # only counted: a caller without permissions must not fill the audit trail
         except HalfwayError as error:
-            self._record(principal, fields, error.code)
+            self._record(principal, fields, error.code, of_job=of_job)
             raise
         except BaseException:
-            self._record(principal, fields, "interrupted")
+            self._record(principal, fields, "interrupted", of_job=of_job)
             raise
-        self._record(principal, fields if describe is None else {**fields, **describe(result)}, DONE)
+        self._record(principal, fields if describe is None else {**fields, **describe(result)}, DONE, of_job=of_job)
         return result
 
     def watch_ends(self, ends: Sequence[End], answers: Answers[EndResult], principal: Principal) -> None:
@@ -112,7 +119,9 @@ class Auditor:
 
         answers.on_each_answer(answered)
 
-    def _record(self, principal: Principal, fields: dict[str, str | None], result: str) -> None:
+    def _record(
+        self, principal: Principal, fields: dict[str, str | None], result: str, *, of_job: bool = False
+    ) -> None:
         if fields["group"] is None and fields["action"] in _OF_TRANSACTIONS:
             group = self._find_group(fields["subject"] or "")
             if principal.group in (None, group):  # else a group's key could write into another group's events
@@ -127,8 +136,11 @@ class Auditor:
             instance=self._instance,
             **fields,  # type: ignore[arg-type]  # the remaining fields
         )
-        log.info("audit", **msgspec.structs.asdict(event))
-        self._trail.record(event)
+        if self._trail.record(event) and of_job:
+            names = ("action", "group", "actor", "detail", "result")
+            self._of_jobs.note({name: getattr(event, name) for name in names}, id=event.id, subject=event.subject)
+        else:
+            log.info("audit", **msgspec.structs.asdict(event))
 
 
 def describe_group_change(before: Group | None, policy_before: CheckPolicy) -> Callable[[GroupView], dict[str, str]]:

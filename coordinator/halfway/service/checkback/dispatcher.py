@@ -18,6 +18,7 @@ from halfway.domain.transaction import TRANSITIONS, Action, Cause, Outcome, conf
 from halfway.service.check_ports import CheckReply, CheckRequest
 from halfway.service.checkback.host_rate_limit import HostRateLimits
 from halfway.service.checkback.queue import RETRY_MS, CheckQueue
+from halfway.service.log_summary import LogSummary
 from halfway.service.query.views import view
 from halfway.service.resolve.changes import ACTIONS, Act, require_same_transaction
 from halfway.service.resolve.commit_verdicts import CommitVerdicts
@@ -70,6 +71,9 @@ class CheckDispatcher:
         self._queues: dict[str, CheckQueue] = {}
         self._bytes_in_flight = 0
         """Bytes of payload of the checks in flight."""
+        self._overtaken = LogSummary(log, "info", "check_overtaken")
+        self._not_written = LogSummary(log, "warning", "verdict_not_written")
+        self._not_noted = LogSummary(log, "info", "check_not_noted")
         self._rates = HostRateLimits(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -275,7 +279,7 @@ class CheckDispatcher:
             return  # the next owner of the shard checks again
         entry = self.pending(number, transaction_id)
         if entry is not None and self.verdicts.is_of_another(checked, entry):
-            log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
+            self._overtaken.note({"group": checked.group, "verdict": reply.outcome.value}, id=transaction_id)
             return
         if entry is not None:
             entry.attempts += 1
@@ -293,10 +297,11 @@ class CheckDispatcher:
             await self._resolver.resolve(transaction_id, act, deadline=background_deadline())
         except AlreadyEndedError as error:
             failure = error
-            log.info("check_overtaken", id=transaction_id, verdict=reply.outcome)
+            self._overtaken.note({"group": checked.group, "verdict": reply.outcome.value}, id=transaction_id)
         except HalfwayError as error:
             failure = error
-            log.warning("verdict_not_written", id=transaction_id, verdict=reply.outcome, error=error.code)
+            kind = {"group": checked.group, "verdict": reply.outcome.value, "error": error.code}
+            self._not_written.note(kind, id=transaction_id)
         except asyncio.CancelledError as error:  # this instance stops: the verdict is recorded before it releases
             failure = error
             raise
@@ -310,7 +315,7 @@ class CheckDispatcher:
         try:
             await self._resolver.resolve(entry.id, act, deadline=background_deadline())
         except HalfwayError as error:
-            log.info("check_not_noted", id=entry.id, error=error.code)
+            self._not_noted.note({"group": entry.group, "error": error.code}, id=entry.id)
 
     def blocks_policy(self, entry: Pending) -> bool:
         """Return whether the policy must not decide: a check is in flight, or a commit verdict is not written yet."""

@@ -13,6 +13,7 @@ from halfway.domain.errors import HalfwayError, OvertakenError
 from halfway.domain.policy import Check, Park, ReAnchor, RollBack, decide, is_of_wrong_clock, reanchor_distance
 from halfway.domain.records import CheckMode
 from halfway.domain.transaction import Action, Cause
+from halfway.service.log_summary import LogSummary
 from halfway.service.ports import Cursors
 from halfway.service.resolve.changes import Act
 from halfway.service.resolve.resolver import WRITE_LIMIT_S
@@ -64,6 +65,9 @@ class Scan:
         self._cursors = cursors
         self._clock = clock
         self._observer = observer
+        self._gave_up = LogSummary(log, "warning", "gave_up")
+        self._overtaken = LogSummary(log, "info", "policy_overtaken")
+        self._failed = LogSummary(log, "info", "scan_step_failed")
         self._writing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._remember_until = float("-inf")
@@ -128,9 +132,9 @@ class Scan:
         try:
             await write(transaction_id, deadline=asyncio.get_running_loop().time() + WRITE_LIMIT_S)
         except OvertakenError:
-            log.info("policy_overtaken", shard=number, id=transaction_id)
+            self._overtaken.note({"shard": number}, id=transaction_id)
         except HalfwayError as error:
-            log.info("scan_step_failed", shard=number, id=transaction_id, error=error.code, detail=error.detail)
+            self._failed.note({"shard": number, "error": error.code}, id=transaction_id, detail=error.detail)
         except Exception:
             log.exception("scan_step_broken", shard=number, id=transaction_id)
         finally:
@@ -210,7 +214,7 @@ class Scan:
         act = Act(action=action, cause=Cause.POLICY, remark=reason, still_decided=still_decided)
         result = await self._resolver.resolve(transaction_id, act, deadline=deadline)
         if result.changed:
-            log.warning("gave_up", id=transaction_id, group=group, action=action, reason=reason)
+            self._gave_up.note({"group": group, "action": action.value}, id=transaction_id, reason=reason)
 
     def _still_decides(self, decision: Decision, entry: Unresolved) -> bool:
         """Return whether the policy still decides the same: a verdict, a new check or an end may have come first."""

@@ -19,6 +19,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.policy import COMMIT_SAID
 from halfway.domain.transaction import Action
+from halfway.service.log_summary import LogSummary
 from halfway.service.resolve.changes import Act
 from halfway.service.resolve.resolver import background_deadline
 from halfway.service.shards.claims import CommitVerdict
@@ -51,6 +52,7 @@ class CommitVerdicts:
         self._horizon_ms = round(horizon_s * 1000)
         self._shards = shards
         self._resolver = resolver
+        self._not_recorded = LogSummary(log, "warning", "verdict_not_recorded")
         self._tasks: set[asyncio.Task[bool]] = set()
         """The recordings in progress. A shard is not released before they are done."""
 
@@ -131,7 +133,7 @@ class CommitVerdicts:
             )
         except HalfwayError as error:
             if not isinstance(error, OverloadedError):
-                log.warning("verdict_not_recorded", id=transaction_id, error=error.code)
+                self._not_recorded.note({"error": error.code}, id=transaction_id)
             return False
         except Exception:
             log.exception("verdict_not_recorded", id=transaction_id)

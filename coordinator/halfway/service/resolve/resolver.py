@@ -30,6 +30,7 @@ from halfway.domain.errors import (
 )
 from halfway.domain.records import Half
 from halfway.service.answers import Deadlines, answer_all
+from halfway.service.log_summary import LogSummary
 from halfway.service.ports import LaneAnswers, LaneWrite, Written
 from halfway.service.requests import EndResult
 from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, note_error, unconfirmed
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from halfway.service.shards.shard_table import Shard, ShardTable
 
 log = structlog.get_logger(__name__)
+_late_ends: Final = LogSummary(log, "info", "late_end_failed")
 
 WRITE_LIMIT_S: Final = 30.0
 """How long a resolution that no caller waits for (of a verdict or the policy) may wait for the lane."""
@@ -386,7 +388,7 @@ def background_deadline() -> float:
 def log_late_error(transaction_id: str, error: EndResult | BaseException) -> None:
     """Log an end that failed when no caller waited any more, unless a repeat of the end would succeed."""
     if isinstance(error, Exception) and not isinstance(error, RetryableError):
-        log.info("late_end_failed", id=transaction_id, error=str(error))
+        _late_ends.note({"error": getattr(error, "code", type(error).__name__)}, id=transaction_id, detail=str(error))
 
 
 async def _within(wait: Awaitable[object], transaction_id: str, *, deadline: float) -> None:

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from halfway.memory import Memory, no_verdict
 from halfway.service.jobs import jobs
+from halfway.service.log_summary import flush_all
 from halfway.service.records.peer_calls import FindResult
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
@@ -450,3 +452,24 @@ async def test_an_instance_that_cannot_be_asked_is_named(instances: tuple[RestWo
 
 def _url(world: RestWorld) -> str:
     return world.memory.owners._url
+
+
+async def test_many_transactions_are_parked_and_resumed_in_a_few_lines_of_the_log() -> None:
+    """Both are told by group with a sample; the audit trail has an event for each."""
+    flush_all()
+    with capture_logs() as logs:
+        async with RestWorld() as world:
+            await park(100, world)
+            job = {"action": "resume", "filter": {"group": "shop"}, "reason": "mended", "rate": 500, "id": "j-1"}
+            assert (await world.call("POST", "/v1/jobs", job)).status == 202
+            await until_ended(world, "j-1")
+            events = [event for event in world.memory.audit_trail.events if event.action == "resume"]
+        flush_all()
+    assert len(events) == 100
+    parked, more_parked = (line for line in logs if line["event"] == "gave_up")
+    assert (parked["group"], parked["action"], more_parked["more"]) == ("shop", "park", 99)
+    assert parked["reason"]
+    resumed, more_resumed = (line for line in logs if line["event"] == "audit_of_job")
+    assert (resumed["group"], resumed["result"], more_resumed["more"]) == ("shop", "done", 99)
+    assert resumed["subject"] in {event.subject for event in events}
+    assert [line for line in logs if line["event"] == "audit" and line["action"] == "resume"] == []

@@ -5,6 +5,7 @@ import json
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from bench.load.stream_client import StreamClient, StreamLostError
 from halfway.rest.server.limits import ApiLimits
@@ -284,3 +285,22 @@ class TestResumption:
         assert len(world.memory.records("orders")) == 1
         with pytest.raises(StreamLostError):
             await ending
+
+
+async def test_a_refused_operation_is_in_the_log_also_if_nobody_waits_for_its_answer(
+    world: RestWorld, stream: StreamClient
+) -> None:
+    """With the request that opened the stream, the group, the id and the code."""
+    with capture_logs() as logs:
+        assert (await stream.prepare("bank", MESSAGE, id="o-1")).status == 404
+        assert (await stream.end("o-2", "commit", confirm=False)).status == 202
+        await until_true(lambda: len([line for line in logs if line["event"] == "request_refused"]) == 2)
+    prepare, end = (line for line in logs if line["event"] == "request_refused")
+    assert (prepare["operation"], prepare["group"], prepare["id"], prepare["error"]) == (
+        "stream_prepare",
+        "bank",
+        "o-1",
+        "unknown_group",
+    )
+    assert (end["operation"], end["id"], end["error"]) == ("stream_end", "o-2", "unknown_transaction")
+    assert prepare["request_id"] == end["request_id"]
