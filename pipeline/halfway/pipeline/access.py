@@ -26,6 +26,7 @@ _PREFIX_FORM: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE: Final = "HALFWAY_CONFIG_FILE"
 _HORIZON: Final = "HALFWAY_OUTCOME_HORIZON_S"
 _FIRST_CHECK: Final = "HALFWAY_POLICY__FIRST_CHECK_AFTER_S"
+_MAX_AGE: Final = "HALFWAY_POLICY__MAX_AGE_S"
 _COORDINATOR: Final = (_PREFIX, _FILE, _HORIZON, _FIRST_CHECK, "HALFWAY_KAFKA__BOOTSTRAP_SERVERS")
 """The settings of the coordinator that the jobs read, with the one property that every job needs."""
 OPTIONS: Final = frozenset(
@@ -77,6 +78,7 @@ class Times:
 
     outcome_horizon_s: float = 900
     first_check_after_s: float = 6
+    max_age_s: float = 43_200
 
 
 def times(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> Times:
@@ -90,12 +92,11 @@ def times(environment: Mapping[str, str] | None = None, *, file: Path | None = N
     of_file = _of_file(_named(environment, file))
     _refuse_misspelt(environment, of_file)
     policy = of_file.get("policy", {})
+    of_policy = policy if isinstance(policy, Mapping) else {}
     given = {
         "outcome_horizon_s": (_HORIZON, of_file.get("outcome_horizon_s")),
-        "first_check_after_s": (
-            _FIRST_CHECK,
-            policy.get("first_check_after_s") if isinstance(policy, Mapping) else None,
-        ),
+        "first_check_after_s": (_FIRST_CHECK, of_policy.get("first_check_after_s")),
+        "max_age_s": (_MAX_AGE, of_policy.get("max_age_s")),
     }
     found = {name: environment.get(variable, value) for name, (variable, value) in given.items()}
     return Times(**{name: _seconds(given[name][0], value) for name, value in found.items() if value is not None})

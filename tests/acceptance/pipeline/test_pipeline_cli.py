@@ -92,6 +92,18 @@ def test_the_coordinators_file_says_when_a_transaction_is_due(command: Command, 
     assert due == [1, 0, 1]
 
 
+def test_a_sweep_tells_and_fails_if_a_transaction_is_overdue(command: Command, tmp_path: Path) -> None:
+    """It is pending long after its group's policy should have given it up. The metrics say so in any case."""
+    write_archive(tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
+    job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--fail-on-overdue")
+    (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 1\nmax_age_s = 2\n")
+    figures = tmp_path / "sweep.prom"
+    strict = ("--config", str(tmp_path / "halfway.toml"), "--horizon-s", "10", "--metrics", str(figures))
+    assert command(*job).exit_code == 0
+    assert command(*job, *strict).exit_code == 1
+    assert 'halfway_sweep_overdue{group="shop",age="under 1 min"} 1' in figures.read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     "job, file",
     [("audit", "halfway.toml"), ("sweep", "offsets.json")],

@@ -81,6 +81,22 @@ def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) ->
     ]
     for name, value in figures.items():
         lines += [f"# TYPE halfway_audit_{name} gauge", f"halfway_audit_{name} {value}"]
+    _write(lines, path)
+
+
+def write_sweep_metrics(rows: Sequence[Mapping[str, Any]], path: str, *, at_ms: int) -> None:
+    """Write the counts of a sweep for Prometheus' textfile collector, in one step."""
+    lines = []
+    for figure in ("pending", "due", "overdue"):
+        lines.append(f"# TYPE halfway_sweep_{figure} gauge")
+        lines += [
+            f'halfway_sweep_{figure}{{group="{_label(row["group"])}",age="{row["age"]}"}} {row[figure]}' for row in rows
+        ]
+    lines += ["# TYPE halfway_sweep_timestamp_seconds gauge", f"halfway_sweep_timestamp_seconds {at_ms / 1000}"]
+    _write(lines, path)
+
+
+def _write(lines: Sequence[str], path: str) -> None:
     there = Path(path)
     unfinished = there.with_name(f".{there.name}.unfinished")
     try:

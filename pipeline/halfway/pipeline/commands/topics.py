@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from halfway.pipeline import access
+from halfway.pipeline.commands.alerts import FOUND_ANOMALIES, write_sweep_metrics
 from halfway.pipeline.commands.parameters import (
     CONFIG,
     HORIZON,
@@ -32,19 +34,25 @@ from halfway.pipeline.commands.running import kafka_access, running, source_of
     help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, then 6.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
+@click.option(
+    "--fail-on-overdue", is_flag=True, help="Exit with 1 if a transaction is pending long after its group's max_age_s."
+)
+@click.option("--metrics", help="Write the counts to this file for Prometheus' textfile collector.")
 @KAFKA
-def sweep(
+def sweep(  # noqa: PLR0913 - one for each option
     config: Path | None,
     output: str,
     snapshot: str | None,
     offsets: str | None,
     horizon_s: float | None,
     due_after_s: float | None,
+    metrics: str | None,
     *,
     as_json: bool,
+    fail_on_overdue: bool,
     **spark_options: Any,
 ) -> None:
-    """Count pending and due transactions, by group and age, without decoding payloads."""
+    """Count pending, due and overdue transactions, by group and age, without decoding payloads."""
     require_fitting(archive=snapshot is not None, again=offsets is not None)
     with running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
         from halfway.pipeline.jobs import sweep as job
@@ -54,17 +62,24 @@ def sweep(
         options = job.SweepOptions(
             due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
             horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
+            max_age_ms=round(times.max_age_s * 1000),
         )
         kafka = kafka_access(config, spark_options) if snapshot is None else None
-        rows = job.run(spark, source_of(spark, kafka, snapshot, offsets), Folder(spark, output), options)
+        source = source_of(spark, kafka, snapshot, offsets)
+        rows = job.run(spark, source, Folder(spark, output), options)
+        if metrics is not None:
+            write_sweep_metrics(rows, metrics, at_ms=source.pins.at)
     if as_json:
         click.echo(json.dumps([{name: value for name, value in row.items() if name != "rank"} for row in rows]))
-        return
-    table = [
-        [row["group"], row["age"], f"{row['pending']:,}", f"{row['due']:,}", f"{row['oldest_ms'] / 1000:,.0f}"]
-        for row in rows
-    ]
-    print_table(["group", "age", "pending", "due", "oldest, s"], table)
+    else:
+        counts = ("pending", "due", "overdue")
+        table = [
+            [row["group"], row["age"], *(f"{row[name]:,}" for name in counts), f"{row['oldest_ms'] / 1000:,.0f}"]
+            for row in rows
+        ]
+        print_table(["group", "age", *counts, "oldest, s"], table)
+    if fail_on_overdue and any(row["overdue"] for row in rows):
+        sys.exit(FOUND_ANOMALIES)
 
 
 @click.command()

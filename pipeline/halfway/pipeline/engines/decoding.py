@@ -29,7 +29,7 @@ AUDIT: Final = (
     "`id` string, `at` bigint, `action` string, `actor_kind` string, `actor` string, `key_id` string, "
     "`subject` string, `group` string, `detail` string, `remark` string, `result` string, `instance` string"
 )
-GROUP: Final = "`name` string, `topics` array<string>, `policy` struct<first_check_after_s: double>"
+GROUP: Final = "`name` string, `topics` array<string>, `policy` struct<first_check_after_s: double, max_age_s: double>"
 LAYOUT: Final = "`shards` int, `created_at` bigint"
 
 

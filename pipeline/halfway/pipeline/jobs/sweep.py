@@ -15,7 +15,7 @@ from halfway.pipeline.sources import headers
 from halfway.pipeline.transforms import sweep as transform
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.tables.folders import Folder
@@ -27,9 +27,13 @@ QUARANTINE: Final = "sweep_quarantine"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """The options of the command line; times in ms. `due_after_ms` is for groups without a first check of their own."""
+    """The options of the command line; times in ms.
+
+    `due_after_ms` and `max_age_ms` are for groups without a first check or an age of their own.
+    """
 
     due_after_ms: int = 6_000
+    max_age_ms: int = 43_200_000
     horizon_ms: int = 900_000
 
 
@@ -47,17 +51,24 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     registered = engine.keep(reading.groups(engine, source))
     open_still = transform.unresolved(half.records, headers.outcomes(engine, op.records), horizon_ms=options.horizon_ms)
     open_still.write.mode("overwrite").parquet(output.path(UNRESOLVED))
-    first = F.col("policy.first_check_after_s")
-    due_after = registered.where(F.col("error").isNull()).select(
-        F.col("name").alias("group"),
+
+    def milliseconds(name: str) -> Column:
         # The topic can hold any number. An impossible time leaves the default.
-        (F.when(first.between(0, LONGEST_S), first) * 1000).cast("bigint").alias("due_after_ms"),
+        time = F.col(f"policy.{name}")
+        return (F.when(time.between(0, LONGEST_S), time) * 1000).cast("bigint")
+
+    policies = registered.where(F.col("error").isNull()).select(
+        F.col("name").alias("group"),
+        milliseconds("first_check_after_s").alias("due_after_ms"),
+        milliseconds("max_age_s").alias("max_age_ms"),
     )
     counts = transform.sweep(
         spark.read.parquet(output.path(UNRESOLVED)),
-        due_after,
+        policies,
         now_ms=source.pins.at,
         default_due_after_ms=options.due_after_ms,
+        default_max_age_ms=options.max_age_ms,
+        slack_ms=options.horizon_ms,
     )
     counts.coalesce(1).write.mode("overwrite").parquet(output.path(SWEEP))
     unreadable = decoding.quarantined(registered)

@@ -198,33 +198,50 @@ def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
         open_still,
         spark.createDataFrame(
             [
-                ("pending", "g", 0, 1_000),
-                ("used-again", "g", 0, 1_000_000),
-                ("in-another-group", "g", 0, 1_000_000),
-                ("re-anchored", "g", 0, 1_000),
+                ("pending", "g", 0, 1_000, 1_000),
+                ("used-again", "g", 0, 1_000_000, 1_000_000),
+                ("in-another-group", "g", 0, 1_000_000, 1_000_000),
+                ("re-anchored", "g", 0, 1_000, 1_000_000),
             ],
-            "id string, `group` string, shard int, since bigint",
+            "id string, `group` string, shard int, since bigint, written_at bigint",
         ),
     )
 
 
-def test_sweep_counts_what_is_due_by_group_and_age(spark: "SparkSession") -> None:
-    """A group's own first check decides, else the default."""
+def test_sweep_counts_what_is_due_and_overdue_by_group_and_age(spark: "SparkSession") -> None:
+    """A group's own policy decides, else the default. What was resumed or re-anchored counts from then on."""
     now = 100_000_000
+    old = now - 3_600_001
     open_still = spark.createDataFrame(
-        [("a", "slow", 0, now - 30_000), ("b", "slow", 0, now - 3_600_001), ("c", "quick", 0, now - 30_000)],
-        "id string, `group` string, shard int, since bigint",
+        [
+            ("a", "slow", 0, now - 30_000, now - 30_000),
+            ("b", "slow", 0, old, old),
+            ("c", "quick", 0, now - 30_000, now - 30_000),
+            ("d", "quick", 0, old, old),
+            ("e", "quick", 0, old, now - 30_000),
+        ],
+        "id string, `group` string, shard int, since bigint, written_at bigint",
     )
-    due_after: DataFrame = spark.createDataFrame([("slow", 60_000)], "`group` string, due_after_ms bigint")
-    table = sweep.sweep(open_still, due_after, now_ms=now, default_due_after_ms=6_000)
+    policies: DataFrame = spark.createDataFrame(
+        [("slow", 60_000, 7_200_000)], "`group` string, due_after_ms bigint, max_age_ms bigint"
+    )
+    table = sweep.sweep(
+        open_still,
+        policies,
+        now_ms=now,
+        default_due_after_ms=6_000,
+        default_max_age_ms=2_700_000,
+        slack_ms=900_000,
+    )
     assertDataFrameEqual(
-        table.select("group", "age", "pending", "due", "oldest_ms"),
+        table.select("group", "age", "pending", "due", "overdue", "oldest_ms"),
         spark.createDataFrame(
             [
-                ("slow", "under 1 min", 1, 0, 30_000),
-                ("slow", "1 to 12 h", 1, 1, 3_600_001),
-                ("quick", "under 1 min", 1, 1, 30_000),
+                ("slow", "under 1 min", 1, 0, 0, 30_000),
+                ("slow", "1 to 12 h", 1, 1, 0, 3_600_001),
+                ("quick", "under 1 min", 1, 1, 0, 30_000),
+                ("quick", "1 to 12 h", 2, 2, 1, 3_600_001),
             ],
-            "`group` string, age string, pending bigint, due bigint, oldest_ms bigint",
+            "`group` string, age string, pending bigint, due bigint, overdue bigint, oldest_ms bigint",
         ),
     )
