@@ -14,7 +14,8 @@ from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import (
     carry_out,
     carry_out_async,
-    carry_out_each,
+    drive,
+    drive_async,
     is_sqlalchemy,
     pool_of,
     require_transaction,
@@ -229,7 +230,7 @@ class Barrier(_BaseBarrier):
         return self._run(self._decision(transaction_id, None)) or "unknown"
 
     def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
-        return carry_out_each(transactions, self._in_transaction)
+        return drive(transactions, self._in_transaction)
 
     def clean(self, limit: int) -> int:
         """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
@@ -284,17 +285,7 @@ class AsyncBarrier(_BaseBarrier):
         return await self._run(self._decision(transaction_id, None)) or "unknown"
 
     async def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
-        try:
-            steps = next(transactions)
-            while True:
-                try:
-                    result = await self._in_transaction(steps)
-                except Exception as error:  # noqa: BLE001 - the generator handles it
-                    steps = transactions.throw(error)
-                else:
-                    steps = transactions.send(result)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # the result of the generator
+        return await drive_async(transactions, self._in_transaction)
 
     async def clean(self, limit: int) -> int:
         """Same as `Barrier.clean`."""

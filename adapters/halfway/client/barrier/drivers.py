@@ -10,6 +10,8 @@ from halfway.client.errors import HalfwayError
 
 T = TypeVar("T")
 D = TypeVar("D")
+S = TypeVar("S")
+R = TypeVar("R")
 Execute = Callable[[Any, Statement], Result]
 ExecuteAsync = Callable[[Any, Statement], Awaitable[Result]]
 
@@ -27,46 +29,41 @@ class NoTransactionError(HalfwayError):
 def carry_out(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of a synchronous driver, in its open transaction."""
     execute = _by_package(SYNCHRONOUS, connection)
-    try:
-        statement = next(steps)
-        while True:
-            try:
-                result = execute(connection, statement)
-            except Exception as error:  # noqa: BLE001 - the generator handles it
-                statement = steps.throw(error)
-            else:
-                statement = steps.send(result)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # the result of the generator
+    return drive(steps, lambda statement: execute(connection, statement))
 
 
 async def carry_out_async(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of an asynchronous driver, in its open transaction."""
     execute = _by_package(ASYNCHRONOUS, connection)
+    return await drive_async(steps, lambda statement: execute(connection, statement))
+
+
+def drive(generator: Generator[S, R, T], perform: Callable[[S], R]) -> T:
+    """Perform what a generator yields, send it each result or error, and return its result."""
     try:
-        statement = next(steps)
+        wanted = next(generator)
         while True:
             try:
-                result = await execute(connection, statement)
+                result = perform(wanted)
             except Exception as error:  # noqa: BLE001 - the generator handles it
-                statement = steps.throw(error)
+                wanted = generator.throw(error)
             else:
-                statement = steps.send(result)
+                wanted = generator.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # the result of the generator
 
 
-def carry_out_each(transactions: Generator[Steps[Any], Any, T], in_transaction: Callable[[Steps[Any]], Any]) -> T:
-    """Carry out the steps that a generator yields, each in a transaction of its own; return its result."""
+async def drive_async(generator: Generator[S, R, T], perform: Callable[[S], Awaitable[R]]) -> T:
+    """Same as `drive`."""
     try:
-        steps = next(transactions)
+        wanted = next(generator)
         while True:
             try:
-                result = in_transaction(steps)
+                result = await perform(wanted)
             except Exception as error:  # noqa: BLE001 - the generator handles it
-                steps = transactions.throw(error)
+                wanted = generator.throw(error)
             else:
-                steps = transactions.send(result)
+                wanted = generator.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # the result of the generator
 

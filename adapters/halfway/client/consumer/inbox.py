@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from halfway.client.barrier.barrier import Connect, UncommittedConnectionError
 from halfway.client.barrier.dialect import Dialect
-from halfway.client.barrier.drivers import carry_out, carry_out_each, require_transaction
+from halfway.client.barrier.drivers import carry_out, drive, require_transaction
 from halfway.client.barrier.table import Steps, creation
 from halfway.client.consumer.inbox_table import InboxTable
 
@@ -45,7 +45,7 @@ class Inbox:
 
     def create(self) -> None:
         """Create the table and its index, unless they exist; every process may call it whenever it starts."""
-        carry_out_each(creation(self._table), self._in_transaction)
+        drive(creation(self._table), self._in_transaction)
 
     def connect(self) -> AbstractContextManager[Any]:
         """Open a connection whose transaction commits when its context exits."""
