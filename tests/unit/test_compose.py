@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from ruamel.yaml import YAML
 
 from examples.orders.serve import command_line
 from examples.orders.service import TOPICS
+from halfway.domain.errors import ForbiddenError
 from halfway.embedded.ports import pick_port
+from halfway.runtime.serve.app import demand_host
 from halfway.runtime.settings import load
 from tests.support.waiting import GENEROUS_S
 
@@ -47,6 +52,23 @@ def test_its_settings_are_known(services: dict[str, Any]) -> None:
     environment = services["coordinator"]["environment"]
     settings = load({name: str(value) for name, value in environment.items()})
     assert settings.kafka_config("").properties["bootstrap.servers"] == "kafka:19092"
+
+
+def test_a_web_page_does_not_reach_the_coordinator_under_a_name_of_its_own(services: dict[str, Any]) -> None:
+    """Access is open, so the name is the only protection; the order service and this machine have theirs."""
+    settings = load({name: str(value) for name, value in services["coordinator"]["environment"].items()})
+    demand = demand_host(settings)
+
+    def called_by(host: str) -> web.BaseRequest:
+        return make_mocked_request("GET", "/v1/groups", headers={"Host": host})
+
+    used_by_services = urlsplit(
+        next(word for word in services["orders"]["command"] if word.startswith("--halfway=")).partition("=")[2]
+    ).netloc
+    for host in (used_by_services, "localhost:8080", "127.0.0.1:8080"):
+        demand(called_by(host))
+    with pytest.raises(ForbiddenError):
+        demand(called_by("evil.example:8080"))
 
 
 def test_images_are_pinned_and_nothing_of_ours_runs_as_root(services: dict[str, Any], dockerfile: str) -> None:

@@ -29,7 +29,7 @@ from halfway.domain.policy import MAX_SECONDS, CheckPolicy
 from halfway.domain.secrets import derived
 from halfway.domain.urls import base_url_refusal, proxy_refusal
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.rest.server.limits import ApiLimits
+from halfway.rest.server.limits import IDLE_S, ApiLimits
 from halfway.runtime.operator_key import demand_operator_key_fits
 from halfway.runtime.policy_settings import Policy
 from halfway.runtime.secret_files import KAFKA_SECRETS, SUFFIX, read_secrets
@@ -153,6 +153,8 @@ class Settings(BaseModel):
     """The port of the console. If that is the health port, it serves the API too."""
     max_keys: Count = 10_000
     request_timeout_s: Seconds = _API.request_timeout_s
+    keepalive_s: Seconds = IDLE_S
+    """How long the API keeps a connection open without a request."""
     max_body_bytes: Count = _API.max_body_bytes
     max_requests: Count = _API.max_requests
     prepare_wait_s: Seconds = _API.prepare_wait_s

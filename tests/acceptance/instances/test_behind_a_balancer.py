@@ -18,7 +18,7 @@ import pytest
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.balancer import Balancer, Server
 from tests.support.coordinator.fleet import SHARDS, Fleet, settled, shares
-from tests.support.coordinator.process import CoordinatorProcess
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually
@@ -189,6 +189,30 @@ async def test_while_instances_are_restarted_and_killed_a_load_balancer_always_h
         if balancer is not None:
             balancer.close()
         fleet.close()
+
+
+async def test_a_connection_without_requests_is_closed_when_the_setting_says(new_coordinator: NewCoordinator) -> None:
+    """A load balancer that keeps its connections for longer needs a longer time here."""
+    short, long = new_coordinator({"HALFWAY_KEEPALIVE_S": "0.5"}), new_coordinator({"HALFWAY_KEEPALIVE_S": "3600"})
+    for coordinator in (short, long):
+        coordinator.launch()
+    for coordinator in (short, long):
+        await asyncio.to_thread(coordinator.wait_until_ready)
+    kept, closed = [await asyncio.open_connection("127.0.0.1", one.port) for one in (long, short)]
+    await _call_on(*kept)
+    await _call_on(*closed)
+    assert await closed[0].read() == b""
+    await _call_on(*kept)
+    for _, writer in (kept, closed):
+        writer.close()
+
+
+async def _call_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Make a call on a connection, and read its answer."""
+    writer.write(b"GET /v1/groups HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
 
 
 def _restart(member: CoordinatorProcess) -> None:

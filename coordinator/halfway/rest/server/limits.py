@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+IDLE_S: Final = 75.0
+"""How long a connection may be idle, or in the middle of its headers, unless a setting says otherwise."""
 
 
 class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from halfway.rest.responses.errors import BadHttpError, InternalError
 from halfway.rest.responses.problems import CONTENT_TYPE
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.acceptor import HANDSHAKE_S, Acceptor
+from halfway.rest.server.limits import IDLE_S
 from halfway.rest.server.tls import ServerTls
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-IDLE_S: Final = 75.0
-"""How long a connection may be idle, or in the middle of its headers."""
 LINGER_S: Final = 5.0
 MAX_CONNECTIONS: Final = 10_000
 UNREAD_S: Final = 20.0
@@ -233,6 +232,7 @@ class HttpServer:
         max_connections: int = MAX_CONNECTIONS,
         unsent: Unsent | None = None,
         handshake_s: float = HANDSHAKE_S,
+        idle_s: float = IDLE_S,
     ) -> None:
         """Store the handler, and the console that answers at its own path. Nothing is opened yet.
 
@@ -245,6 +245,7 @@ class HttpServer:
         self._unsent = unsent or Unsent()
         self._max_connections = max_connections
         self._handshake_s = handshake_s
+        self._idle_s = idle_s
         self._server: _Server | None = None
         self.port = 0
 
@@ -258,7 +259,7 @@ class HttpServer:
             tls=tls,
             unsent=self._unsent,
             access_log=None,
-            keepalive_timeout=IDLE_S,
+            keepalive_timeout=self._idle_s,
             lingering_time=LINGER_S,
             auto_decompress=False,
             tcp_keepalive=True,

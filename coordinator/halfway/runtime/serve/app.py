@@ -203,6 +203,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
             console=console if settings.console == "api" else None,
             max_connections=raise_limit(),
             unsent=unsent,
+            idle_s=settings.keepalive_s,
         )
         stack.push_async_callback(server.stop)
         await listen(server, settings.host, settings.port, "HALFWAY_PORT", tls)

@@ -97,12 +97,15 @@ def test_top_in_a_pipe_cuts_no_name_and_tells_each_thing_once(answer: Answer) ->
     answer.set(
         {
             "groups": [{"group": group, "endpoints": [endpoint]}],
-            "instances": [{"url": url, "shards": [0, 1, 2], "lane": lane}],
+            "instances": [
+                {"url": url, "shards": [0, 1, 2], "lane": lane, "warnings": [{"check": "topics", "detail": "by time"}]}
+            ],
             "shards": [{"shard": number, "instance": url, "pending": 0} for number in range(3)],
             "failures": {"quarantined": [{"topic": "orders", "id": "t-1", "state": "refused", "detail": "too large"}]},
         }
     )
     shown = CliRunner().invoke(halfway, ["top", "--url", answer.url], env={"COLUMNS": None}).output
+    assert shown.splitlines()[0] == f"unsafe (topics) on {url}: by time"
     assert shown.count(group) == 2
     assert "…" not in shown
     assert shown.count("shop:9000") == 1
@@ -120,7 +123,9 @@ def test_top_obeys_nothing_that_it_shows(answer: Answer, text: str) -> None:
         "away": [{"shard": 1, "instance": text, "detail": text}],
         "ends": [{"outcome": text, "cause": text, "per_s": 1}],
         "groups": [{"group": text, "endpoints": [{"well": False, "host": text, "detail": text}]}],
-        "instances": [{"url": text, "lane": {"failures": 1}}],
+        "instances": [
+            {"url": text, "lane": {"failures": 1}, "warnings": [{"check": text, "detail": text}]},
+        ],
         "shards": [{"shard": 0, "instance": text}],
         "failures": {
             "topics": [{"topic": text, "detail": text, "error_code": text}],
