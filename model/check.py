@@ -14,11 +14,13 @@ DEPTH = 100_000
 MEMORY_MB = 6_000
 
 OWNERSHIP, POLICY, FOLD, TAIL = "halfway.pml", "policy.pml", "fold.pml", "tail.pml"
+CONTENT = "content.pml"
 Sizes = dict[str, int]
 SMALL: Sizes = {"LANES": 1, "INCARNATIONS": 2, "ACQUISITIONS": 3}
 SEARCHES: tuple[tuple[str, Sizes], ...] = (
     (FOLD, {}),
     (TAIL, {}),
+    (CONTENT, {"PREPARES": 4}),
     (POLICY, {"CHECKS": 2, "LOSSES": 2, "RESUMES": 1}),
     (OWNERSHIP, SMALL),
     (OWNERSHIP, SMALL | {"STUCK": 1}),
@@ -42,6 +44,7 @@ PASSED = "a record is passed without its effect"
 TOO_EARLY = "a caller gets 404 before what is in the log was applied"
 REVIVED = "an ended transaction is pending again"
 FORGOTTEN = "an acknowledged transaction is unknown"
+OTHER_CONTENT = "another content than the acknowledged one is found"
 KEPT = "an own record is kept after the tail has passed it"
 ASSERTIONS = {
     DECIDED_TWICE: "decided[id[l].tx]==0",
@@ -58,6 +61,7 @@ ASSERTIONS = {
     PASSED: "(done[n]||(log[n]==3))",
     REVIVED: "!((ended&&(known!=2)))",
     FORGOTTEN: "&&(known==0)))",
+    OTHER_CONTENT: "(it[o].held==acknowledged)",
     KEPT: "(own[n]==0)",
 }
 
@@ -110,6 +114,10 @@ MUTANTS = (
     Mutant("POSITION_FIRST", TAIL, TOO_EARLY, {}),
     Mutant("TOMBSTONE_ALONE", TAIL, FORGOTTEN, {}),
     Mutant("RESURRECT", TAIL, REVIVED, {}),
+    Mutant("FIRST_COUNTS", CONTENT, OTHER_CONTENT, {}),
+    Mutant("LAST_COUNTS", CONTENT, OTHER_CONTENT, {}),
+    Mutant("NOT_READ", CONTENT, OTHER_CONTENT, {}),
+    Mutant("NOT_FINAL", CONTENT, OTHER_CONTENT, {}),
 )
 
 
