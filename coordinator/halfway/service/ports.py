@@ -112,6 +112,7 @@ class HalfLog(Protocol):
             OutcomeUnknownError: it is not known whether the record was stored.
             OverloadedError: too much is in flight; the record was not stored.
             MessageTooLargeError: the record is larger than allowed; it was not stored.
+            TopicUnavailableError: the topic takes no record of this size any more; it was not stored.
 
         """
 

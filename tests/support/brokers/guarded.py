@@ -74,14 +74,16 @@ class GuardedKafka(EmbeddedKafka):
             for operation in operations
         )
 
-    def deny(self, user: str, topic: str, operation: AclOperation) -> None:
-        """Deny a user an operation on one topic, regardless of other ACLs."""
-        self._create([_denial(AclBinding, user, topic, operation)])
+    def deny(self, user: str, name: str, operation: AclOperation, resource: ResourceType = ResourceType.TOPIC) -> None:
+        """Deny a user an operation on one topic (or other resource), regardless of other ACLs."""
+        self._create([_denial(AclBinding, user, resource, name, operation)])
 
-    def stop_denying(self, user: str, topic: str, operation: AclOperation) -> None:
+    def stop_denying(
+        self, user: str, name: str, operation: AclOperation, resource: ResourceType = ResourceType.TOPIC
+    ) -> None:
         """Remove a denial."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        denial = _denial(AclBindingFilter, user, topic, operation)
+        denial = _denial(AclBindingFilter, user, resource, name, operation)
         for done in admin.delete_acls([denial], request_timeout=_ANSWER_WITHIN_S).values():
             done.result(_ANSWER_WITHIN_S)
         _wait(lambda: not admin.describe_acls(denial).result(_ANSWER_WITHIN_S), f"{denial} to go")
@@ -116,10 +118,10 @@ def _wait(until: Callable[[], bool], what: str) -> None:
 B = TypeVar("B", AclBinding, AclBindingFilter)
 
 
-def _denial(kind: type[B], user: str, topic: str, operation: AclOperation) -> B:
+def _denial(kind: type[B], user: str, resource: ResourceType, name: str, operation: AclOperation) -> B:
     return kind(
-        ResourceType.TOPIC,
-        topic,
+        resource,
+        name,
         ResourcePatternType.LITERAL,
         f"User:{user}",
         "*",

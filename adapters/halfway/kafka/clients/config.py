@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.librdkafka_log import LibrdkafkaLog
+from halfway.kafka.clients.throttling import THROTTLING
 from halfway.service.requests import ServiceLimits
 
 KINDS: Final = ("half", "op", "parked", "groups", "owners", "keys", "audit")
@@ -348,7 +349,8 @@ class KafkaConfig:
     def _properties(
         self, defaults: Mapping[str, Any], reserved: Mapping[str, Any], overrides: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return {**_DEFAULTS, **defaults, **self.properties, **reserved, "logger": LibrdkafkaLog(), **overrides}
+        own = {"logger": LibrdkafkaLog(), "throttle_cb": THROTTLING.note}
+        return {**_DEFAULTS, **defaults, **self.properties, **reserved, **own, **overrides}
 
 
 def _refuse_reserved(name: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.kafka.clients.config import KafkaConfig
 
@@ -15,8 +16,8 @@ _OPERATIONS: Final[Mapping[int, tuple[str, ...]]] = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ("Describe", "Write"),
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: ("IdempotentWrite",),
 }
-DENIED: Final = frozenset(_OPERATIONS)
-"""The errors by which Kafka says that an ACL is missing."""
+_NEEDED: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
+_ANSWER_S: Final = 2.0
 
 
 def denial(
@@ -38,6 +39,40 @@ def denial(
     return (
         f"Kafka denies halfway {' or '.join(operations)} on {thing}: allow it with {command(config, flags, operations)}"
     )
+
+
+def explained(code: int | None, config: KafkaConfig) -> str | None:
+    """Return what an ACL denies, with the internal topics that it is about: Kafka's error does not name them. Blocks.
+
+    None if the error is another one, or if it is not about an internal topic.
+    """
+    if code != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return denial(code, config)
+    denied = _denied(config)
+    operations = sorted({operation for missing in denied.values() for operation in missing})
+    return denial(code, config, topics=sorted(denied), operations=operations) if denied else None
+
+
+def _denied(config: KafkaConfig) -> dict[str, list[str]]:
+    """Return the operations that halfway may not do on its topics; nothing if Kafka does not say so in time."""
+    topics = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
+    admin = AdminClient(config.admin())
+    requests = admin.describe_topics(
+        TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=_ANSWER_S
+    )
+    denied: dict[str, list[str]] = {}
+    for name, request in requests.items():
+        try:
+            allowed = request.result(_ANSWER_S).authorized_operations or _NEEDED
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                denied[name] = ["Describe"]
+        except TimeoutError:
+            continue
+        else:
+            if missing := [operation.name.title() for operation in _NEEDED if operation not in allowed]:
+                denied[name] = missing
+    return denied
 
 
 def command(config: KafkaConfig, flags: str, operations: Sequence[str]) -> str:

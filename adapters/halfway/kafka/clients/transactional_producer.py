@@ -72,6 +72,8 @@ class ProducerFailedError(Exception):
         self.step = step
         self.code = code
         self.stalled = stalled
+        self.remedy: str | None = None
+        """What the operator can do, if Kafka's error alone does not say it."""
 
     @classmethod
     def of(cls, step: Step, error: Exception) -> ProducerFailedError:

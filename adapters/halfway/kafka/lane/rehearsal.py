@@ -83,10 +83,16 @@ class RehearsalFailure:
                 detail=f"topic {self.topic!r} does not take the time of this instance's clock: set the clock right, or "
                 "raise the topic's message.timestamp.after.max.ms and message.timestamp.before.max.ms",
             )
+        detail = f"topic {self.topic!r} cannot be written now: {self.detail}"
+        if self.code == KafkaError.INVALID_RECORD:
+            detail = (
+                f"topic {self.topic!r} refuses a message ({self.detail}): if it is compacted now, it takes none "
+                "without a key; set its cleanup.policy to delete, or roll back"
+            )
         return Blame(
             refusal=TopicUnavailableError,
             topic=self.topic,
-            detail=f"topic {self.topic!r} cannot be written now: {self.detail}",
+            detail=detail,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
+from halfway.domain.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.records.codec import Headers
@@ -176,7 +176,7 @@ class RecordWriter:
 
         Errors:
             OutcomeUnknownError: the record may or may not have been stored.
-            MessageTooLargeError: the record is larger than the topic allows; nothing was stored.
+            TopicUnavailableError: the topic's limit was lowered below the record's size; nothing was stored.
             OverloadedError: too much is in flight, or there is no time left; nothing was stored.
 
         """
@@ -320,7 +320,7 @@ def _refusal(topic: str, error: Exception) -> Exception:
         return error
     cause = error.args[0]
     if cause.code() == _TOO_LARGE:
-        return MessageTooLargeError(f"a record is larger than halfway's topic {topic} takes")
+        return _limit_lowered(topic)
     # The polling thread has seen this fatal error or will see it: the caller's retry goes to the next producer.
     return OverloadedError(f"the producer is being replaced: {cause.str()}")
 
@@ -328,8 +328,17 @@ def _refusal(topic: str, error: Exception) -> Exception:
 def _failure(error: KafkaError, message: Message) -> Exception:
     """Return the error of a record that was not delivered."""
     if error.code() == _TOO_LARGE:
-        return MessageTooLargeError(f"a record is larger than halfway's topic {message.topic()} takes")
+        return _limit_lowered(message.topic())
     return OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")
+
+
+def _limit_lowered(topic: str | None) -> TopicUnavailableError:
+    """Return the error of a record that its topic refuses, although it is no larger than what halfway accepts."""
+    return TopicUnavailableError(
+        f"halfway's topic {topic} takes no record of this size, because its max.message.bytes is smaller than halfway "
+        "needs: an operator must raise it (topic_unsafe in the log names the command)",
+        topic=topic,
+    )
 
 
 def _not_in_time(topic: str) -> OutcomeUnknownError:

@@ -13,8 +13,10 @@ from confluent_kafka import KafkaException, Message
 
 from halfway.domain.records import FOREIGN, Foreign, Half
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.denials import explained
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.clients.owned_thread import OwnedThread
+from halfway.kafka.clients.transactional_producer import kafka_error
 from halfway.kafka.log.partition_reader import PartitionReader, Place
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.validation import (
@@ -105,7 +107,9 @@ class Tail(OwnedThread):
                     self._change(reader)
                     heard = reader.read(_POLL_S, self._handle)
                 except KafkaException as error:
-                    log.warning("tail_failed", error=str(error))
+                    cause = kafka_error(error)
+                    remedy = None if cause is None else explained(cause.code(), self._config)
+                    log.warning("tail_failed", error=str(error), remedy=remedy)
                     self._stopped.wait(_PAUSE_S)
                 self._read_aside(reader)
                 if heard is None:

@@ -15,7 +15,13 @@ from halfway.domain.errors import HalfwayError
 from halfway.domain.records import FOREIGN, Barrier, Owner
 from halfway.domain.shard import ShardState
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.clients.denials import explained
+from halfway.kafka.clients.transactional_producer import (
+    ProducerFailedError,
+    TransactionalProducer,
+    initialised,
+    kafka_error,
+)
 from halfway.kafka.log.partition_reader import PartitionReader, Place
 from halfway.kafka.ownership.acquisition_deadline import CLOCK, AcquireError, AcquisitionDeadline
 from halfway.kafka.ownership.fenced_owners import FencedOwners
@@ -133,10 +139,11 @@ class Acquisition:
         except FormerOwnerUnknownError as error:
             raise AcquireError("reading the owner records", str(error), remedy=error.remedy) from error
         except ProducerFailedError as error:
-            remedy = CLOCK if error.code == KafkaError.INVALID_TIMESTAMP else None
-            raise AcquireError(error.step, str(error), remedy=remedy, fenced=error.fenced) from error
+            raise AcquireError(error.step, str(error), remedy=self._remedy(error.code), fenced=error.fenced) from error
         except (KafkaException, HalfwayError, TimeoutError) as error:
-            raise AcquireError("reading", str(error) or "no answer in time") from error
+            cause = kafka_error(error)
+            remedy = self._remedy(None if cause is None else cause.code())
+            raise AcquireError("reading", str(error) or "no answer in time", remedy=remedy) from error
         finally:
             if producer is not None:
                 producer.abandon()
@@ -149,6 +156,9 @@ class Acquisition:
             records=reader.records,
         )
         return acquired
+
+    def _remedy(self, code: int | None) -> str | None:
+        return CLOCK if code == KafkaError.INVALID_TIMESTAMP else explained(code, self.config)
 
     # --- step 1
 

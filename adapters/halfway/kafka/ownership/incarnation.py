@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError
 
 from halfway.domain.errors import LaneLostError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.denials import explained
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.clients.transactional_ids import lane_ids, rehearsal_id
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
@@ -81,6 +82,7 @@ class Incarnation:
         self.shards = context.shards
         self.fences = FencedOwners(incarnation_id)
         self._leaving: set[int] = set()
+        self._config = context.config
         self._loop: Loop = context.loop
         self._answer = context.answer
         self._observer: Observer = context.observer
@@ -174,7 +176,12 @@ class Incarnation:
         left = self._close_queues()
         if first:
             log.warning(
-                "incarnation_failed", incarnation=self.id, step=error.step, error=str(error), fenced=error.fenced
+                "incarnation_failed",
+                incarnation=self.id,
+                step=error.step,
+                error=str(error),
+                fenced=error.fenced,
+                remedy=error.remedy,
             )
             self._observer.lane_failed("fenced" if error.fenced else error.step)
             self._on_failed(self, error)
@@ -203,6 +210,7 @@ class Incarnation:
 
     def _lane_failed(self, error: ProducerFailedError, writes: Sequence[LaneWrite]) -> None:
         """Handle a lane's failure; called on the lane's thread."""
+        error.remedy = explained(error.code, self._config)
         self._loop.post(self.fail, error, writes)
 
     def _foreign_barrier(self, shard: int) -> None:

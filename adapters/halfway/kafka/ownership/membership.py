@@ -374,7 +374,8 @@ class KafkaMembership:
         self._lane.detach()
         self._notify_lost(sorted(incarnation.shards))
         incarnation.shards.clear()
-        self._backoff.failed(str(error), fenced=error.fenced)
+        reason = str(error) if error.remedy is None else f"{error}: {error.remedy}"
+        self._backoff.failed(reason, fenced=error.fenced)
         self._stalled = error.stalled
         self._changed.set()
 

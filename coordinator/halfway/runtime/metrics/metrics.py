@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from halfway.runtime.metrics.event_loop_lag import LoopPauses
     from halfway.service.access.key_freshness import KeyFreshness
     from halfway.service.coordinator import Coordinator
+    from halfway.service.query.tail_freshness import TailFreshness
     from halfway.service.records.statistics_records import HealthWarning
     from halfway.service.shards.shard_table import ShardTable
 
@@ -66,6 +67,11 @@ class _Groups:
         deleted = [group for group in self._known if not self.is_registered(group)]
         self._known.difference_update(deleted)
         return deleted
+
+
+_KEYS_AGE: Final = "Time since the keys were last read to their end"
+_TAIL_AGE: Final = "Time since every served shard of half was last read to its end"
+_THROTTLED: Final = "For how long brokers have delayed answers because of quotas"
 
 
 class Metrics:
@@ -257,7 +263,15 @@ class Metrics:
 
     def show_keys(self, keys: KeyFreshness) -> None:
         """Register the gauge of the keys' age: for that long, a revoked key may still be accepted."""
-        self.registry.register(_Keys(keys))
+        self.registry.register(_Reading("halfway_keys_age_seconds", _KEYS_AGE, lambda: keys.age_s))
+
+    def show_tail(self, tail: TailFreshness) -> None:
+        """Register the gauge of the tail's age: for that long, a record of a served shard may not have been seen."""
+        self.registry.register(_Reading("halfway_tail_age_seconds", _TAIL_AGE, lambda: tail.age_s))
+
+    def show_throttling(self, seconds: Callable[[], float]) -> None:
+        """Register the time for which brokers have delayed answers because of quotas."""
+        self.registry.register(_Reading("halfway_kafka_throttled_seconds", _THROTTLED, seconds, counts=True))
 
     def show_troubles(self, troubles: Callable[[], Mapping[int, float]]) -> None:
         """Register the gauge of shards that cannot be acquired. `troubles` maps them to seconds since the epoch."""
@@ -394,14 +408,18 @@ class _Unsent(Collector):
         yield _gauge("halfway_unsent_answer_bytes", "Answers that clients have not read yet", self._unsent.bytes)
 
 
-class _Keys(Collector):
-    """The age of this instance's keys."""
+class _Reading(Collector):
+    """One figure that is read when metrics are rendered."""
 
-    def __init__(self, keys: KeyFreshness) -> None:
-        self._keys = keys
+    def __init__(self, name: str, text: str, read: Callable[[], float], *, counts: bool = False) -> None:
+        """Take its name and what reads it; `counts` if it only grows."""
+        self._name, self._text, self._read, self._counts = name, text, read, counts
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("halfway_keys_age_seconds", "Time since the keys were last read to their end", self._keys.age_s)
+        if self._counts:
+            yield CounterMetricFamily(self._name, self._text, value=self._read())
+        else:
+            yield _gauge(self._name, self._text, self._read())
 
 
 class _Warnings(Collector):

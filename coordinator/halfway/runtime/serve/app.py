@@ -20,6 +20,7 @@ from aiohttp import web
 
 from halfway.domain.errors import ConfigurationError, ShardUnavailableError
 from halfway.domain.principal import Permission
+from halfway.kafka.clients.throttling import THROTTLING
 from halfway.rest.console import Console
 from halfway.rest.requests.authentication import AllowedHosts, caller_of
 from halfway.rest.responses.answer import refusal
@@ -260,6 +261,8 @@ async def _run_backend(
         metrics.show_unsent(unsent)
         if backend.keys is not None:
             metrics.show_keys(backend.keys)
+        metrics.show_tail(backend.tail)
+        metrics.show_throttling(lambda: THROTTLING.seconds)
         metrics.show_troubles(lambda: {trouble.shard: trouble.since for trouble in backend.status.troubles})
         if settings.peer_credentials:
             stage.peers = PeerPort(

@@ -34,6 +34,7 @@ from halfway.service.access.key_freshness import KeyFreshness
 from halfway.service.access.keys import Keys
 from halfway.service.activity.activity import Activity
 from halfway.service.coordinator import Coordinator
+from halfway.service.query.tail_freshness import TailFreshness
 from halfway.service.records.statistics_records import HealthWarning
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _TABLE_READ_S: Final = 30.0
 _TOPICS_CHECK_S: Final = 60.0
 _OTHERS_CHECK_S: Final = 1.0
 _OTHERS_WARN_AGAIN_S: Final = 600.0
-WARNINGS: Final = ("topics", "keys", "event_loop")
+WARNINGS: Final = ("topics", "keys", "tail", "event_loop")
 """The checks that can warn."""
 _AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 
@@ -66,12 +67,14 @@ class Backend:
         membership_status: Callable[[], MembershipStatus],
         topics: InternalTopics,
         readiness: Readiness,
+        tail: TailFreshness,
         *,
         prefix: str,
         keys: KeyFreshness | None = None,
     ) -> None:
         """Store the parts that the health port needs. `keys` is None if callers need no keys."""
         self.keys = keys
+        self.tail = tail
         self.coordinator = coordinator
         self.readiness = readiness
         self._prefix = prefix
@@ -96,6 +99,9 @@ class Backend:
         if self.keys is not None and self.keys.is_late:
             detail = f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"
             found.append(HealthWarning(check="keys", detail=detail))
+        if self.tail.is_late:
+            detail = f"this instance has not been able to read its shards of half for {self.tail.age_s:.0f} s"
+            found.append(HealthWarning(check="tail", detail=detail))
         return found
 
     def demand_permission(self) -> None:
@@ -223,7 +229,8 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
             _alone if peers is None else peers.reaches,
             writer_trouble=lambda: half_log.trouble,
         )
-        backend = Backend(coordinator, status, topics, readiness, prefix=config.prefix, keys=freshness)
+        tail = TailFreshness(coordinator.shards, half_log)
+        backend = Backend(coordinator, status, topics, readiness, tail, prefix=config.prefix, keys=freshness)
 
         async def leave() -> None:
             await coordinator.drain()
@@ -232,7 +239,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
 
         stack.push_async_callback(leave)
         await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
-        for watch in (backend.watch, readiness.watch):
+        for watch in (backend.watch, readiness.watch, tail.watch):
             watch_task = supervised(watch())
             stack.callback(watch_task.cancel)
         if peers is None:

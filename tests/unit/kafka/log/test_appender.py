@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from halfway.domain.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError
+from halfway.domain.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log import appender
 from halfway.kafka.log.appender import Record, RecordWriter
@@ -197,13 +197,14 @@ async def test_a_failed_delivery_is_ambiguous(make_bench: Callable[..., Bench]) 
 
 
 async def test_a_record_that_the_broker_finds_too_large_was_not_stored(make_bench: Callable[..., Bench]) -> None:
-    """The broker refuses it before it stores anything."""
+    """The broker refuses it before it stores anything. The topic is to blame: larger records are refused before."""
     bench = make_bench()
     task = bench.append()
     await until_true(lambda: len(bench.producers[0].held) == 1)
     bench.producers[0].fail(KafkaError.MSG_SIZE_TOO_LARGE)
-    with pytest.raises(MessageTooLargeError):
+    with pytest.raises(TopicUnavailableError, match=r"max\.message\.bytes") as caught:
         await task
+    assert caught.value.fields["topic"]
 
 
 async def test_a_fatal_error_replaces_the_producer_and_what_was_in_flight_is_ambiguous(

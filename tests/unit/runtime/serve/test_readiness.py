@@ -12,6 +12,7 @@ from halfway.runtime.serve.backend import Backend
 from halfway.runtime.serve.readiness import Readiness
 from halfway.service.access.key_freshness import KeyFreshness
 from halfway.service.ports import OwnerHint
+from halfway.service.query.tail_freshness import TailFreshness
 from tests.support.waiting import until_true
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")
@@ -135,13 +136,14 @@ async def test_an_instance_that_serves_nothing_and_reaches_nobody_is_not_ready(
         task.cancel()
 
 
-def backend(keys: KeyFreshness | None = None) -> Backend:
+def backend(keys: KeyFreshness | None = None, *, late_s: float = 30) -> Backend:
     nothing = cast("Any", None)
-    return Backend(nothing, nothing, nothing, nothing, prefix="_halfway.", keys=keys)
+    tail = TailFreshness(nothing, nothing, late_s=late_s)
+    return Backend(nothing, nothing, nothing, nothing, tail, prefix="_halfway.", keys=keys)
 
 
 async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:
-    """A changed setting of an internal topic, and keys that cannot be read."""
+    """A changed setting of an internal topic, keys that cannot be read, and a tail that cannot."""
     nothing = cast("Any", None)
     old, fresh = KeyFreshness(nothing, not_ready_s=-1), KeyFreshness(nothing)
     assert backend(fresh).warnings() == []
@@ -151,3 +153,7 @@ async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:
     assert (topics.check, topics.detail) == ("topics", unsafe.unsafe[0])
     assert keys.check == "keys"
     assert "read revocations of keys" in keys.detail
+    deaf = backend(late_s=-1)
+    [tail] = deaf.warnings()
+    assert tail.check == "tail"
+    assert "its shards of half" in tail.detail
