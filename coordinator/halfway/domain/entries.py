@@ -76,14 +76,19 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     """When the lease of the last check ends, ms since the epoch: 0 if the check was answered, None if only a former
     owner of the shard knows."""
     checked_here: bool = False
-    """True if this owner of the shard has sent a check."""
+    """True if this owner of the shard has sent a check, and has missed none since."""
     offered_at: int | None = None
-    """When this owner last queued a check, ms since the epoch."""
+    """When this owner last tried to queue a check, ms since the epoch."""
     offered_since: int | None = None
     """When this owner first queued a check, ms since the epoch."""
     look_at: int | None = None
     """When the scan next looks at it, ms since the epoch: 0 for as soon as possible, None if no look is planned."""
     state: ClassVar[State] = State.PREPARED
+
+    def ask_afresh(self) -> None:
+        """Let the policy roll it back only after another check was sent: earlier answers may be out of date."""
+        self.checked_here = False
+        self.offered_at = self.offered_since = None
 
     @classmethod
     def of(cls, offset: int, half: Half) -> Pending:

@@ -94,7 +94,12 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Check with the producer group now."""
+    """Check with the producer group now.
+
+    `afresh` is whether a check was missed, so that earlier ones no longer allow a rollback.
+    """
+
+    afresh: bool = False
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -149,11 +154,14 @@ class Facts(Protocol):
 
     @property
     def checked_here(self) -> bool:
-        """Return whether this owner of the shard sent a check: a former owner may have died with its own answer."""
+        """Return whether this owner of the shard sent a check, and has missed none since.
+
+        A former owner may have died with its own answer.
+        """
 
     @property
     def offered_at(self) -> int | None:
-        """The time at which this owner last queued a check to be sent, None if it never has."""
+        """The time at which this owner last tried to queue a check to be sent, None if it never has."""
 
     @property
     def offered_since(self) -> int | None:
@@ -162,6 +170,7 @@ class Facts(Protocol):
 
 COMMIT_SAID = "commit was said, but could not be written"
 """The reason for parking a transaction although its group chose rollback."""
+_NOT_ASKED: Final = "no check could be sent since the shard was taken over, or since a jump of the clock"
 AHEAD_MS = 60_000
 """The largest difference between the clocks of instances. A time further ahead was written by a wrong clock."""
 
@@ -223,7 +232,8 @@ def decide(
     """Return what to do with one pending transaction now.
 
     `max_checks` and `max_age_s` each end the checks, but not before `answer_by`: until then the last check may be
-    answered. A half more than `reanchor_after` records behind `end_offset` is re-anchored, even if a check is due.
+    answered. If a check was missed before that, because this process stood still, one is sent before a rollback. A
+    half more than `reanchor_after` records behind `end_offset` is re-anchored, even if a check is due.
     """
     due = now if is_of_wrong_clock(facts, now) else next_check_at(policy, facts, jitter=jitter)
     too_old_at = _too_old_at(policy, facts)
@@ -233,7 +243,9 @@ def decide(
     elif now >= due and facts.checks >= policy.max_checks:
         exhausted = f"no verdict after {facts.checks} checks (max_checks {policy.max_checks})"
     if exhausted is not None:
-        return Wait(until=answer_by) if now < answer_by else _exhausted(policy, facts, exhausted, now)
+        if now < answer_by:
+            return Wait(until=answer_by)
+        return _exhausted(policy, facts, exhausted, now, missed=_has_missed_a_check(policy, facts, now, due, answer_by))
     if end_offset - facts.offset > reanchor_after:
         return ReAnchor()
     if now >= due:
@@ -241,19 +253,26 @@ def decide(
     return Wait(until=min(due, too_old_at))
 
 
-def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Decision:
+def _has_missed_a_check(policy: CheckPolicy, facts: Facts, now: int, due: int, answer_by: int) -> bool:
+    """Return whether a check was due before `max_age_s` ended the checks, and this owner did not try to send it."""
+    due = max(due, answer_by)  # no check is sent during a lease
+    tried = facts.offered_at is not None and facts.offered_at >= due
+    return facts.checks < policy.max_checks and due < min(now, _too_old_at(policy, facts)) and not tried
+
+
+def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int, *, missed: bool) -> Decision:
     """Return what to do with a transaction whose checks are exhausted.
 
     Park it if the policy says so, if commit was said, or if no owner has sent a check. Roll it back if this owner
-    of the shard has sent one. Otherwise send one more check, and try again if it cannot be sent. Park it if none could
-    be sent within `max_interval_s`.
+    of the shard has sent one and missed none. Otherwise send one more check, and try again if it cannot be sent. Park
+    it if none could be sent within `max_interval_s`.
     """
     if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
         return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)
     if not facts.checks:
         return Park(reason=f"{reason}; not rolled back, because no check was sent")
     if facts.checked_here:
-        return RollBack(reason=reason)
+        return Check(afresh=True) if missed else RollBack(reason=reason)
     last, first = facts.offered_at, facts.offered_since
     if last is None or first is None or max(last, first) > now:  # the clock was set back
         return Check()
@@ -261,4 +280,4 @@ def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int) -> Deci
     again_at = last + round(policy.check_interval_s * 1000)
     if now < give_up_at:
         return Wait(until=min(again_at, give_up_at)) if now < again_at else Check()
-    return Park(reason=f"{reason}; not rolled back, because no check could be sent since the shard was taken over")
+    return Park(reason=f"{reason}; not rolled back, because {_NOT_ASKED}")

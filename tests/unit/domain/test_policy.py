@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -143,6 +144,11 @@ def test_what_it_decides_fits_the_time_and_the_counts(
     exhausted = too_old or (due and facts.checks >= policy.max_checks)
     may_roll_back = policy.on_exhausted is OnExhausted.ROLLBACK and facts.checks > 0 and not facts.commit_verdict
     match decide_at(policy, facts, now, jitter=jitter):
+        case Check(afresh=True):
+            assert may_roll_back
+            assert too_old
+            assert facts.checked_here
+            assert next_check_at(policy, facts, jitter=jitter) < facts.since + round(policy.max_age_s * 1000)
         case Check() if exhausted:
             assert may_roll_back
             assert not facts.checked_here
@@ -173,7 +179,7 @@ def test_a_verdict_to_commit_is_never_rolled_back(policy: CheckPolicy, facts: Fa
     decision = decide_at(policy, replace(facts, commit_verdict=True), facts.since + after, jitter=jitter)
     assert not isinstance(decision, RollBack)
     if isinstance(decision, Park):
-        assert "said commit" in decision.reason
+        assert "commit was said" in decision.reason
 
 
 @given(policies, facts_of(), jitters)
@@ -240,9 +246,25 @@ def test_the_largest_age_rolls_back_only_what_was_asked() -> None:
     assert decide_at(policy, Facts(attempts=9, checked_at=1_090_000), 1_100_000) == Park(
         reason="older than max_age_s 100; not rolled back, because no check was sent"
     )
-    asked = Facts(attempts=1, checks=1, checked_at=1_010_000)
+    asked = Facts(attempts=1, checks=1, checked_at=1_080_000)
     assert decide_at(policy, asked, 1_100_000) == RollBack(reason="older than max_age_s 100")
     assert decide_at(CheckPolicy(max_age_s=100), Facts(), 1_100_000) == Park(reason="older than max_age_s 100")
+
+
+@pytest.mark.parametrize("offered_at", [None, 1_039_999, 1_040_000])
+def test_a_check_that_was_missed_is_sent_before_a_rollback(offered_at: int | None) -> None:
+    """The process stood still: the check that was due at 40 s was not even tried, and the age has come."""
+    policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
+    facts = Facts(attempts=1, checks=1, checked_at=1_010_000, offered_at=offered_at, offered_since=offered_at)
+    tried = offered_at == 1_040_000
+    assert decide_at(policy, facts, 1_100_000) == (
+        RollBack(reason="older than max_age_s 100") if tried else Check(afresh=True)
+    )
+    assert isinstance(decide_at(msgspec.structs.replace(policy, on_exhausted=OnExhausted.PARK), facts, 1_100_000), Park)
+    # By number no check was missed: the last one was sent, and its interval is over.
+    assert decide_at(msgspec.structs.replace(policy, max_checks=1), facts, 1_100_000) == RollBack(
+        reason="older than max_age_s 100"
+    )
 
 
 @pytest.mark.parametrize("policy", [CheckPolicy(max_age_s=100), CheckPolicy(max_checks=1)])

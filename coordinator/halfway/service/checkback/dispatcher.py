@@ -117,6 +117,7 @@ class CheckDispatcher:
         elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
             shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was checked just now
         elif queue.breaker.is_open and now < (again := queue.breaker.retry_at(now)) and not first:
+            entry.offered_at = now
             shard.agenda.put(entry.id, queue.defer(again))
         else:
             self._queue(queue, shard, entry, now, first=first)

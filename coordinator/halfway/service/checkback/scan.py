@@ -72,17 +72,21 @@ class Scan:
         self._tasks: set[asyncio.Task[None]] = set()
         self._remember_until = float("-inf")
         self._clock_set_at = 0
+        self._scanned_at = 0
 
     def clock_was_set(self) -> None:
         """Look at every transaction again at the new time; forget no outcome by age for one outcome horizon.
 
-        If the clock was set ahead, or if outcomes were written while it was behind, recent outcomes look old.
+        If the clock was set ahead, or if outcomes were written while it was behind, recent outcomes look old. So do
+        the answers of checks: before a rollback each group is asked again, unless a worker has its check just now.
         """
         self._remember_until = asyncio.get_running_loop().time() + self._limits.outcome_horizon_s
         self._clock_set_at = self._clock.now_ms()
         self._checks.clock_was_set(self._clock_set_at)
         for shard in self._shards.all():
             for entry in shard.state.pending():
+                if (entry.leased_until or 0) <= self._scanned_at:
+                    entry.ask_afresh()
                 shard.agenda.put(entry.id, 0)
 
     async def scan(self, number: int, now: int) -> None:
@@ -100,6 +104,7 @@ class Scan:
         shard = self._shards.find(number)
         if shard is None or shard.leaving:
             return
+        self._scanned_at = now
         self._correct_strays(shard)
         self._checks.verdicts.record(number)
         await self._process_due(shard, now)
@@ -180,6 +185,8 @@ class Scan:
                 continue
             decision = self._decide(shard, entry, now)
             if isinstance(decision, Check):
+                if decision.afresh:
+                    entry.ask_afresh()
                 self._checks.offer(shard, entry)
             elif isinstance(decision, Park | RollBack):
                 self._carry_out(shard, name, partial(self._give_up, entry.group, decision, entry.last_error))

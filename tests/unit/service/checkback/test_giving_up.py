@@ -243,6 +243,31 @@ async def test_a_lease_has_its_time_before_policy_rolls_back(pull_world: World, 
         await pull_world.end(prepared.id, Outcome.COMMIT, check_id=check.check_id)
 
 
+@pytest.mark.parametrize("answer", [Outcome.COMMIT, Outcome.UNKNOWN, None], ids=["commit", "unknown", "unreachable"])
+@pytest.mark.parametrize("max_checks", [9, 1], ids=["by age", "by number"])
+@pytest.mark.parametrize("seen", [True, False], ids=["a jump of the clock", "the process stood still"])
+async def test_after_a_gap_policy_asks_again_before_it_rolls_back(
+    world: World, answer: Outcome | None, *, max_checks: int, seen: bool
+) -> None:
+    """A machine was suspended or a clock stepped past `max_age_s`. The service has committed since it said unknown."""
+    await world.group(policy=msgspec.structs.replace(SHORT_LIVED, max_checks=max_checks))
+    prepared = await world.prepare()
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    await world.scan(after_s=6)
+    world.memory.caller.always(unreachable() if answer is None else verdict(answer))
+    world.memory.clock.advance(59)
+    if seen:
+        world.coordinator.clock_was_set()
+    for after_s in (0, 0, 41, 0, 41, 0):
+        await world.scan(after_s=after_s)
+    asked, last = len(world.memory.caller.requests), ops(world, prepared.id)[-1].kind
+    if not seen and max_checks == 1:  # every check was sent, and the last one had its time
+        assert (asked, last) == (1, OpKind.ROLLED_BACK)
+        return
+    assert asked >= 2
+    assert last is {Outcome.COMMIT: OpKind.COMMITTED, Outcome.UNKNOWN: OpKind.ROLLED_BACK, None: OpKind.PARKED}[answer]
+
+
 async def test_a_new_owner_asks_once_more_before_it_rolls_back() -> None:
     """The former owner may have died with a commit verdict that it had not written."""
     world = await World.start()
