@@ -95,6 +95,11 @@ class CheckDispatcher:
             if not self._groups.is_registered(name):
                 del self._queues[name]
 
+    def endpoints_changed(self, group: str) -> None:
+        """Call the changed endpoints of a group at once, even if the former ones could not be reached."""
+        if group in self._queues:
+            self._queues[group].endpoints_changed()
+
     def clock_was_set(self, now: int) -> None:
         """Drop the retry times of the former clock."""
         for queue in self._queues.values():

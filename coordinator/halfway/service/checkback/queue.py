@@ -61,6 +61,11 @@ class CheckQueue:
             self.slot_at, self.slot_taken = self.slot_at + RETRY_MS, 1
         return self.slot_at
 
+    def endpoints_changed(self) -> None:
+        """Drop the times that the failures of the former endpoints have set."""
+        self.slot_at = 0
+        self.breaker.record_success()
+
     def clock_was_set(self, now: int) -> None:
         """Drop the times of the former clock."""
         self.slot_at = 0

@@ -17,7 +17,7 @@ from halfway.service.log_summary import LogSummary
 from halfway.service.ports import Cursors
 from halfway.service.resolve.changes import Act
 from halfway.service.resolve.resolver import WRITE_LIMIT_S
-from halfway.service.shards.check_schedule import jitter
+from halfway.service.shards.check_schedule import jitter, look_at
 
 if TYPE_CHECKING:
     from halfway.domain.policy import Decision
@@ -94,7 +94,8 @@ class Scan:
 
         1. Strays in half are corrected.
         2. Commit verdicts that could not be written yet are recorded.
-        3. The policy decides on each transaction that is due: offer a check, give up, or re-anchor.
+        3. Transactions of changed groups are planned again. The policy decides on each transaction that is due: offer a
+           check, give up, or re-anchor.
         4. The oldest halves are re-anchored if they hold the cursor back too far.
         5. Old outcomes are forgotten.
         6. The cursors are committed.
@@ -107,6 +108,7 @@ class Scan:
         self._scanned_at = now
         self._correct_strays(shard)
         self._checks.verdicts.record(number)
+        await self._plan_changed_groups(shard)
         await self._process_due(shard, now)
         self._reanchor_oldest(shard, now)
         await self._forget(shard, now)
@@ -168,6 +170,45 @@ class Scan:
             return 0
         leased_at = 0 if is_of_wrong_clock(entry, now) else entry.checked_at
         return max(leased_at, self._clock_set_at) + round(self._limits.lease_s * 1000)
+
+    async def _plan_changed_groups(self, shard: Shard) -> None:
+        """Step 3: look sooner at what a changed policy, mode or endpoint makes due sooner."""
+        changed = self._changed_groups(shard)
+        if not changed:
+            return
+        now = self._clock.now_ms()
+        for count, entry in enumerate(shard.state.pending(), 1):
+            if count % _YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            has_moved = changed.get(entry.group)
+            if has_moved is None:
+                continue
+            if has_moved:
+                entry.attempts = entry.checks  # the back-off of those that could not be sent is over
+            at = look_at(self._groups, entry, now)
+            if entry.look_at is None or at < entry.look_at:
+                shard.agenda.put(entry.id, at)
+
+    def _changed_groups(self, shard: Shard) -> dict[str, bool]:
+        """Return the groups of pending transactions that have changed since the last scan of a shard.
+
+        The value is whether the mode or the endpoints have changed.
+        """
+        planned_by = shard.planned_by
+        changed: dict[str, bool] = {}
+        for name in shard.state.group_counts:
+            group, before = self._groups.find(name), planned_by.get(name)
+            if name in planned_by and group == before:
+                continue
+            changed[name] = False  # if it is new here, it may have changed since the prepare
+            if group is not None and before is not None and (group.mode, group.urls) != (before.mode, before.urls):
+                changed[name] = True
+                self._checks.endpoints_changed(name)
+            planned_by[name] = group
+        for name in [name for name in planned_by if name not in shard.state.group_counts]:
+            if self._groups.find(name) is None:
+                del planned_by[name]
+        return changed
 
     async def _process_due(self, shard: Shard, now: int) -> None:
         """Step 3: decide on every transaction that is due."""

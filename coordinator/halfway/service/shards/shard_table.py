@@ -31,7 +31,7 @@ from halfway.service.shards.shard_stats import ShardStats, stats_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from halfway.domain.records import Foreign
+    from halfway.domain.records import Foreign, Group
     from halfway.domain.shard import ShardState
     from halfway.service.ports import Clock, LaneWrite, Written
     from halfway.service.requests import ServiceLimits
@@ -55,6 +55,8 @@ class Shard:
         """Identifies this fold, and does not keep it in memory."""
         self.agenda = Agenda(state.halves)
         self.outcomes = OutcomeWindow(state, horizon_s)
+        self.planned_by: dict[str, Group | None] = {}
+        """The groups, by name, as they were when the looks at their pending transactions were planned."""
         self.leaving = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()

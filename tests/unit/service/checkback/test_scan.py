@@ -210,6 +210,7 @@ async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_
     """Not only at the time that the wrong clock has recorded."""
     world.memory.clock.advance(600)
     prepared = await world.prepare()
+    await world.scan()
     world.memory.clock.advance(-600)
     await world.scan()
     assert (await world.get(prepared.id)).checks == 0
@@ -281,3 +282,76 @@ async def test_what_is_being_prepared_while_the_clock_is_set_right_is_asked_abou
     prepared = await world.prepare()
     await world.scan()
     assert (await world.get(prepared.id)).checks == 1
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        pytest.param(
+            PolicyOverrides(first_check_after_s=500), PolicyOverrides(first_check_after_s=5), id="the first check"
+        ),
+        pytest.param(
+            PolicyOverrides(first_check_after_s=5, check_interval_s=300, max_interval_s=300),
+            PolicyOverrides(first_check_after_s=5, check_interval_s=5, max_interval_s=5),
+            id="the interval",
+        ),
+    ],
+)
+async def test_a_changed_policy_reaches_what_is_pending(
+    world: World, before: PolicyOverrides, after: PolicyOverrides
+) -> None:
+    """A check that it makes due sooner is sent by the next scan, without a restart."""
+    await world.group(policy=before)
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    prepared = await world.prepare()
+    for _ in range(2):
+        await world.scan(after_s=10)
+    asked = len(world.memory.caller.requests)
+    await world.group(policy=after)
+    assert ((await world.get(prepared.id)).next_check_at or 0) <= world.memory.clock.now_ms()
+    await world.scan()
+    assert len(world.memory.caller.requests) == asked + 1
+
+
+async def test_a_lower_age_reaches_what_is_pending(world: World) -> None:
+    """It is given up by the next scan; what another group prepared is left alone."""
+    for name in ("shop", "other"):
+        await world.group(name, policy=PolicyOverrides(first_check_after_s=500, max_age_s=1000))
+    prepared, of_another = await world.prepare(), await world.prepare(group="other")
+    await world.scan(after_s=30)
+    await world.group(policy=PolicyOverrides(first_check_after_s=5, max_age_s=20))
+    await world.scan()
+    assert await world.state(prepared.id) is State.PARKED
+    assert await world.state(of_another.id) is State.PREPARED
+
+
+async def test_changed_endpoints_are_called_at_once(world: World) -> None:
+    """The breaker was open, because the former ones could not be reached; so does a group that no longer fetches."""
+    again = await world.restart(ServiceLimits(shards=SHARDS, outcome_horizon_s=60, breaker_failures=1))
+    again.memory.caller.always(unreachable())
+    await again.group(urls=("http://gone/",))
+    await again.group("fetching", mode=CheckMode.PULL)
+    prepared = await again.prepare()
+    fetched = await again.prepare(group="fetching")
+    for _ in range(3):
+        await again.scan(after_s=6)
+    assert again.coordinator._checks.queue("shop").breaker.is_open
+    again.memory.caller.always(verdict(Outcome.COMMIT))
+    await again.group(urls=("http://moved/",))
+    await again.group("fetching")
+    await again.scan()
+    await again.until_state(prepared.id, State.COMMITTED)
+    await again.until_state(fetched.id, State.COMMITTED)
+    await again.stop()
+
+
+async def test_what_a_changed_policy_makes_due_later_is_not_asked_about_sooner(world: World) -> None:
+    """A look at the former time decides by the new policy."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=5))
+    await world.prepare()
+    await world.scan()
+    await world.group(policy=PolicyOverrides(first_check_after_s=50))
+    await world.scan(after_s=6)
+    assert not world.memory.caller.requests
+    await world.scan(after_s=45)
+    assert len(world.memory.caller.requests) == 1
