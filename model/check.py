@@ -35,7 +35,8 @@ LEAKED = "a message is visible that nobody committed"
 TORN = "one topic has its message, the other does not"
 WRONG_ANSWER = "a caller gets an outcome that never happens"
 WAITS = "a takeover waits forever"
-AGAINST_VERDICT = "policy rolls back although a check returned commit"
+AGAINST_VERDICT = "policy rolls back although commit was said"
+AGAINST_PROMISE = "policy rolls back although a refusal said that commit is recorded"
 UNCHECKED = "policy rolls back without a check"
 UNDER_WAY = "policy gives up while a check is under way"
 LEASED = "policy gives up before a check's lease is over"
@@ -53,6 +54,7 @@ ASSERTIONS = {
     WRONG_ANSWER: "told[0]==op[0]",
     WAITS: "ran[it[0].former]",
     AGAINST_VERDICT: "!(commit_said)",
+    AGAINST_PROMISE: "!(promised)",
     UNCHECKED: "was_asked",
     UNDER_WAY: "!(asked)",
     LEASED: "!(leased)",
@@ -97,6 +99,8 @@ MUTANTS = (
     Mutant("NOT_AT_BEGIN", POLICY, AGAINST_VERDICT, {}),
     Mutant("PULLED_FORGOTTEN", POLICY, AGAINST_VERDICT, {}),
     Mutant("PUSHED_FORGOTTEN", POLICY, AGAINST_VERDICT, {}),
+    Mutant("CALLER_FORGOTTEN", POLICY, AGAINST_VERDICT, {}),
+    Mutant("EARLY_REFUSAL", POLICY, AGAINST_PROMISE, {}),
     Mutant("CHECKED_FORGETS", POLICY, AGAINST_VERDICT, {}),
     Mutant("PARK_FORGETS", POLICY, AGAINST_VERDICT, {}),
     Mutant("RESUME_FORGETS", POLICY, AGAINST_VERDICT, {}),

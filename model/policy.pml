@@ -1,6 +1,7 @@
 /*
  * Check-back and policy for one transaction of a group with `on_exhausted: rollback`, as in docs/protocol.md: checks
- * that are pushed or fetched, verdicts, giving up, parking and resuming, one write at a time under the claim of the id.
+ * that are pushed or fetched, verdicts, callers (a producer, an operator), giving up, parking and resuming, one write at
+ * a time under the claim of the id. A caller whose commit is refused is answered when the commit is recorded, or late.
  * `make model` checks it exhaustively; docs/model.md says what is modelled.
  *
  * The instance's memory is lost when it dies, and kept when only its lane fails. The log then contains the outcome of a
@@ -12,6 +13,8 @@
  *   NOT_AT_BEGIN     policy does not decide again when its Kafka transaction begins
  *   PULLED_FORGOTTEN the commit verdict of a fetched check is forgotten if it cannot be written
  *   PUSHED_FORGOTTEN the commit verdict of a pushed check is forgotten if it cannot be written
+ *   CALLER_FORGOTTEN the commit of a caller is forgotten if it cannot be written
+ *   EARLY_REFUSAL    a caller is told that its commit is refused before the commit is recorded
  *   CHECKED_FORGETS  a later record of a check does not contain the verdict
  *   RESUME_FORGETS   a resumed transaction has forgotten the verdict
  *   PARK_FORGETS     a verdict that arrives while the transaction is parked is not recorded
@@ -34,7 +37,7 @@
 #define ROLLBACK 2
 #define PARK 3
 #define NOTE 4                      /* a check was sent: CHECKED */
-#define VERDICT 5                   /* a check returned commit: VERDICT, or parked again */
+#define VERDICT 5                   /* a check or a caller said commit: VERDICT, or parked again */
 #define RESUME 6
 
 #define PENDING 0
@@ -57,11 +60,13 @@ byte checks;
 bit verdict;
 bit leased;
 /* what it remembers beside it, */
-bit said;                           /* a check returned commit, which is not recorded yet */
+bit said;                           /* a check or a caller said commit, which is not recorded yet */
 bit asked;                          /* a check is under way: sent, and its answer not handled */
 
 bit to_commit, to_rollback, to_note, to_record; /* verdicts of checks that wait for the claim */
 bit to_commit_pulled, noting_lease;
+bit calls;                          /* a caller's commit waits for the claim */
+bit refused;                        /* a caller's commit was refused, and its answer waits for the record */
 byte given_up;                      /* the decision of the policy, which waits for the claim: PARK, ROLLBACK */
 /* and the write that has the claim. */
 mtype stage = free;
@@ -75,7 +80,9 @@ byte out;                           /* fetched checks that may still be answered
 byte losses, resumes;
 
 /* Ghost variables. */
-bit commit_said;                    /* a check returned commit, and it is remembered somewhere */
+bit commit_said;                    /* a check or a caller said commit, and it is remembered somewhere */
+bit promised;                       /* a caller was told that its commit is refused: the log must hold it */
+bit has_called;                     /* a caller said commit */
 bit was_asked;                      /* a check was sent */
 
 inline read_log() { state = log_state; checks = log_checks; verdict = log_verdict; leased = log_leased }
@@ -118,7 +125,7 @@ inline write_log() {
     if
     :: act == COMMIT || act == ROLLBACK ->
         assert(log_outcome == NOTHING);     /* decided twice */
-        assert(who != policy || !commit_said || pull); /* against a verdict that was pushed in the meantime */
+        assert(who != policy || !commit_said || pull || has_called); /* against a verdict that was pushed meanwhile */
         log_outcome = act; log_state = ENDED
     :: act == PARK -> log_state = PARKED; log_verdict = verdict
     :: act == NOTE ->
@@ -141,6 +148,10 @@ inline write_log() {
 inline answer() {
     read_log();
     if
+    :: refused && act == VERDICT -> refused = 0; promised = 1
+    :: else
+    fi;
+    if
     :: act == COMMIT || act == ROLLBACK || act == VERDICT -> said = 0
     :: else
     fi;
@@ -152,9 +163,18 @@ inline answer() {
     let_go()
 }
 
-/* It cannot be written, for example because the topic is missing. A check's commit is recorded as a verdict. */
+/* It cannot be written, for example because the topic is missing. The commit is recorded as a verdict. */
 inline refuse_write() {
     if
+    :: who == caller && act == COMMIT ->
+#ifdef CALLER_FORGOTTEN
+        said = 0
+#else
+        to_record = 1; refused = 1;
+#ifdef EARLY_REFUSAL
+        promised = 1
+#endif
+#endif
     :: who == check && act == COMMIT ->
 #ifdef PUSHED_FORGOTTEN
         if
@@ -179,7 +199,13 @@ inline overtaken() {
     :: else
     fi;
     if
-    :: state == ENDED -> said = 0; to_record = 0
+    :: state == ENDED -> said = 0; to_record = 0; refused = 0
+    :: state != ENDED && act == VERDICT && verdict ->    /* it is recorded already */
+        said = 0;
+        if
+        :: refused -> refused = 0; promised = 1
+        :: else
+        fi
     :: else
     fi;
     let_go()
@@ -210,10 +236,14 @@ end:
         fi }
     :: atomic { !aged && state == PENDING -> aged = 1 }
 
+    /* --- a caller says commit, perhaps while another write has the claim; a late refusal promises nothing */
+    :: atomic { !calls && !refused && state != ENDED -> calls = 1; said = 1; commit_said = 1; has_called = 1 }
+    :: atomic { refused -> refused = 0 }
+
     /* --- the scan: the policy decides, if the id is not claimed and no verdict is kept */
     :: atomic { state == PENDING && stage == free && given_up == NOTHING && !said && IS_EXHAUSTED -> given_up = GIVES_UP }
     /* kept verdicts are tried again */
-    :: atomic { said && !to_record && stage == free && !to_commit -> to_record = 1 }
+    :: atomic { said && !to_record && stage == free && !to_commit && !calls -> to_record = 1 }
 
     /* --- the claim: one at a time, in any order */
     :: atomic { stage == free && to_commit -> to_commit = 0; pulled = to_commit_pulled; to_commit_pulled = 0;
@@ -223,7 +253,7 @@ end:
     :: atomic { stage == free && to_record -> to_record = 0; pulled = 1; take(check, VERDICT) }
     :: atomic { stage == free && given_up != NOTHING -> take(policy, given_up); given_up = NOTHING }
     :: atomic { stage == free && state != ENDED -> take(caller, ROLLBACK) }
-    :: atomic { stage == free && state != ENDED -> take(caller, COMMIT) }
+    :: atomic { stage == free && calls -> calls = 0; take(caller, COMMIT) }
     :: atomic { stage == free && state == PARKED && resumes < RESUMES -> resumes++; take(operator, RESUME) }
 
     /* --- under the claim: the write depends on the current state */
@@ -248,6 +278,7 @@ end:
     :: atomic { stage == queued && act == COMMIT -> refuse_write() }
     :: atomic { stage == queued && AT_BEGIN ->
         assert(who != policy || act != ROLLBACK || !commit_said);    /* policy rolls back against a verdict */
+        assert(who != policy || act != ROLLBACK || !promised);       /* policy rolls back against a promise */
         assert(who != policy || act != ROLLBACK || was_asked);       /* policy rolls back without a check */
         assert(who != policy || !asked);                             /* policy gives up while a check is under way */
         assert(who != policy || !leased);                            /* policy gives up before a check's lease is over */
@@ -267,7 +298,7 @@ end:
         fi;
         read_log(); let_go();
         said = 0; asked = 0; to_commit = 0; to_rollback = 0; to_note = 0; to_record = 0; to_commit_pulled = 0;
-        noting_lease = 0; given_up = NOTHING; commit_said = log_verdict }
+        calls = 0; refused = 0; noting_lease = 0; given_up = NOTHING; commit_said = log_verdict }
     od
 }
 
