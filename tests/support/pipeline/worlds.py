@@ -1,0 +1,459 @@
+"""Random histories as a deployment makes them in weeks, and a source that shows them as of any moment.
+
+There are several shards and partitions, coordinators whose clocks differ, checks, parked and resumed transactions, ids
+that are used again, aborted Kafka transactions, other producers, idle partitions, and a few keys that most messages
+have. Compaction, op's retention and that of real topics remove records at any time. Pins are taken one after the other
+while everything goes on. Nothing in such a history is wrong; `plant` adds what is.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+
+from halfway.domain.ids import partition_for_key
+from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.domain.transaction import Cause
+from halfway.kafka.records import codec
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import Engine
+from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, Headers
+
+DAY: Final = 86_400_000
+SHARDS: Final = 3
+OP_KEPT_MS: Final = 7 * DAY
+REAL_KEPT_MS: Final = 5 * DAY
+REAL: Final = {"orders": 3, "mails": 2, "state": 2}
+"""The real topics and their partitions. `state` is compacted."""
+COMPACTED: Final = frozenset({"state", *(PREFIX + kind for kind in ("half", "op", "parked"))})
+NEVER: Final = 1 << 60
+Place = tuple[str, int]
+"""A topic and a partition."""
+
+
+@dataclass
+class Record:
+    """A record; `at` is when it was written, `told_at` what its writer's clock said, `visible_at` when it committed."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    at: int
+    told_at: int
+    headers: Headers
+    visible_at: int
+    aborted: bool = False
+    gone_at: int = NEVER
+    """When compaction removed it."""
+    offset: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transaction:
+    """One transaction of a world, whose coordinator's clock is `skew` ms ahead."""
+
+    id: str
+    shard: int
+    skew: int
+    messages: tuple[Message, ...]
+    prepared_at: int
+    """By the coordinator's clock."""
+
+    def half(self, since: int) -> Half:
+        return Half(
+            id=self.id,
+            group="g",
+            messages=self.messages,
+            prepared_at=self.prepared_at,
+            since=since + self.skew,
+            fingerprint=b"f" * 16,
+        )
+
+
+@dataclass
+class World:
+    """A history of `days` days, made from a seed. A quarter of it happens in the last minute, one in the last hour."""
+
+    seed: int
+    days: int = 12
+    count: int = 120
+    records: list[Record] = field(default_factory=list)
+    planted: dict[str, str] = field(default_factory=dict)
+    """By id, the anomaly that was planted."""
+    trims: dict[Place, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """By place, times at which all before an offset was removed."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.end = START + self.days * DAY
+        self._number = 0
+        self._by_place: dict[Place, list[Record]] = defaultdict(list)
+        self._skew = [self.random.randrange(-2_000, 2_001) for _ in range(SHARDS)]
+        self._idle = {topic: self.random.random() < 0.3 for topic in REAL}
+        layout = codec.encode_layout(codec.Layout(shards=SHARDS, created_at=START))
+        self._write(
+            (PREFIX + "owners", 0), codec.LAYOUT_KEY, layout, START, codec.record_headers("layout", "", "created")
+        )
+        quarter = self.count // 4
+        times = [START + self.random.randrange(1, self.days * DAY) for _ in range(self.count - 2 * quarter)]
+        times += [self.end - self.random.randrange(3_600_000) for _ in range(quarter)]
+        times += [self.end - self.random.randrange(60_000) for _ in range(quarter)]
+        for at in sorted(times):
+            self._happen(at)
+        self._settle()
+        self._compact()
+        self._age()
+
+    def start_at(self, place: Place, at: int) -> int:
+        """Return where a log begins at a time."""
+        return max((offset for when, offset in self.trims[place] if when <= at), default=0)
+
+    def place(self, topic: str, partition: int) -> list[Record]:
+        """Return the records of a partition by offset."""
+        return self._by_place[topic, partition]
+
+    # --- what happens
+
+    def _happen(self, at: int) -> None:
+        chance = self.random
+        if chance.random() < 0.1:
+            self._foreign(at)
+        transaction = self._new(at)
+        if transaction.id.startswith("client") and chance.random() < 0.3:
+            for _ in range(chance.randrange(1, 4)):
+                ended_at = self._run(transaction, at, must_end=True)
+                at = ended_at + HORIZON + chance.choice((4_001, 10_000, HORIZON, 2 * DAY)) + chance.randrange(5)
+                transaction = replace(
+                    transaction, messages=self._messages(), prepared_at=at + self._skew[transaction.shard]
+                )
+        else:
+            self._run(transaction, at)
+
+    def _new(self, at: int) -> Transaction:
+        self._number += 1
+        shard = self.random.randrange(SHARDS)
+        name = f"client-{self._number}"
+        if self.random.random() < 0.6:
+            digits = f"{at + self._skew[shard]:012x}"
+            name = f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{self._number:012x}"
+        else:
+            shard = partition_for_key(name.encode(), SHARDS)
+        skew = self._skew[shard]
+        return Transaction(id=name, shard=shard, skew=skew, messages=self._messages(), prepared_at=at + skew)
+
+    def _messages(self) -> tuple[Message, ...]:
+        chance = self.random
+        return tuple(
+            Message(
+                topic=chance.choice([*REAL]),
+                key=b"0" if chance.random() < 0.5 else b"%d" % chance.randrange(1, 6),
+                value=b"v%d" % chance.randrange(10**6),
+                headers=chance.choice(((), (("h", b"1"),))),
+            )
+            for _ in range(chance.randrange(1, 4))
+        )
+
+    def _run(self, one: Transaction, at: int, *, must_end: bool = False) -> int:
+        """Let one transaction happen from a time on; return when it ended, or what was last done."""
+        chance = self.random
+        self._half(one, at)
+        at += chance.choice((3, 40, 900, 5_000, 60_000, 2 * HORIZON, DAY))
+        if chance.random() < 0.3:
+            self._op(one, OpKind.CHECKED, at - 1)
+        if chance.random() < 0.15:
+            self._half(one, at - 1)
+        if not must_end and chance.random() < 0.1:
+            self._park(one, at)
+            if chance.random() < 0.5:
+                return at
+            at += chance.choice((10, 2 * HORIZON))
+            self._resume(one, at)
+            at += chance.choice((5, 5_000))
+        if not must_end and chance.random() < 0.1:
+            return at
+        if chance.random() < 0.2:
+            self._end(one, at, OpKind.COMMITTED, aborted=True)
+            at += chance.choice((5, 3_000))
+        self._end(one, at, OpKind.COMMITTED if chance.random() < 0.8 else OpKind.ROLLED_BACK)
+        if chance.random() < 0.1:
+            late = at + chance.randrange(1, HORIZON - 10_000)
+            self._half(one, late)
+            self._tombstone("half", one, late + chance.randrange(1, 3_000), "committed")
+        return at
+
+    def _half(self, one: Transaction, at: int, visible: int | None = None) -> None:
+        half = one.half(at)
+        headers = codec.half_headers(half, "prepared")
+        place = (PREFIX + "half", one.shard)
+        self._write(place, one.id.encode(), codec.encode_half(half), at, headers, skew=one.skew, visible_at=visible)
+
+    def _tombstone(self, kind: str, one: Transaction, at: int, state: str, **more: Any) -> None:
+        headers = codec.record_headers(kind, "g", state)
+        self._write((PREFIX + kind, one.shard), one.id.encode(), None, at, headers, skew=one.skew, **more)
+
+    def _op(self, one: Transaction, kind: OpKind, at: int, **more: Any) -> None:
+        op = Op(
+            kind=kind,
+            id=one.id,
+            group="g",
+            half_offset=0,
+            cause=Cause.PRODUCER if kind.final else Cause.CHECK,
+            prepared_at=one.prepared_at,
+            at=max(at + one.skew, one.prepared_at),
+            messages=tuple(map(MessageDigest.of, one.messages)) if kind is OpKind.COMMITTED else (),
+        )
+        headers = codec.record_headers("op", "g", kind.value.lower())
+        place = (PREFIX + "op", one.shard)
+        self._write(
+            place, one.id.encode(), codec.encode_op(op), at, headers, skew=one.skew, floor=one.prepared_at, **more
+        )
+
+    def _park(self, one: Transaction, at: int) -> None:
+        seen = self._seen_at(at)
+        parked = Parked(half=one.half(at), reason="x", parked_at=at + one.skew, checks=3)
+        headers = codec.record_headers("parked", "g", "parked")
+        place = (PREFIX + "parked", one.shard)
+        self._write(place, one.id.encode(), codec.encode_parked(parked), at, headers, skew=one.skew, visible_at=seen())
+        self._tombstone("half", one, at, "parked", visible_at=seen())
+
+    def _resume(self, one: Transaction, at: int) -> None:
+        seen = self._seen_at(at)
+        self._half(one, at, visible=seen())
+        self._tombstone("parked", one, at, "prepared", visible_at=seen())
+
+    def _seen_at(self, at: int) -> Callable[[], int]:
+        """Return when the records of a Kafka transaction become visible: in one partition after the other."""
+        decided_at = at + self.random.choice((1, 5, 30))
+        return lambda: decided_at + self.random.choice((0, 1, 5, 100, 900))
+
+    def _end(self, one: Transaction, at: int, kind: OpKind, *, aborted: bool = False, change: str = "") -> None:
+        """End a transaction in one Kafka transaction. `change` is what goes wrong in it."""
+        seen = self._seen_at(at)
+        visible: defaultdict[Place, int] = defaultdict(seen)
+        numbered = list(enumerate(one.messages, 1))
+        if change == "reordered":
+            numbered.reverse()
+        for number, message in numbered if kind is OpKind.COMMITTED else ():
+            if change == "lost" or (change == "torn" and number == 1):
+                continue
+            place = (message.topic, self._partition(message, together=change == "reordered"))
+            headers = [
+                *([("h", b"altered")] if change == "payload_changed" else message.headers),
+                ("halfway-transaction-id", one.id.encode()),
+                ("halfway-message", b"%d/%d" % (number, len(one.messages))),
+                ("halfway-prepared-at", b"%d" % one.prepared_at),
+                ("halfway-prefix", PREFIX.encode()),
+            ]
+            for _ in range(2 if change == "doubled" else 1):
+                self._write(
+                    place,
+                    message.key,
+                    message.value,
+                    at,
+                    headers,
+                    skew=one.skew,
+                    visible_at=visible[place],
+                    aborted=aborted,
+                )
+        self._op(one, kind, at, visible_at=visible["op", 0], aborted=aborted)
+        if change != "half_left":
+            self._tombstone(
+                "half", one, at, "committed", visible_at=visible["half", 0], aborted=aborted, floor=one.prepared_at
+            )
+
+    def _partition(self, message: Message, *, together: bool) -> int:
+        """Return a partition; a compacted topic has each key in one. The last partition of an idle topic gets none."""
+        if message.topic == "state" or together:
+            return int(message.key or b"0") % 2 if not together else 0
+        return self.random.randrange(REAL[message.topic] - self._idle[message.topic])
+
+    def _foreign(self, at: int) -> None:
+        topic = self.random.choice([*REAL])
+        key = b"foreign-%d" % self.random.randrange(10)
+        self._write((topic, self.random.randrange(REAL[topic])), key, b"of another producer", at, [])
+
+    def _write(
+        self,
+        place: Place,
+        key: bytes | None,
+        value: bytes | None,
+        at: int,
+        headers: Iterable[tuple[str, str | bytes | None]],
+        *,
+        skew: int = 0,
+        floor: int = 0,
+        visible_at: int | None = None,
+        aborted: bool = False,
+    ) -> None:
+        told_at, seen = max(at + skew, floor), at if visible_at is None else visible_at
+        self.records.append(Record(*place, key, value, at, told_at, list(headers), seen, aborted))
+
+    # --- what goes wrong
+
+    def plant(self, anomaly: str, *, ago: int) -> str:
+        """Add a transaction that goes wrong in one way, some ms before the end; return its id."""
+        at = self.end - ago
+        messages = tuple(Message(topic="orders", key=b"%d" % n, value=b"planted") for n in range(2))
+        one = replace(self._new(at), messages=messages)
+        self.planted[one.id] = anomaly
+        if anomaly == "leaked":
+            self._end(one, at, OpKind.COMMITTED)
+            self.records = [
+                record for record in self.records if record.key != one.id.encode() or record.topic == "orders"
+            ]
+        else:
+            if anomaly != "unprepared":
+                self._half(one, at - 10)
+            self._end(one, at, OpKind.COMMITTED, change=anomaly)
+        if anomaly == "unprepared":
+            self.records = [
+                record for record in self.records if record.key != one.id.encode() or not record.topic.endswith("half")
+            ]
+        self._settle()
+        return one.id
+
+    # --- what Kafka does
+
+    def _settle(self) -> None:
+        self.records.sort(key=lambda record: record.at)
+        ends: Counter[Place] = Counter()
+        self._by_place.clear()
+        for record in self.records:
+            place = (record.topic, record.partition)
+            record.offset = ends[place]
+            ends[place] += 1
+            self._by_place[place].append(record)
+
+    def _compact(self) -> None:
+        """Let the cleaner run a few times. It stops at the first undecided record."""
+        chance = self.random
+        for (topic, _), there in self._by_place.items():
+            for _ in range(chance.randrange(6) if topic in COMPACTED else 0):
+                now = START + chance.randrange(self.end - START + 120_000)
+                before = now - chance.choice((0, 5_000, HORIZON, DAY))
+                open_from = min((one.offset for one in there if one.at <= now < one.visible_at), default=NEVER)
+                done = [one for one in there if one.visible_at < before and one.offset < open_from]
+                last = {one.key: one for one in done if not one.aborted}
+                for one in done:
+                    old_tombstone = one.value is None and one.at < now - DAY - 3_600_000
+                    if one.aborted or last[one.key] is not one or old_tombstone:
+                        one.gone_at = min(one.gone_at, now)
+
+    def _age(self) -> None:
+        """Let retention remove what is too old, to any offset up to the first that is not."""
+        chance = self.random
+        for place, there in self._by_place.items():
+            if place[0] in COMPACTED and place[0] != PREFIX + "op":
+                continue
+            kept_ms = OP_KEPT_MS if place[0] == PREFIX + "op" else REAL_KEPT_MS
+            for _ in range(chance.randrange(4) if place[0] in REAL or place[0] == PREFIX + "op" else 0):
+                now = START + chance.randrange(kept_ms, self.end - START + 120_000)
+                old = next((one.offset for one in there if one.told_at >= now - kept_ms), len(there))
+                self.trims[place].append((now, chance.choice((chance.randrange(old + 1), old))))
+
+
+class WorldSource:
+    """A world as an audit sees it that begins at a time; `step` says how long each thing takes, in ms."""
+
+    def __init__(self, engine: DuckEngine | Engine, world: World, at: int, step: Callable[[], int]) -> None:
+        """Pin nothing yet."""
+        self._engine: Any = engine
+        self._world = world
+        self._at = at
+        self._step = step
+        self._before = Pins(at=0, topics={})
+        self._fixed = False
+        self.prefix = PREFIX
+        self.pins = Pins(at=at, topics={})
+
+    def pin(self, topics: Sequence[str]) -> None:
+        wanted = [name for name in topics if name not in self.pins.topics and not self._fixed]
+        if wanted:
+            self._at += self._step()
+            found = {pin.topic: self._before.followed_by(pin) for pin in map(self._pin, wanted) if pin.partitions}
+            self.pins = replace(self.pins, topics={**self.pins.topics, **found})
+
+    def _pin(self, topic: str) -> TopicPin:
+        internal = SHARDS if topic in {PREFIX + kind for kind in ("half", "op", "parked")} else 0
+        count = REAL.get(topic, internal) or max((p + 1 for t, p in self._world._by_place if t == topic), default=0)
+        kept_ms = OP_KEPT_MS if topic == PREFIX + "op" else REAL_KEPT_MS if topic not in COMPACTED else None
+        return TopicPin(
+            topic=topic,
+            at=self._at,
+            partitions=tuple(self._partition(topic, number) for number in range(count)),
+            compacted=topic in COMPACTED,
+            tombstones_kept_ms=DAY if topic in COMPACTED else 0,
+            kept_ms=kept_ms,
+            made="1",
+        )
+
+    def _partition(self, topic: str, number: int) -> PartitionPin:
+        there, start = self._world.place(topic, number), self._world.start_at((topic, number), self._at)
+        high = sum(record.at <= self._at for record in there)
+        end = min([high, *(record.offset for record in there[:high] if record.visible_at > self._at)])
+        kept = (each for each in there[:high] if each.offset >= start and each.gone_at > self._at)
+        first = next((record.told_at for record in kept), None)
+        return PartitionPin(partition=number, start=min(start, end), end=end, high=high, first_at=first)
+
+    def extend_unsettled(self, topic: str) -> None:
+        self._at += self._step()
+        pin = self.pins.topics[topic].reaching_to(self._pin(topic))
+        self.pins = replace(self.pins, topics={**self.pins.topics, topic: pin})
+
+    def continue_from(self, pins: Pins) -> None:
+        self._before = pins.without(PREFIX + "groups", PREFIX + "owners")
+
+    def cover(self, pins: Pins) -> None:
+        now = self.reopened()
+        now.pin(list(pins.topics))
+        self.pins, self._fixed = pins.again(now.pins), True
+
+    def reopened(self) -> "WorldSource":
+        self._at += self._step()
+        return WorldSource(self._engine, self._world, self._at, self._step)
+
+    def committed(self, topics: Sequence[str]) -> Any:
+        return self._read({place: (pin.start, pin.end) for place, pin in self._pinned(topics)})
+
+    def unsettled(self, topics: Sequence[str]) -> Any:
+        return self._read({place: (pin.end, pin.high) for place, pin in self._pinned(topics)}, aborted=True)
+
+    def later(self, topics: Sequence[str], now: Pins) -> Any:
+        behind = self.pins.behind(topics, now)
+        return self._read(
+            {(name, number): bounds for name, parts in behind.items() for number, bounds in parts.items()}
+        )
+
+    def _pinned(self, topics: Sequence[str]) -> list[tuple[Place, PartitionPin]]:
+        pins = self.pins.topics
+        return [((name, each.partition), each) for name in topics if name in pins for each in pins[name].partitions]
+
+    def _read(self, ranges: dict[Place, tuple[int, int]], *, aborted: bool = False) -> Any:
+        self._at += self._step()
+        rows = [
+            {
+                "key": record.key,
+                "value": record.value,
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": datetime.fromtimestamp(record.told_at / 1000, UTC),
+                "headers": [
+                    {"key": name, "value": value.encode() if isinstance(value, str) else value}
+                    for name, value in record.headers
+                ],
+            }
+            for place, (start, end) in ranges.items()
+            for record in self._world.place(*place)[start:end]
+            if record.offset >= self._world.start_at(place, self._at)
+            and record.gone_at > self._at
+            and (aborted or not record.aborted)
+        ]
+        return self._engine.take(pa.Table.from_pylist(rows, RECORD))
