@@ -120,7 +120,7 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded: str) -> No
         ({topic: [AclOperation.WRITE]}, f"DescribeConfigs on topic {config.prefix}"),
         ({topic: [AclOperation.DESCRIBE_CONFIGS]}, f"Describe on consumer group {config.prefix}"),
         ({group: [AclOperation.DESCRIBE]}, f"Read on consumer group {config.prefix}"),
-        ({group: [AclOperation.READ]}, f"Describe and Write on transactional ids {config.prefix}"),
+        ({group: [AclOperation.READ]}, f"Describe or Write on transactional ids {config.prefix}"),
         ({transactional: [AclOperation.DESCRIBE]}, f"--transactional-id '{config.prefix}'"),
     ]
     for allowed, named in steps:

@@ -30,6 +30,8 @@ def restricted(new_coordinator: NewCoordinator, guarded_kafka: GuardedKafka) -> 
     guarded_kafka.allow(USER, ResourceType.GROUP, coordinator.prefix, operations.READ, operations.DESCRIBE)
     guarded_kafka.allow(USER, ResourceType.TRANSACTIONAL_ID, coordinator.prefix, operations.WRITE, operations.DESCRIBE)
     coordinator.start()
+    # Without DescribeConfigs on the cluster, the versions of requests show what the brokers can do.
+    assert "brokers_not_verified" not in coordinator.log
     yield coordinator
     coordinator.close()
 

@@ -36,9 +36,8 @@ def denial(
         return None
     operations = operations or _OPERATIONS[code]
     thing, flags = _resource(code, config, topics, group)
-    return (
-        f"Kafka denies halfway {' or '.join(operations)} on {thing}: allow it with {command(config, flags, operations)}"
-    )
+    allowing = acl_command(config, flags, operations)
+    return f"Kafka denies halfway {' or '.join(operations)} on {thing}: allow it with {allowing}"
 
 
 def explained(code: int | None, config: KafkaConfig) -> str | None:
@@ -75,13 +74,23 @@ def _denied(config: KafkaConfig) -> dict[str, list[str]]:
     return denied
 
 
-def command(config: KafkaConfig, flags: str, operations: Sequence[str]) -> str:
+def acl_command(config: KafkaConfig, flags: str, operations: Sequence[str]) -> str:
     """Return the whole command that allows operations on a resource."""
     user = config.properties.get("sasl.username", "<halfway's user>")
     return (
         f"kafka-acls.sh --bootstrap-server {config.properties['bootstrap.servers']} --add "
         f"--allow-principal 'User:{user}' {flags} " + " ".join(f"--operation {operation}" for operation in operations)
     )
+
+
+def acl_flags(config: KafkaConfig, thing: str) -> str:
+    """Return what names a resource to kafka-acls.sh; `thing` is as in an error: its kind, then its name."""
+    kind, _, name = thing.rpartition(" ")
+    if thing == "the cluster":
+        return "--cluster"
+    flag = "--group" if kind == "consumer group" else "--topic"
+    own = name.startswith(config.prefix)
+    return f"{flag} '{config.prefix}' --resource-pattern-type prefixed" if own else f"{flag} '{name}'"
 
 
 def _resource(code: int, config: KafkaConfig, topics: Sequence[str], group: str | None) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import Final
 
@@ -12,6 +13,7 @@ _log = structlog.get_logger(__name__)
 _REPEAT_S: Final = 10.0
 # Every client of ours logs these once: a property that only producers or only consumers know.
 _QUIET: Final = frozenset({"CONFWARN"})
+_ADD_PARTITIONS: Final = re.compile(r"/(?P<broker>\d+): +ApiKey \S+ \(24\) Versions \d+\.\.(?P<highest>\d+)")
 _COORDINATOR: Final = "TxnCoordinator"
 """librdkafka's name for its connection to the transaction coordinator of a producer."""
 
@@ -59,6 +61,29 @@ class SessionWatch(LibrdkafkaLog):
         if facility == "SESSTMOUT":
             self._ended = text
         super().log(level, template, facility, client, text)
+
+
+class ApiVersionWatch(LibrdkafkaLog):
+    """Keeps which version of AddPartitionsToTxn each broker knows: librdkafka says so only in its log.
+
+    Set `debug` to `feature`.
+    """
+
+    debug: Final = "feature"
+
+    def __init__(self, *, verbose: bool) -> None:
+        """Log debug lines only if `verbose`."""
+        super().__init__()
+        self._verbose = verbose
+        self.versions: dict[int, int] = {}
+        """The highest version by broker."""
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        found = _ADD_PARTITIONS.search(text) if facility == "APIVERSION" else None
+        if found is not None:
+            self.versions[int(found["broker"])] = int(found["highest"])
+        if level > logging.DEBUG or self._verbose:
+            super().log(level, template, facility, client, text)
 
 
 class CoordinatorWatch(LibrdkafkaLog):

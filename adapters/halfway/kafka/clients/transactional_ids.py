@@ -9,10 +9,9 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from confluent_kafka import KafkaError
-
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.denials import denial
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, initialised
 
 _ID_BYTES: Final = 8
@@ -48,26 +47,9 @@ def verify_transactional_ids(config: KafkaConfig, deadline: float, cancelled: Ca
     try:
         producers = initialised(config, [name], deadline, cancelled)
     except ProducerFailedError as error:
-        acl_error = _acl_error(config, error)
-        if acl_error is not None:
-            raise acl_error from error
+        denied = denial(error.code, config)
+        if denied is not None:
+            raise ConfigurationError(denied) from error
         raise KafkaUnavailableError(f"Kafka did not initialise a transactional id: {error}") from error
     for producer in producers:
         producer.abandon()
-
-
-def _acl_error(config: KafkaConfig, error: ProducerFailedError) -> ConfigurationError | None:
-    if error.code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        permission = f"Describe and Write on transactional ids {config.prefix}*"
-        acl = (
-            f"--transactional-id '{config.prefix}' --resource-pattern-type prefixed "
-            "--operation Describe --operation Write"
-        )
-    elif error.code == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-        permission, acl = "IdempotentWrite on the cluster", "--cluster --operation IdempotentWrite"
-    else:
-        return None
-    return ConfigurationError(
-        f"Kafka denies halfway {permission} ({error}): allow it with kafka-acls.sh "
-        f"--bootstrap-server {config.properties['bootstrap.servers']} --add {acl}"
-    )

@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[a
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig, named_variables
+from halfway.kafka.clients.denials import acl_command, acl_flags
 
 T = TypeVar("T")
 
@@ -103,9 +104,9 @@ class AdminRequests:
         self._errors = _ReportedErrors()
         self.admin = self.new_client()
 
-    def new_client(self) -> AdminClient:
+    def new_client(self, **over: Any) -> AdminClient:
         """Return another client; its errors are recorded together with those of the first."""
-        return admin_client(self._config, error_cb=self._errors.record)
+        return admin_client(self._config, error_cb=self._errors.record, **over)
 
     @property
     def bootstrap(self) -> str:
@@ -180,7 +181,7 @@ class AdminRequests:
             if error.code() in _DENIED:
                 raise ConfigurationError(
                     f"Kafka denies halfway {operation} on {thing} ({error.str()}): allow it with "
-                    f"kafka-acls.sh --bootstrap-server {self.bootstrap} --add --operation {operation}"
+                    + acl_command(self._config, acl_flags(self._config, thing), [operation])
                 ) from exception
             if error.code() in _INVALID:
                 raise ConfigurationError(

@@ -20,6 +20,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 
 from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.denials import acl_command, acl_flags
+from halfway.kafka.clients.librdkafka_log import ApiVersionWatch
 from halfway.kafka.clients.transactional_ids import verify_transactional_ids
 from halfway.kafka.records.validation import Count
 from halfway.kafka.topics.admin_requests import AdminRequests, demand_properties
@@ -42,6 +44,7 @@ _RETRY_S: Final = 0.2
 _GROUP_S: Final = 2.0
 _NO_TIMEOUT_S: Final = 3600.0
 _VERIFICATION: Final = "transaction.partition.verification.enable"
+_VERIFYING_VERSION: Final = 4
 _MAX_TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 _ADDED_LATER: Final = ("audit", "keys")
 """Topics that older releases did not have: if one is missing, nothing was lost."""
@@ -173,17 +176,28 @@ class _Session:
     # --- brokers and groups
 
     def _verify_brokers(self, brokers: Iterable[int]) -> None:
-        """Refuse brokers without the verification of KIP-890, that is, of releases before 3.6."""
+        """Refuse brokers without the verification of KIP-890, that is, of releases before 3.6.
+
+        A broker that does not show its settings, because of an ACL or because it hides them, is judged by the versions
+        of its requests.
+        """
+        debug = self._config.properties.get("debug", "")
+        watch = ApiVersionWatch(verbose=bool(debug))
+        debugs = ",".join(filter(None, (ApiVersionWatch.debug, debug)))
+        admin = self._requests.new_client(debug=debugs, logger=watch)
         for broker in brokers:
             resource = ConfigResource(ResourceType.BROKER, str(broker))
-            request = self._requests.admin.describe_configs([resource], request_timeout=self._requests.left())[resource]
+            request = admin.describe_configs([resource], request_timeout=self._requests.left())[resource]
+            settings: dict[str, str | None] = {}
+            reason = "it hides its settings"
             try:
-                settings = self._requests.result(request, "DescribeConfigs", "the cluster")
+                entries = self._requests.result(request, "DescribeConfigs", "the cluster", admin)
+                settings = {name: entry.value for name, entry in entries.items()}
             except ConfigurationError as error:
-                # The permission is not required: only this check needs it.
-                log.warning("brokers_not_verified", reason=error.detail)
-                return
-            check_broker(broker, {name: entry.value for name, entry in settings.items()}, self._config)
+                reason = error.detail  # the permission is not required
+            admin.poll(0)  # what the client has logged about the broker
+            if not check_broker(broker, settings, self._config, watch.versions.get(broker)):
+                log.warning("brokers_not_verified", broker=broker, reason=reason)
 
     def _verify_groups(self) -> None:
         for group in (self._config.cursors_group, self._config.members_group):
@@ -216,11 +230,8 @@ class _Session:
             return
         denied = [operation.name.title() for operation in needed if operation not in allowed]
         if denied:
-            raise ConfigurationError(
-                f"Kafka denies halfway {' or '.join(denied)} on {thing}: allow it with kafka-acls.sh "
-                f"--bootstrap-server {self._requests.bootstrap} --add "
-                + " ".join(f"--operation {operation}" for operation in denied)
-            )
+            command = acl_command(self._config, acl_flags(self._config, thing), denied)
+            raise ConfigurationError(f"Kafka denies halfway {' or '.join(denied)} on {thing}: allow it with {command}")
 
     # --- topics
 
@@ -286,15 +297,21 @@ class _Session:
             time.sleep(_RETRY_S)
 
 
-def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaConfig) -> None:
-    """Raise ConfigurationError if a broker's settings show that halfway cannot use its transactions."""
+def check_broker(
+    broker: int, settings: Mapping[str, str | None], config: KafkaConfig, add_partitions: int | None
+) -> bool:
+    """Raise ConfigurationError if halfway cannot use a broker's transactions; return whether it certainly can.
+
+    `add_partitions` is the highest version of AddPartitionsToTxn that the broker knows: with the fourth, of Kafka 3.6,
+    leaders ask the coordinator whether a partition is part of a transaction.
+    """
     verification = settings.get(_VERIFICATION)
-    if verification is None:
+    if verification is None and add_partitions is not None and add_partitions < _VERIFYING_VERSION:
         raise ConfigurationError(
             f"broker {broker} is older than Kafka 3.6, whose transactions can hang or lose their order (KIP-890): "
             "upgrade it"
         )
-    if verification != "true":
+    if verification not in (None, "true"):
         raise ConfigurationError(
             f"broker {broker}: {_VERIFICATION} is {verification}, needed true (KIP-890): set it in its configuration"
         )
@@ -304,3 +321,4 @@ def check_broker(broker: int, settings: Mapping[str, str | None], config: KafkaC
             f"broker {broker}: {_MAX_TRANSACTION_TIMEOUT} is {longest}, needed at least the "
             f"{config.transaction_timeout_s * 1000:.0f} ms of HALFWAY_TRANSACTION_TIMEOUT_S: change one of them"
         )
+    return verification is not None or add_partitions is not None

@@ -203,9 +203,16 @@ def test_a_list_is_put_in_brackets_for_the_command() -> None:
     assert problem.remedy.endswith("cleanup.policy=[compact,delete]")
 
 
-def test_a_current_broker_is_accepted() -> None:
-    """The defaults of Kafka 3.6 and later have no problem."""
-    check_broker(1, BROKER, CONFIG)
+@pytest.mark.parametrize("settings", [BROKER, {}, {"transaction.max.timeout.ms": "900000"}])
+def test_a_current_broker_is_accepted_also_if_it_hides_settings(settings: dict[str, str | None]) -> None:
+    """The version of a request shows what its settings do not, such as those of a managed service."""
+    assert check_broker(1, settings, CONFIG, 4)
+
+
+def test_a_broker_that_shows_nothing_is_not_verified() -> None:
+    """It is not refused: nothing says that it is old."""
+    assert not check_broker(1, {}, CONFIG, None)
+    assert check_broker(1, BROKER, CONFIG, None)
 
 
 @pytest.mark.parametrize(
@@ -219,4 +226,4 @@ def test_a_current_broker_is_accepted() -> None:
 def test_a_broker_that_cannot_carry_the_transactions_is_refused(settings: dict[str, str | None], named: str) -> None:
     """The error names the broker and what it lacks."""
     with pytest.raises(ConfigurationError, match=named):
-        check_broker(1, settings, CONFIG)
+        check_broker(1, settings, CONFIG, 3)
