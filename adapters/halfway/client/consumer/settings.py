@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-_NAMES: Final = frozenset(
-    {"bootstrap.servers", "client.id", "debug", "log_level", "logger", "oauth_cb", "connections.max.idle.ms"}
+_OF_CONSUMERS: Final = frozenset(
+    {
+        "allow.auto.create.topics",
+        "check.crcs",
+        "consume.callback.max.messages",
+        "coordinator.query.interval.ms",
+        "default.topic.config",
+        "heartbeat.interval.ms",
+        "isolation.level",
+        "max.partition.fetch.bytes",
+        "max.poll.interval.ms",
+        "on_commit",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+    }
 )
-_PREFIXES: Final = ("broker.", "reconnect.", "sasl.", "security.", "socket.", "ssl.")
+_PREFIXES_OF_CONSUMERS: Final = ("auto.", "enable.auto.", "enable.partition.", "fetch.", "group.", "offset.", "queued.")
 
 
 _MAX_IDLE_MS: Final = 120_000
@@ -34,5 +47,9 @@ def with_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings for connections to brokers, without those that only consumers have."""
-    return {name: value for name, value in settings.items() if name in _NAMES or name.startswith(_PREFIXES)}
+    """Return the settings without those that only consumers have: all that is about connections, as it was given."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _OF_CONSUMERS and not name.startswith(_PREFIXES_OF_CONSUMERS)
+    }
