@@ -65,13 +65,21 @@ class Shop:
         # The controller has it; the broker learns of it a moment later, and a consumer requests it once.
         eventually(lambda: name in self._admin.list_topics(timeout=GENEROUS_S).topics, lambda: f"no topic {name}")
 
-    def produce(self, *values: str, partition: int = 0, topic: str | None = None, message: str | None = None) -> None:
+    def produce(
+        self,
+        *values: str,
+        partition: int = 0,
+        topic: str | None = None,
+        message: str | None = None,
+        prepared_at: bytes = b"1760000000000",
+    ) -> None:
         """Write records; `message` is a position in a transaction, such as `3-01/1`."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers})
         headers: list[tuple[str, str | bytes | None]] = [("mark", b"\xff")]
         if message is not None:
             transaction, _, number = message.partition("/")
             headers += [("halfway-transaction-id", transaction), ("halfway-message", f"{number}/9")]
+            headers += [("halfway-prepared-at", prepared_at), ("halfway-prefix", b"_halfway.")]
         for value in values:
             producer.produce(topic or self.topic, key="k", value=value, partition=partition, headers=headers)
         assert producer.flush(GENEROUS_S) == 0
@@ -214,13 +222,13 @@ def test_a_record_whose_header_name_is_no_text_delays_nothing(shop: Shop) -> Non
 def test_a_message_that_comes_again_takes_effect_once(shop: Shop) -> None:
     """From a sender that repeats, or because offsets were reset."""
     shop.produce("one", message="3-01/1")
-    shop.produce("one again", message="3-01/1", partition=1)
+    shop.produce("one", message="3-01/1", partition=1)
     shop.produce("two", message="3-01/2")
     shop.produce("three", "three")
     consumer = shop.consume()
     eventually(lambda: len(shop.effects()) == 4, shop.effects)
     consumer.stop()
-    assert [what.split()[0] for what in sorted(shop.effects())] == ["one", "three", "three", "two"]
+    assert sorted(shop.effects()) == ["one", "three", "three", "two"]
     reset = KafkaConsumer({**shop.settings, "group.id": shop.group})
     reset.commit(offsets=[TopicPartition(shop.topic, number, 0) for number in (0, 1)], asynchronous=False)
     reset.close()
@@ -236,6 +244,129 @@ def test_another_group_has_effects_of_its_own(shop: Shop) -> None:
     shop.consume()
     shop.consume(group=f"cart-{uuid4().hex[:8]}")
     shop.wait_for("one", "one")
+
+
+def test_a_message_of_another_group_under_the_same_id_takes_effect(shop: Shop) -> None:
+    """It was prepared later, or its headers are copied and its content is not."""
+    shop.produce("mine", message="3-01/1")
+    shop.produce("theirs", message="3-01/1", prepared_at=b"1760000900000")
+    shop.produce("forged", message="3-01/1")
+    shop.produce("mine", message="3-01/1")
+    shop.produce("last")
+    shop.consume()
+    shop.wait_for("mine", "theirs", "forged", "last")
+
+
+def test_what_an_earlier_release_recorded_takes_no_effect_again(shop: Shop) -> None:
+    """Its table is used as it is."""
+    shop.produce("before", message="3-01/1")
+    shop.produce("after", message="3-02/1")
+    with shop.begin() as connection:
+        assert shop.inbox.insert(connection, shop.group, "3-01/1")
+    shop.consume()
+    shop.wait_for("after")
+
+
+class UnreadableError(Exception):
+    """An exception of a library whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class NotTextError(Exception):
+    """Another one, whose text is none."""
+
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]  # noqa: PLE0307
+
+
+def test_whatever_a_handler_raises_its_message_becomes_a_dead_letter(shop: Shop) -> None:
+    """Text that cannot be encoded or read ends no consumer, and what is behind the message takes effect."""
+    errors = {b"surrogate": ValueError("\ud800"), b"raises": UnreadableError(), b"none": NotTextError()}
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        if (error := errors.get(record.value or b"")) is not None:
+            raise error
+        note(record, connection)
+
+    shop.produce("surrogate", "raises", "none", "last")
+    running = shop.consume(handle)
+    shop.wait_for("last")
+    assert [(letter.value, letter.header("dead-letter-reason")) for letter in shop.dead_letters(3)] == [
+        (b"surrogate", b"ValueError: \\ud800"),
+        (b"raises", b"UnreadableError: its text cannot be read"),
+        (b"none", b"NotTextError: its text cannot be read"),
+    ]
+    assert running.error is None
+
+
+def test_a_dead_letter_that_cannot_be_written_is_written_later(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any failure counts as not delivered; the order of the partition is kept."""
+    failures = iter([ValueError("headers"), TypeError("\ud800"), BufferError()])
+    produce = Producer.produce
+
+    class Failing(Producer):
+        def produce(self, *given: Any, **more: Any) -> None:
+            for failure in failures:
+                raise failure
+            produce(self, *given, **more)
+
+    monkeypatch.setattr("halfway.client.consumer.dead_letters.Producer", Failing)
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        if record.value == b"poison":
+            raise RejectedMessageError("no order")
+        note(record, connection)
+
+    shop.produce("poison", "last")
+    shop.consume(handle)
+    shop.wait_for("last")
+    assert [letter.value for letter in shop.dead_letters(1)] == [b"poison"]
+    assert next(failures, None) is None
+
+
+def test_a_dead_letter_that_fails_again_and_again_does_not_grow(shop: Shop) -> None:
+    def handle(record: Record, _: sqlite3.Connection) -> None:
+        raise RejectedMessageError(f"not {record.offset}")
+
+    shop.produce("parcel", message="3-01/1")
+    shop.consume(handle)
+    producer = Producer({"bootstrap.servers": shop.bootstrap_servers})
+    for turn in range(1, 4):
+        letter = shop.dead_letters(turn)[-1]
+        names = [name for name, _ in letter.headers]
+        assert len(names) == len(set(names)) == 5 + 6
+        producer.produce(shop.topic, key=letter.key, value=letter.value, headers=list(letter.headers), partition=0)
+        assert producer.flush(GENEROUS_S) == 0
+    letter = shop.dead_letters(4)[-1]
+    assert letter.header("dead-letter-reason") == b"RejectedMessageError: not 3"
+    assert letter.header("dead-letter-offset") == b"3"
+
+
+def test_the_lag_of_a_transactional_topic_reaches_zero(shop: Shop) -> None:
+    """Transaction markers are behind the last message; a message that is not finished is never passed over."""
+    stuck = threading.Event()
+    stuck.set()
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        if record.value == b"stuck" and stuck.is_set():
+            raise ValueError("not yet")
+        note(record, connection)
+
+    producer = Producer({"bootstrap.servers": shop.bootstrap_servers, "transactional.id": uuid4().hex})
+    producer.init_transactions(GENEROUS_S)
+    for values in (["one"], ["two", "stuck"]):
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(shop.topic, value, partition=0 if value != "stuck" else 1)
+        producer.commit_transaction(GENEROUS_S)
+    shop.consume(handle, dead_letter_topic=None)
+    eventually(lambda: shop.committed()[0] == 4, shop.committed)
+    assert shop.committed()[1] <= 0
+    stuck.clear()
+    eventually(lambda: shop.committed() == [4, 2], shop.committed)
+    assert sorted(shop.effects()) == ["one", "stuck", "two"]
 
 
 def test_a_rejected_message_is_not_tried_again(shop: Shop) -> None:
@@ -296,11 +427,12 @@ def test_a_commit_that_stands_although_it_raised_is_no_dead_letter(shop: Shop) -
     def begin() -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(shop.database, timeout=30)) as connection:
             yield connection
-            last = connection.execute("SELECT message FROM halfway_inbox WHERE message LIKE '3-0%'").fetchall()[-1:]
-            if last == [("3-02/1",)]:
+            rows = connection.execute("SELECT message FROM halfway_inbox WHERE message LIKE '#3-0%'").fetchall()
+            last = rows[-1][0] if rows else ""
+            if last.startswith("#3-02/1/"):
                 raise sqlite3.OperationalError("the commit was refused")
             connection.commit()
-            if last == [("3-01/1",)]:
+            if last.startswith("#3-01/1/"):
                 raise sqlite3.OperationalError("the answer to the commit was lost")
 
     shop.produce("stands", message="3-01/1")

@@ -1,7 +1,9 @@
 """The consumer's decisions without Kafka: ids of records, refused settings, and pauses."""
 
+import logging
 import sqlite3
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -9,9 +11,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Producer
 
 from halfway.client.barrier import NoTransactionError
 from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
+from halfway.client.consumer.foreign_errors import described, loggable
 from halfway.client.consumer.retention import _compare
 from halfway.client.consumer.settings import connection_settings
 from tests.support.waiting import GENEROUS_S
@@ -38,11 +42,66 @@ def inbox(tmp_path: Path) -> Inbox:
 
 
 def test_a_message_of_halfway_is_recognised_wherever_it_stands() -> None:
+    """A copy at another position, as a mirror or a dead letter that is sent back makes it, is the same message."""
     headers: list[tuple[str, bytes | None]] = [("halfway-transaction-id", b"3-01"), ("halfway-message", b"2/4")]
-    assert record(*headers).id == record(*headers, topic="other", offset=9).id == "3-01/2"
-    assert record(*headers).transaction_id == "3-01"
+    assert record(*headers).id == record(*headers, ("more", b"x"), partition=2, offset=9, timestamp_ms=8).id
+    assert record(*headers).id.startswith("#3-01/2/")
+    assert (record(*headers).transaction_id, record(*headers).former_id) == ("3-01", "3-01/2")
     headers.insert(0, ("halfway-transaction-id", b"of-the-producer-itself"))
-    assert record(*headers).id == "3-01/2"
+    assert record(*headers).id.startswith("#3-01/2/")
+
+
+GENUINE: list[tuple[str, bytes | None]] = [
+    ("halfway-transaction-id", b"3-01"),
+    ("halfway-message", b"1/1"),
+    ("halfway-prepared-at", b"1760000000000"),
+    ("halfway-prefix", b"shop."),
+]
+
+
+@pytest.mark.parametrize(
+    "headers, changes",
+    [
+        ({"halfway-prepared-at": b"1760000900000"}, {}),
+        ({"halfway-prepared-at": None}, {}),
+        ({"halfway-prefix": b"other."}, {}),
+        ({}, {"topic": "coupons"}),
+        ({}, {"key": b"k"}),
+        ({}, {"value": b"forged"}),
+    ],
+)
+def test_nothing_that_another_group_writes_is_taken_for_a_message(
+    headers: dict[str, bytes | None], changes: dict[str, Any]
+) -> None:
+    """It may use an id again, in this deployment or another, or write the headers itself with content of its own."""
+    others = [(name, headers.get(name, value)) for name, value in GENUINE]
+    assert record(*GENUINE).id != record(*others, **changes).id
+    assert len(record(*GENUINE, value=b"x" * 10_000).id) < 300
+
+
+def test_a_place_and_a_message_have_ids_that_no_other_record_can_have() -> None:
+    """No part can move from one field to the next, and no id of a place is one of a message."""
+    assert record(*GENUINE, key=b"ab", value=b"c").id != record(*GENUINE, key=b"a", value=b"bc").id
+    assert record(*GENUINE, key=b"", value=None).id != record(*GENUINE, key=None, value=b"").id
+    assert record(topic="3-01").id != record(*GENUINE).id
+
+
+def test_a_message_that_an_earlier_release_recorded_takes_no_effect_again(inbox: Inbox) -> None:
+    """One that came an hour and more after that uses the id again, and takes effect."""
+    consumer = Consumer(KAFKA, group="points", topics=["orders"], handle=lambda _r, _c: None, inbox=inbox)
+    now_ms = round(time.time() * 1000)
+    known, place = record(*GENUINE, timestamp_ms=now_ms - 1000), record(timestamp_ms=now_ms - 1000)
+    later = record(*GENUINE, ("halfway-prepared-at", b"1760009000000"), timestamp_ms=now_ms + 2 * 3_600_000)
+    assert not inbox.has_former_rows("points")
+    with inbox.connect() as connection:
+        for one in (known, place):
+            assert inbox.insert(connection, "points", one.former_id)
+    assert inbox.has_former_rows("points")
+    assert not inbox.has_former_rows("cart")
+    consumer._has_former_rows = True
+    for one, is_new in ((known, False), (place, False), (later, True), (later, False), (known, False)):
+        with inbox.connect() as connection:
+            assert consumer._insert(connection, one) is is_new
 
 
 @pytest.mark.parametrize(
@@ -56,7 +115,7 @@ def test_a_message_of_halfway_is_recognised_wherever_it_stands() -> None:
     ],
 )
 def test_any_other_record_is_recognised_by_its_place(headers: list[tuple[str, bytes | None]]) -> None:
-    assert record(*headers).id == "orders/1/7/5"
+    assert (record(*headers).id, record(*headers).former_id) == ("#orders/1/7/5", "orders/1/7/5")
 
 
 def test_a_message_is_noted_once_for_each_group(inbox: Inbox) -> None:
@@ -197,6 +256,83 @@ def test_no_client_keeps_an_idle_connection_or_waits_a_minute_on_a_silent_one(in
     KafkaConsumer(patient).close()
 
 
-def test_what_only_consumers_know_is_not_given_to_producers() -> None:
-    given = {**KAFKA, "sasl.password": "x", "session.timeout.ms": 6000, "fetch.wait.max.ms": 20}
-    assert connection_settings(given) == {**KAFKA, "sasl.password": "x"}
+def test_all_clients_get_what_is_about_connections_and_only_consumers_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also what has no prefix in common with the rest; a producer complains about nothing."""
+    shared = {
+        **KAFKA,
+        "sasl.password": "x",
+        "enable.ssl.certificate.verification": False,
+        "https.ca.location": "/etc/ca.pem",
+        "enable.sasl.oauthbearer.unsecure.jwt": True,
+        "client.dns.lookup": "use_all_dns_ips",
+        "client.rack": "a",
+        "metadata.max.age.ms": 60_000,
+        "topic.metadata.refresh.interval.ms": 30_000,
+        "api.version.request.timeout.ms": 5_000,
+        "retry.backoff.ms": 200,
+    }
+    of_consumers = {
+        "auto.commit.interval.ms": 500,
+        "auto.offset.reset": "latest",
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 2000,
+        "max.poll.interval.ms": 600_000,
+        "partition.assignment.strategy": "cooperative-sticky",
+        "group.instance.id": "a",
+        "group.protocol": "classic",
+        "fetch.wait.max.ms": 20,
+        "fetch.min.bytes": 1,
+        "max.partition.fetch.bytes": 1000,
+        "queued.min.messages": 1,
+        "check.crcs": True,
+        "coordinator.query.interval.ms": 1000,
+        "allow.auto.create.topics": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+    }
+    assert connection_settings({**shared, **of_consumers}) == shared
+    known = {name: value for name, value in shared.items() if not name.startswith(("sasl.", "https."))}
+    producer = Producer({**connection_settings({**known, **of_consumers}), "logger": logging.getLogger("given")})
+    producer.poll(0)
+    producer.close()
+    assert not [line for line in caplog.records if "CONFWARN" in line.getMessage()]
+
+
+class _UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+class _NotTextError(Exception):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]  # noqa: PLE0307
+
+
+class _OddText(str):
+    __slots__ = ()
+
+    def __format__(self, _: str) -> str:
+        raise ZeroDivisionError
+
+
+class _OddError(Exception):
+    def __str__(self) -> str:
+        return _OddText("x")
+
+
+@pytest.mark.parametrize(
+    "error, text",
+    [
+        (ValueError("\ud800"), "ValueError: \\ud800"),
+        (_UnreadableError(), "_UnreadableError: its text cannot be read"),
+        (_NotTextError(), "_NotTextError: its text cannot be read"),
+        (_OddError(), None),
+        (ValueError("\x00"), "ValueError: \x00"),
+    ],
+)
+def test_any_exception_has_a_text_that_can_be_sent(error: Exception, text: str | None) -> None:
+    assert described(error).encode().decode() == described(error)
+    assert text is None or described(error) == text
+    "".join(traceback.format_exception(loggable(error))).encode()

@@ -8,6 +8,7 @@ import threading
 import time
 
 from halfway.client.cleanup_rate import BATCH, pause_s
+from halfway.client.consumer.foreign_errors import loggable
 from halfway.client.consumer.inbox import Inbox
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,8 @@ class Cleaning(threading.Thread):
         while not self._stopping.wait(self._every_s * random.uniform(0.5, 1.5)):  # noqa: S311 - instances take turns
             try:
                 self._clean()
-            except Exception:
-                log.exception("old rows of the inbox were not deleted")
+            except Exception as error:
+                log.error("old rows of the inbox were not deleted", exc_info=loggable(error))  # noqa: TRY400
 
     def _clean(self) -> None:
         while not self._stopping.is_set():

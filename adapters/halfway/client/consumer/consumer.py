@@ -22,6 +22,7 @@ from halfway.client.barrier import (
 )
 from halfway.client.consumer.cleaning import Cleaning
 from halfway.client.consumer.dead_letters import DeadLetters
+from halfway.client.consumer.foreign_errors import described, loggable
 from halfway.client.consumer.inbox import Inbox
 from halfway.client.consumer.record import Record
 from halfway.client.consumer.retention import check_topics
@@ -41,6 +42,8 @@ _GROUP: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _POLL_S: Final = 0.5
 _DELIVERY_POLL_S: Final = 0.02
 """How long to wait for messages while a dead letter is being delivered."""
+_CLOCKS_DIFFER_S: Final = 3600.0
+"""A row of an earlier release counts for a record that is at most this much younger. A younger one reuses its id."""
 _RESERVED: Final = frozenset(
     {"group.id", "isolation.level", "enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof"}
 )
@@ -134,6 +137,7 @@ class Consumer:
         self._paused: dict[Partition, _PendingRecord] = {}
         self._stopping = threading.Event()
         self._inbox_commits = False
+        self._has_former_rows = False
 
     def stop(self) -> None:
         """Make `run` return after the current message. Call it from any thread, or from a signal handler."""
@@ -170,6 +174,7 @@ class Consumer:
             # Commits the stored offsets. An offset is stored only after the effect.
             "enable.auto.commit": True,
             "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
         }
 
     def _poll(self) -> None:
@@ -185,8 +190,18 @@ class Consumer:
         error = message.error()
         if error is None:
             self._process(_PendingRecord(Record.of(message)))
+        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's name
+            self._note_end(message.topic() or "", message.partition() or 0, message.offset() or 0)
         else:
             _raise_if_final(error)
+
+    def _note_end(self, topic: str, partition: int, offset: int) -> None:
+        """Store the position at the end of a partition: it is behind the transaction markers, which are no records.
+
+        Otherwise the lag of the group would never reach 0.
+        """
+        if (topic, partition) not in self._paused:
+            self._store(TopicPartition(topic, partition, offset))
 
     def _timeout_s(self, now: float) -> float:
         times = [pending.due_at for pending in self._paused.values()]
@@ -203,7 +218,7 @@ class Consumer:
         except _DatabaseError as error:
             pending.outages += 1
             self._retry_later(pending, pending.outages)
-            log.warning("%s waits for the database: %s", pending.record.id, error.__cause__, exc_info=error.__cause__)
+            self._log_outage(pending, error.__cause__)
         except _UNUSABLE:
             raise
         except Exception as error:  # noqa: BLE001 - of the handler
@@ -220,11 +235,12 @@ class Consumer:
         try:
             if not self._inbox_commits:
                 self._inbox.demand_commits()
+                self._has_former_rows = self._inbox.has_former_rows(self._group)
                 self._inbox_commits = True
             # Step 1: a transaction of the service's own database.
             with self._inbox.connect() as connection:
                 # Step 2: the row. The insert waits for a consumer that is processing the same message.
-                if self._inbox.insert(connection, self._group, record.id):
+                if self._insert(connection, record):
                     # Step 3: the effect.
                     is_handling = True
                     afterwards = self._handle(record, connection)
@@ -246,7 +262,13 @@ class Consumer:
         pending.failures += 1
         pending.outages = 0
         is_last = pending.failures >= self._retries.attempts or isinstance(error, RejectedMessageError)
-        log.warning("attempt %d of %s failed: %s", pending.failures, pending.record.id, error, exc_info=error)
+        log.warning(
+            "attempt %d of %s failed: %s",
+            pending.failures,
+            pending.record.id,
+            described(error),
+            exc_info=loggable(error),
+        )
         if is_last and self._dead_letters is not None:
             pending.reason = error
             self._set_aside(pending)
@@ -260,23 +282,23 @@ class Consumer:
         if pending.handled:
             try:
                 has_taken_effect = self._has_taken_effect(pending.record)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - of the database
                 pending.outages += 1
                 self._retry_later(pending, pending.outages)
-                log.warning("%s waits for the database: %s", pending.record.id, error, exc_info=error)
+                self._log_outage(pending, error)
                 return
             if has_taken_effect:
                 log.warning("%s has taken effect, although its commit raised an exception", pending.record.id)
                 self._finish(pending)
                 return
 
+        reason = described(pending.reason)
+
         def delivered(problem: str | None) -> None:
             if self._paused.get(pending.partition) is not pending:
                 return  # the partition was reassigned to another consumer, which starts with this record
             if problem is None:
-                log.error(
-                    "%s became a dead letter after %d attempts: %s", pending.record.id, pending.failures, pending.reason
-                )
+                log.error("%s became a dead letter after %d attempts: %s", pending.record.id, pending.failures, reason)
                 self._finish(pending)
                 return
             pending.outages += 1
@@ -284,15 +306,28 @@ class Consumer:
             log.error("the dead letter of %s was not delivered: %s", pending.record.id, problem)
 
         self._pause(pending, float("inf"))
-        self._dead_letters.send(pending.record, pending.reason, pending.failures, delivered)
+        self._dead_letters.send(pending.record, reason, pending.failures, delivered)
+
+    @staticmethod
+    def _log_outage(pending: _PendingRecord, error: BaseException | None) -> None:
+        log.warning("%s waits for the database: %s", pending.record.id, described(error), exc_info=loggable(error))
 
     def _has_taken_effect(self, record: Record) -> bool:
         """Return whether a record has a committed row; wait for a transaction that may still write it."""
         has_row = False
         with suppress(_RollbackError), self._inbox.connect() as connection:
-            has_row = not self._inbox.insert(connection, self._group, record.id)
+            has_row = not self._insert(connection, record)
             raise _RollbackError
         return has_row
+
+    def _insert(self, connection: Any, record: Record) -> bool:
+        """Record a message in the transaction on this connection; return False if it has already taken effect."""
+        if not self._inbox.insert(connection, self._group, record.id):
+            return False
+        if not self._has_former_rows:
+            return True
+        since_s = max(0.0, record.timestamp_ms / 1000 - _CLOCKS_DIFFER_S)
+        return not self._inbox.was_recorded(connection, self._group, record.former_id, since_s)
 
     def _retry_later(self, pending: _PendingRecord, failures: int) -> None:
         self._pause(pending, time.monotonic() + self._retries.pause_s(failures))
@@ -304,15 +339,20 @@ class Consumer:
             self._consumer.pause([TopicPartition(*pending.partition)])
 
     def _finish(self, pending: _PendingRecord) -> None:
-        next_offset = TopicPartition(*pending.partition, pending.record.offset + 1)
-        try:
-            self._consumer.store_offsets(offsets=[next_offset])
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001 - the library's name
-                raise
+        if not self._store(TopicPartition(*pending.partition, pending.record.offset + 1)):
             log.info("%s now belongs to another consumer, which skips it", pending.record.id)
         if self._paused.pop(pending.partition, None) is not None:
             self._consumer.resume([TopicPartition(*pending.partition)])
+
+    def _store(self, position: TopicPartition) -> bool:
+        """Store a position; return False if the partition belongs to another consumer now."""
+        try:
+            self._consumer.store_offsets(offsets=[position])
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE:  # noqa: SLF001 - the library's name
+                raise
+            return False
+        return True
 
     def _forget(self, consumer: KafkaConsumer, partitions: list[TopicPartition]) -> None:
         """Forget records of revoked partitions: another consumer retries them. librdkafka commits offsets."""
@@ -346,5 +386,9 @@ def _raise_if_final(error: KafkaError) -> None:
 def _call(afterwards: Callable[[], object], record: Record) -> None:
     try:
         afterwards()
-    except Exception:
-        log.exception("the function after the commit of %s failed; the record has taken effect", record.id)
+    except Exception as error:
+        log.error(  # noqa: TRY400 - its text may not be encodable
+            "the function after the commit of %s failed; the record has taken effect",
+            record.id,
+            exc_info=loggable(error),
+        )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
+from halfway.client.consumer.foreign_errors import described
 from halfway.client.consumer.record import Record
 from halfway.client.consumer.settings import connection_settings
 
@@ -22,7 +23,7 @@ class DeadLetters:
     """Writes dead letters to one topic.
 
     A dead letter has the key, value and headers of its message, and the headers `dead-letter-…`. If it is produced
-    unchanged to the original topic, it is processed again.
+    unchanged to the original topic, it is processed again. If it fails again, its new headers replace the old ones.
     """
 
     def __init__(self, settings: Mapping[str, Any], topic: str, group: str) -> None:
@@ -41,27 +42,30 @@ class DeadLetters:
             }
         )
 
-    def send(self, record: Record, reason: BaseException, attempts: int, delivered: Delivered) -> None:
-        """Send a dead letter. A later `poll` or `close` calls `delivered`."""
+    def send(self, record: Record, reason: str, attempts: int, delivered: Delivered) -> None:
+        """Send a dead letter. A later `poll` or `close` calls `delivered`; if it cannot be sent at all, this does."""
 
         def on_delivery(error: KafkaError | None, _: Message) -> None:
             delivered(None if error is None else error.str())
 
+        own = {
+            "dead-letter-topic": record.topic,
+            "dead-letter-partition": str(record.partition),
+            "dead-letter-offset": str(record.offset),
+            "dead-letter-group": self._group,
+            "dead-letter-attempts": str(attempts),
+            "dead-letter-reason": reason[:_MAX_REASON_CHARACTERS],
+        }
         headers: list[tuple[str, str | bytes | None]] = [
-            *record.headers,
-            ("dead-letter-topic", record.topic),
-            ("dead-letter-partition", str(record.partition)),
-            ("dead-letter-offset", str(record.offset)),
-            ("dead-letter-group", self._group),
-            ("dead-letter-attempts", str(attempts)),
-            ("dead-letter-reason", f"{type(reason).__name__}: {reason}"[:_MAX_REASON_CHARACTERS]),
+            *(header for header in record.headers if header[0] not in own),
+            *own.items(),
         ]
         try:
             self._producer.produce(
                 self._topic, key=record.key, value=record.value, headers=headers, on_delivery=on_delivery
             )
-        except (KafkaException, BufferError) as error:
-            delivered(str(error))
+        except Exception as error:  # noqa: BLE001 - of whatever others wrote into the record: it is tried again
+            delivered(described(error))
 
     def poll(self) -> None:
         """Call the delivery callbacks that are due."""

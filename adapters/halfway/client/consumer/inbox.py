@@ -56,6 +56,14 @@ class Inbox:
         require_transaction(connection)
         return carry_out(self._table.insert(consumer, message), connection)
 
+    def has_former_rows(self, consumer: str) -> bool:
+        """Return whether an earlier release recorded messages that are still there."""
+        return self._in_transaction(self._table.has_former_rows(consumer))
+
+    def was_recorded(self, connection: Any, consumer: str, former_id: str, since_s: float) -> bool:
+        """Return whether an earlier release recorded a message, at this time (since the epoch) or later."""
+        return carry_out(self._table.was_recorded(consumer, former_id, since_s), connection)
+
     def demand_commits(self) -> None:
         """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits."""
         consumer, message = "#trial", uuid4().hex  # not a legal name of a consumer

@@ -26,6 +26,9 @@ class _Statements:
     create: tuple[str, ...]
     insert: str
     """Parameters: consumer, message. An existing row stays unchanged, and the row count is 0."""
+    former: str
+    """Returns a row if a message was recorded under its former id. Parameters: consumer, former id, seconds since the
+    epoch: an older row is that of another message."""
     clean: str
     """Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
     elect: str | None = None
@@ -38,6 +41,9 @@ _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (pro
 _INSERT_ONCE: Final = (
     "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
 )
+_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message = {p} AND processed_at >= "
+_ANY_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message > '$' LIMIT 1"
+"""Ids of this release begin with #, which is before $; those of earlier releases begin with what is behind it."""
 _REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
 
 _STATEMENTS: Final = {
@@ -51,6 +57,7 @@ _STATEMENTS: Final = {
             _INDEX,
         ),
         insert=_INSERT_ONCE,
+        former=_FORMER + "to_timestamp({p})",
         clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
         " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND (consumer, message) IN (SELECT consumer, message"
         " FROM {table} WHERE processed_at < now() - {p} * interval '1 second' ORDER BY processed_at LIMIT {p})",
@@ -64,6 +71,7 @@ _STATEMENTS: Final = {
             ),
         ),
         insert="INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})",
+        former=_FORMER + "FROM_UNIXTIME({p})",
         clean="DELETE FROM {table} WHERE processed_at < NOW(3) - INTERVAL {p} SECOND ORDER BY processed_at LIMIT {p}",
         elect="SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)",
         resign="SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))",
@@ -78,6 +86,7 @@ _STATEMENTS: Final = {
             _INDEX,
         ),
         insert=_INSERT_ONCE,
+        former=_FORMER + "{p}",
         clean="DELETE FROM {table} WHERE (consumer, message) IN (SELECT consumer, message FROM {table}"
         " WHERE processed_at < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY processed_at LIMIT {p})",
     ),
@@ -111,6 +120,14 @@ class InboxTable:
         """Record a message; return False if it was recorded before."""
         result = yield self._statement(self._sql.insert, consumer, message)
         return rows_written(result) > 0
+
+    def has_former_rows(self, consumer: str) -> Steps[bool]:
+        """Return whether an earlier release recorded messages that are still there."""
+        return bool((yield self._statement(_ANY_FORMER, consumer)).rows)
+
+    def was_recorded(self, consumer: str, former_id: str, since_s: float) -> Steps[bool]:
+        """Return whether a message was recorded under its former id, at this time or later."""
+        return bool((yield self._statement(self._sql.former, consumer, former_id, since_s)).rows)
 
     def remove(self, consumer: str, message: str) -> Steps[None]:
         """Delete the row of a message."""

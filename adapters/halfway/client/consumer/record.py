@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 _TRANSACTION_ID: Final = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 _MESSAGE: Final = re.compile(rb"([1-9][0-9]{0,5})/[1-9][0-9]{0,5}")
+_SET_BY_HALFWAY: Final = ("halfway-prefix", "halfway-prepared-at")
 _read_headers: Final = methodcaller("headers")
 """Calls `message.headers()` in a way that makes Python check the result. A specialised direct call is not checked."""
 
@@ -45,14 +47,38 @@ class Record:
 
     @property
     def id(self) -> str:
-        """The id of the record: transaction and message number, or its place if halfway did not write it.
+        """The id of the record: that of its message, or its place if halfway did not write it.
+
+        A message is identified by transaction and number, and by a digest of its topic, of the headers that only
+        halfway sets, and of its key and value. So a copy of it is recognised, and nothing that another group or another
+        producer writes is mistaken for it. A transaction id alone can be chosen by others, once it is forgotten.
 
         A place is topic, partition, offset and timestamp. The timestamp is needed because a topic that is deleted and
         created again has the same offsets.
         """
+        message = self._message
+        if message is None:
+            return f"#{self._place}"
+        digest = hashlib.sha256()
+        for part in (self.topic.encode(), *map(self.header, _SET_BY_HALFWAY), self.key, self.value):
+            digest.update(b"-" if part is None else b"%d:%b" % (len(part), part))
+        return f"#{message}/{digest.hexdigest()}"
+
+    @property
+    def former_id(self) -> str:
+        """The id that earlier releases gave the record. No id of this release equals one of them."""
+        return self._message or self._place
+
+    @property
+    def _place(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}/{self.timestamp_ms}"
+
+    @property
+    def _message(self) -> str | None:
+        """The transaction and the number of the message in it, None if halfway did not write the record."""
         message = _MESSAGE.fullmatch(self.header("halfway-message") or b"")
         if self.transaction_id is None or message is None:
-            return f"{self.topic}/{self.partition}/{self.offset}/{self.timestamp_ms}"
+            return None
         return f"{self.transaction_id}/{message[1].decode()}"
 
     @property
