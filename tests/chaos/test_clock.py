@@ -46,9 +46,7 @@ async def test_what_ended_by_another_clock_stays_ended(
     kafka: Kafka, instance: Instance, rest: Rest, at_prepare_s: float, at_end_s: float, afterwards_s: float
 ) -> None:
     """The same prepare and the same end find the outcome again, and there is one message."""
-    cluster = Cluster(kafka.bootstrap_servers)
-    topic = await cluster.make_topic()
-    (await rest.put_group("g", topics=[topic])).expect(200, 201)
+    cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
 
     await _set_clock(instance, at_prepare_s)
@@ -69,9 +67,7 @@ async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
     kafka: Kafka, instance: Instance, rest: Rest
 ) -> None:
     """A transaction that was prepared by the right clock and ended by one an hour behind stays ended after a start."""
-    cluster = Cluster(kafka.bootstrap_servers)
-    topic = await cluster.make_topic()
-    (await rest.put_group("g", topics=[topic])).expect(200, 201)
+    cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
     (await rest.prepare("g", body, as_id="one")).expect(201)
     await _set_clock(instance, -AN_HOUR_S)
@@ -90,9 +86,7 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothi
     kafka: Kafka, instance: Instance, rest: Rest
 ) -> None:
     """It arrived while the outcome was remembered. The next start is half an hour later, twice the horizon."""
-    cluster = Cluster(kafka.bootstrap_servers)
-    topic = await cluster.make_topic()
-    (await rest.put_group("g", topics=[topic])).expect(200, 201)
+    cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
     (await rest.prepare("g", body, as_id="one")).expect(201)
     [half] = await InternalTopics(cluster, instance.prefix).halves("one")
@@ -111,9 +105,7 @@ async def test_a_clock_that_was_hours_ahead_and_is_right_again_stops_nothing(
     kafka: Kafka, instance: Instance, rest: Rest
 ) -> None:
     """Kafka takes each change of what was prepared then, also where its limit is the default of an hour."""
-    cluster = Cluster(kafka.bootstrap_servers)
-    topic = await cluster.make_topic()
-    (await rest.put_group("g", topics=[topic], policy=QUIET)).expect(200, 201)
+    cluster, topic = await _registered(kafka, rest)
     await _limit_to_an_hour(cluster, instance)
     await _set_clock(instance, 3 * AN_HOUR_S)
     old = [await rest.prepared("g", [message(topic, f"{number}", key="k")]) for number in range(3)]
@@ -132,9 +124,7 @@ async def test_an_instance_that_can_claim_nothing_leaves_its_shards_to_the_other
     kafka: Kafka, instance: Instance, rest: Rest, tmp_path: Path
 ) -> None:
     """Kafka refuses each of its claims: its clock is hours ahead. When it is right again, it takes its share."""
-    cluster = Cluster(kafka.bootstrap_servers)
-    topic = await cluster.make_topic()
-    (await rest.put_group("g", topics=[topic], policy=QUIET)).expect(200, 201)
+    cluster, topic = await _registered(kafka, rest)
     await _limit_to_an_hour(cluster, instance)
     port = int(kafka.bootstrap_servers.partition(",")[0].rpartition(":")[2])
     other = Instance(2, [port], tmp_path, instance.prefix, SETTINGS)
@@ -149,6 +139,14 @@ async def test_an_instance_that_can_claim_nothing_leaves_its_shards_to_the_other
         await until_true(lambda: '"shard_acquired"' in other.log, what="it has its share")
     finally:
         other.close()
+
+
+async def _registered(kafka: Kafka, rest: Rest) -> tuple[Cluster, str]:
+    """Register group `g` with a topic of its own, without checks."""
+    cluster = Cluster(kafka.bootstrap_servers)
+    topic = await cluster.make_topic()
+    (await rest.put_group("g", topics=[topic], policy=QUIET)).expect(200, 201)
+    return cluster, topic
 
 
 async def _limit_to_an_hour(cluster: Cluster, instance: Instance) -> None:
