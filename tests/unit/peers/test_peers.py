@@ -8,6 +8,7 @@ import pytest
 from halfway.domain.errors import OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.domain.principal import ANYBODY
 from halfway.peers import HttpPeers, PeerLimits
+from halfway.service.ports import OwnerHint
 from halfway.service.records.peer_calls import DueCall, EndCall
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import CALLER, SECRET, Owner, Serve, ask, within
@@ -170,3 +171,16 @@ async def test_closing_tells_those_who_wait_for_a_place(serve: Serve) -> None:
     with pytest.raises(ShardUnavailableError):
         await second
     owner.gates["first"].set()
+
+
+async def test_whether_an_owner_accepts_connections_is_known_without_a_call() -> None:
+    """An instance that serves nothing is ready only if it reaches another one."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with HttpPeers("c" * 16) as peers:
+        there = OwnerHint(incarnation="a", url=f"http://127.0.0.1:{port}")
+        assert await peers.reaches(there)
+        server.close()
+        await server.wait_closed()
+        assert not await peers.reaches(there)
+        assert not await peers.reaches(OwnerHint(incarnation="a", url="http://no.such.host.invalid:8080"))

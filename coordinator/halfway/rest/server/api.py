@@ -195,7 +195,7 @@ class Api:
         started = loop.time()
         request_id = self._request_id(request)
         name = "none"
-        call: Call | None = None
+        calls: list[Call] = []
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         self._open.add(task)
         self._idle.clear()
@@ -203,8 +203,7 @@ class Api:
             self._demand_host(request)
             operation, parameter = self._routes.find(request.method, request.rel_url.raw_path)
             name = operation.id
-            call = self._call(operation, request, parameter, started, request_id)
-            answer = await self._answer(operation, call)
+            answer = await self._answer(operation, request, parameter, started, request_id, calls)
             if isinstance(answer, web.StreamResponse):
                 return answer
         except HalfwayError as error:
@@ -222,7 +221,9 @@ class Api:
             self._open.discard(task)
             if not self._open:
                 self._idle.set()
-        self._report(name, answer, call, request_id, loop.time() - started)
+        self._observer.answered(name, answer.status)
+        if answer.error_code is not None or self._log_requests:
+            self._log(name, answer, calls, request_id, loop.time() - started)
         response = WholeResponse(answer, ("X-Request-Id", request_id))
         if self.closes_connections:
             response.force_close()
@@ -257,11 +258,10 @@ class Api:
             if abandoned:
                 await asyncio.wait(abandoned, timeout=_ABANDON_S)
 
-    def _report(self, operation: str, answer: Answer, call: Call | None, request_id: str, seconds: float) -> None:
-        """Count an answer, and log it: always for debugging, otherwise a sample of the refusals."""
-        self._observer.answered(operation, answer.status)
+    def _log(self, operation: str, answer: Answer, calls: list[Call], request_id: str, seconds: float) -> None:
+        """Log an answer: always for debugging, otherwise a sample of the refusals."""
         if answer.error_code is not None:
-            self._note_refused(operation, answer, call, request_id)
+            self._note_refused(operation, answer, calls, request_id)
         if self._log_requests:
             log.debug(
                 "request_answered",
@@ -271,9 +271,9 @@ class Api:
                 seconds=seconds,
             )
 
-    def _note_refused(self, operation: str, answer: Answer, call: Call | None, request_id: str) -> None:
+    def _note_refused(self, operation: str, answer: Answer, calls: list[Call], request_id: str) -> None:
         group = subject = None
-        if call is not None:
+        for call in calls:
             path = call.request.rel_url.raw_path
             subject = call.subject or (call.parameter if path.startswith("/v1/transactions/") else None)
             group = call.group or (call.parameter if path.startswith("/v1/groups/") else call.principal.group)
@@ -283,11 +283,20 @@ class Api:
             operation, answer.status, answer.error_code, group=group, id=subject, request_id=request_id
         )
 
-    def _call(
-        self, operation: Operation, request: web.BaseRequest, parameter: str, started: float, request_id: str
-    ) -> Call:
-        """Authenticate a call."""
-        return Call(
+    async def _answer(
+        self,
+        operation: Operation,
+        request: web.BaseRequest,
+        parameter: str,
+        started: float,
+        request_id: str,
+        calls: list[Call],
+    ) -> Answer | web.StreamResponse:
+        """Authenticate, admit and answer a call; serve a WebSocket or events until they end.
+
+        The call is appended to `calls`, for the log: none if its caller is refused.
+        """
+        call = Call(
             site=self._site,
             request=request,
             parameter=unquote(parameter) if "%" in parameter else parameter,
@@ -295,9 +304,7 @@ class Api:
             principal=caller_of(request, operation.access, self._site.coordinator.authority),
             id=request_id,
         )
-
-    async def _answer(self, operation: Operation, call: Call) -> Answer | web.StreamResponse:
-        """Admit and answer a call; serve a WebSocket or events until they end."""
+        calls.append(call)
         if self._stopping:
             raise ShuttingDownError
         if operation.upgrades:
