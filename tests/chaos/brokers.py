@@ -33,6 +33,7 @@ from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
 from halfway.embedded.properties import LOG4J2_PROPERTIES, Listener, Node, render_properties, server_properties
 from tests.support.brokers.jvm import short_lived
+from tests.support.brokers.quotas import set_quota
 
 NODES: Final = (1, 2, 3)
 DIRECT: Final = "PLAINTEXT"
@@ -306,20 +307,31 @@ class BrokerCluster:
         _insist(has_grown, f"the topic {name} has not grown")
         return before[0] < most
 
-    def deny(self, topic: str, operation: AclOperation) -> None:
-        """Deny clients that log in with `LOGIN` a permission for a topic."""
+    def deny(self, name: str, operation: AclOperation, kind: ResourceType = ResourceType.TOPIC) -> None:
+        """Deny clients that log in with `LOGIN` a permission for a topic, or for another resource."""
+        denial = _denial(name, operation, kind)
         _insist(
-            lambda: all(
-                done.result(60) is None for done in self.admin.create_acls([_denial(topic, operation)]).values()
-            ),
-            f"{topic} is not denied",
+            lambda: all(done.result(60) is None for done in self.admin.create_acls([denial]).values()),
+            f"{name} is not denied",
         )
 
-    def allow(self, topic: str) -> None:
+    def limit(self, bytes_a_second: int | None) -> None:
+        """Limit what these clients may write by a quota; None removes it."""
+
+        def is_set() -> bool:
+            for broker in self.brokers:
+                with suppress(OSError, AssertionError):  # it is down, or has lost the controller
+                    set_quota(broker.address, "user", USER, "producer_byte_rate", bytes_a_second)
+                    return True
+            return False
+
+        _insist(is_set, "the quota is not set")
+
+    def allow(self, name: str, kind: ResourceType = ResourceType.TOPIC) -> None:
         """Take back the denials of `deny`."""
         every = AclBindingFilter(
-            ResourceType.TOPIC,
-            topic,
+            kind,
+            name,
             ResourcePatternType.LITERAL,
             None,  # type: ignore[arg-type]  # for any client
             None,  # type: ignore[arg-type]
@@ -328,7 +340,7 @@ class BrokerCluster:
         )
         _insist(
             lambda: all(done.result(60) is not None for done in self.admin.delete_acls([every]).values()),
-            f"{topic} is not allowed again",
+            f"{name} is not allowed again",
         )
 
     def below_min_isr(self, kind: TopicKind) -> bool:
@@ -370,9 +382,9 @@ def _insist(act: Callable[[], bool], otherwise: str) -> None:
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _denial(topic: str, operation: AclOperation) -> AclBinding:
+def _denial(name: str, operation: AclOperation, kind: ResourceType) -> AclBinding:
     user, denied = f"User:{USER}", AclPermissionType.DENY
-    return AclBinding(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, user, "*", operation, denied)
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, user, "*", operation, denied)
 
 
 def _java_command() -> list[str]:

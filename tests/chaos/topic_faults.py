@@ -1,4 +1,4 @@
-"""Faults of real topics during writes: none may affect work that does not need the topic."""
+"""Faults of topics during writes. Those of real topics must not affect work that does not need the topic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
+from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
 from checker.history import HistoryWriter, Removed
 from tests.chaos.brokers import TopicKind
+from tests.chaos.coordinators import Instance
 from tests.chaos.stage import LOOK_AGAIN_S, Stage
 
 _MOST_PARTITIONS: Final = 8
+_OF_TOPICS: Final = (AclOperation.WRITE, AclOperation.READ)
 _FAIL_OVER_MS: Final = 20_000
 """For how long the loss of a broker explains unserved shards; a missing real topic does not explain them."""
 
@@ -68,6 +70,46 @@ class TopicFaults:
         refused = self._refused("not_authorised") - refused_before
         stage.note("topic_denied", topic.name, counts=refused > 0, since=since, stops_ms=0, refused=refused)
 
+    async def internal_denied(self) -> None:
+        """Take a permission for an internal topic or for the group away, and give it back.
+
+        Meanwhile no coordinator gets a fault: one that starts without a permission ends, as it should.
+        """
+        stage = self._stage
+        what = stage.chance.choice(("half", "op", "parked", "owners", "groups", "members"))
+        name, kind = stage.instances[0].topic(what), ResourceType.GROUP if what == "members" else ResourceType.TOPIC
+        operation = AclOperation.READ if kind is ResourceType.GROUP else stage.chance.choice(_OF_TOPICS)
+        async with stage.coordinators_free:
+            for instance in stage.instances:
+                await asyncio.to_thread(instance.wait_until_ready)
+            since, positions = stage.now(), {instance: len(instance.log) for instance in stage.instances}
+            await asyncio.to_thread(stage.cluster.deny, name, operation, kind)
+            try:
+                await stage.wait(stage.between(3, 10))
+            finally:
+                await asyncio.to_thread(stage.cluster.allow, name, kind)
+            for instance in stage.instances:
+                await asyncio.to_thread(instance.wait_until_ready)
+            said = self._say(positions, "kafka-acls.sh")
+            stage.note("internal_denied", name, counts=said > 0, since=since, operation=operation.name, said=said)
+
+    async def quota(self) -> None:
+        """Let brokers delay the answers to all coordinators for a while."""
+        stage, since = self._stage, self._stage.now()
+        positions = {instance: len(instance.log) for instance in stage.instances}
+        bytes_a_second = stage.chance.choice((5_000, 50_000))
+        await asyncio.to_thread(stage.cluster.limit, bytes_a_second)
+        try:
+            await stage.wait(stage.between(3, 8))
+        finally:
+            await asyncio.to_thread(stage.cluster.limit, None)
+        said = self._say(positions, "kafka_throttled")
+        stage.note("quota", "coordinators", counts=said > 0, since=since, bytes_a_second=bytes_a_second, said=said)
+
+    def _say(self, positions: Mapping[Instance, int], words: str) -> int:
+        """Return how many coordinators have logged something since."""
+        return sum(words in instance.log[position:] for instance, position in positions.items())
+
     async def topic_below_min_isr(self) -> None:
         """Stop a broker that only this topic needs, for a long time."""
         stage = self._stage
@@ -120,4 +162,6 @@ TOPIC_FAULTS: Final[Mapping[str, int]] = {
     "topic_denied": 3,
     "topic_below_min_isr": 3,
     "shards_idle": 2,
+    "internal_denied": 2,
+    "quota": 1,
 }
