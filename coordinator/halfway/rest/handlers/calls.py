@@ -111,7 +111,7 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
     def has_reader(self) -> bool:
         """Whether the client is still connected and reads its answers."""
         transport = self.request.transport
-        return transport is not None and not transport.is_closing() and self.site.unsent.has_room()
+        return transport is not None and not transport.is_closing() and self.site.unsent.has_room(self.principal.group)
 
     @asynccontextmanager
     async def large_answer(self) -> AsyncIterator[GiveWay]:

@@ -42,7 +42,7 @@ from halfway.rest.responses.refusal_log import RefusalLog
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.events import Events
 from halfway.rest.server.limits import ApiLimits
-from halfway.rest.server.server import call_on_data, cancelled_when_lost
+from halfway.rest.server.server import call_on_data, cancelled_when_lost, note_caller
 from halfway.rest.stream.accumulator import OperationAccumulator, StreamObserver
 from halfway.rest.stream.stream import StreamLimits
 from halfway.rest.stream.streams import Streams
@@ -305,6 +305,8 @@ class Api:
             id=request_id,
         )
         calls.append(call)
+        caller = call.principal.group
+        note_caller(request, caller)
         if self._stopping:
             raise ShuttingDownError
         if operation.upgrades:
@@ -314,7 +316,7 @@ class Api:
         if operation.waits:
             with cancelled_when_lost(call.request):
                 return await operation.handler(call)
-        expected, caller = operation.body is not None, call.principal.group
+        expected = operation.body is not None
         call.body = await self.in_flight.receive(
             call.request, call.deadline, caller, reads=expected or operation.takes_body, expected=expected
         )
@@ -323,7 +325,7 @@ class Api:
         finally:
             self.in_flight.answered(call.body, caller)
         size = len(answer.body or b"") + sum(map(len, answer.rest))
-        if size > LARGE_BYTES and operation.method == HTTPMethod.GET and not self._site.unsent.has_room(size):
+        if size > LARGE_BYTES and operation.method == HTTPMethod.GET and not self._site.unsent.has_room(caller, size):
             raise OverloadedError("too many answers that clients have not read yet: try again later")
         return answer
 

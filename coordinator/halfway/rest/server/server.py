@@ -50,6 +50,8 @@ class _Connection(RequestHandler):
         self._unsent = manager.unsent
         self.certificate: Mapping[str, Any] | None = None
         """The client's certificate. It is kept here because a lost connection no longer has it."""
+        self.caller: str | None = None
+        """The group whose request was the last one on this connection, None if it was of no group."""
         self.waiting: asyncio.Task[Any] | None = None
         """The task to cancel if the connection is lost."""
         self.arrived: Callable[[bytes], bool] | None = None
@@ -93,7 +95,7 @@ class _Connection(RequestHandler):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self.transport is not None:
-            self._unsent.begin(self, self.transport)
+            self._unsent.begin(self, self.transport, self.caller)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -205,6 +207,12 @@ def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
         yield
     finally:
         connection.waiting = None
+
+
+def note_caller(request: web.BaseRequest, caller: str | None) -> None:
+    """Note whose request it is: what its connection does not send counts for this group."""
+    if isinstance(request.protocol, _Connection):
+        request.protocol.caller = caller
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Stream:
         self._cause = cause_of(call.request.headers)
         self._coordinator = call.site.coordinator
         self._authority = call.site.coordinator.authority
-        self._has_room = call.site.unsent.has_room
+        self._has_room = partial(call.site.unsent.has_room, call.principal.group)
         self._reader = reader
         self._accumulator = accumulator
         self._limits = limits

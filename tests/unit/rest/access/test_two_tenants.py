@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from bench.load.stream_client import StreamClient
 from halfway.domain.entries import Entry
 from halfway.domain.principal import Principal
 from halfway.rest.responses.slices import SLICE_BYTES
+from halfway.rest.responses.unsent import MAX_BYTES
 from halfway.rest.server.limits import ApiLimits
 from halfway.service.answers import Answers
 from halfway.service.ports import OpsRead
@@ -19,7 +21,7 @@ from halfway.service.query import get_and_list
 from halfway.service.query.filters import Filter
 from halfway.service.query.history import NoHistory
 from halfway.service.requests import End, EndResult
-from tests.support.rest.client import HOST
+from tests.support.rest.client import HOST, SHOP
 from tests.support.rest.guarded import Guarded, guarded, own_id
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.stream.conftest import HANDSHAKE
@@ -337,3 +339,30 @@ async def test_large_answers_of_one_group_let_one_of_another_be_made_next(loop_t
         assert loop_turns.turn - turn > len(value) // SLICE_BYTES
         await asyncio.gather(*many)
         assert large.taken == large.waiting == 0
+
+
+async def test_answers_that_one_group_does_not_read_keep_no_answer_from_another() -> None:
+    """They are all that may be held. The other group gets large answers and checks, and the first one gets neither."""
+    async with guarded() as world:
+        unsent = world.here.api._site.unsent
+        pull = {**SHOP, "check": {"mode": "pull"}, "policy": {"first_check_after_s": 1}}
+        for caller in ("other", "shop"):
+            assert (await world.call("operator", "PUT", f"/v1/groups/{caller}", pull)).status == 200
+            assert await _prepare(world, caller, own_id(0, caller), "x" * 200_000) == 201
+        held = SimpleNamespace(get_write_buffer_size=lambda: MAX_BYTES)
+        unsent.begin("a connection", held, "other")  # type: ignore[arg-type]  # it needs nothing else
+        try:
+            shown = {
+                caller: (await world.call(caller, "GET", f"/v1/transactions/{own_id(0, caller)}")).status
+                for caller in ("other", "shop")
+            }
+            assert shown == {"other": 429, "shop": 200}
+            world.here.memory.clock.advance(5)
+            await world.here.coordinator.scan(0, world.here.memory.clock.now_ms())
+            checks = {
+                caller: len((await world.call(caller, "GET", f"/v1/groups/{caller}/checks?wait_s=0")).body["checks"])
+                for caller in ("other", "shop")
+            }
+            assert checks == {"other": 0, "shop": 1}
+        finally:
+            unsent.end("a connection")
