@@ -166,6 +166,22 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remark: str | None
     tombstone: int | None = None
 
+    @property
+    def op(self) -> Op:
+        """Its op marker, as far as it is remembered: the digests of the messages are not."""
+        return Op(
+            kind=OpKind.COMMITTED if self.state is State.COMMITTED else OpKind.ROLLED_BACK,
+            id=self.id,
+            group=self.group,
+            half_offset=self.half_offset,
+            cause=self.cause,
+            prepared_at=self.prepared_at,
+            at=self.at,
+            fingerprint=self.fingerprint,
+            checks=self.checks,
+            remark=self.remark,
+        )
+
 
 Unresolved = Pending | ParkedEntry
 Entry = Unresolved | Ended

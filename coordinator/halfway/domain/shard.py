@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from halfway.domain.entries import Ended, Entry, OpTotals, ParkedEntry, Pending
 from halfway.domain.forgotten_ids import ForgottenIds
 from halfway.domain.ids import SERVER_ID
 from halfway.domain.indexes import IndexedHeap, OffsetOrder
 from halfway.domain.outcomes import Outcomes
-from halfway.domain.records import FOREIGN, NO_BARRIER, Foreign, Half, Op, Origin, Parked
+from halfway.domain.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -51,6 +53,8 @@ class ShardState:
         self._complete = False
         self.barrier = NO_BARRIER
         """The offset of the owner's barrier record in half[s]."""
+        self.half_end = 0
+        """The offset after the last known record of half[s]."""
         self.half_tail = 0
         """The offset up to which half[s] has been read without a gap. The reader sets it, and never decreases it."""
         self.op_tail = 0
@@ -150,6 +154,8 @@ class ShardState:
 
         A foreign record changes no state. But compaction keeps the last record of an id, so it must not stay the last.
         """
+        if offset >= self.half_end:
+            self.half_end = offset + 1
         if half is None:
             self._half_tombstone(offset, transaction_id)
             return
@@ -331,6 +337,35 @@ class ShardState:
     def _is_later_life(self, entry: Pending | ParkedEntry, at: int) -> bool:
         """Return whether a time was past the horizon when an entry was prepared."""
         return self._horizon_ms is not None and entry.prepared_at >= at + self._horizon_ms
+
+    # --- what the log has lost
+
+    def restore_pending(self, entry: Pending) -> None:
+        """Take over a pending transaction that is missing from the log, until the lane has written its half again."""
+        again = msgspec.structs.replace(entry, offset=max(0, self.half_tail - 1), origin=Origin.LANE, op_offset=None)
+        again.barrier = NO_BARRIER
+        self._hold(again, self._halves.get(entry.id))
+
+    def restore_totals(self, entry: Pending) -> None:
+        """Take over what the checks of a pending transaction brought, until the lane has written it again."""
+        held = self._halves[entry.id]
+        held.checks, held.checked_at = max(held.checks, entry.checks), entry.checked_at or held.checked_at
+        held.attempts = max(held.attempts, entry.attempts)
+        held.commit_verdict = held.commit_verdict or entry.commit_verdict
+        held.remark = entry.remark or held.remark
+
+    def restore_parked(self, entry: ParkedEntry) -> None:
+        """Take over a parked transaction that is missing from the log, until the lane has written it again."""
+        if entry.id not in self._parked:
+            self._count(entry.group, 0, 1)
+        self._parked[entry.id] = msgspec.structs.replace(entry, offset=-1)
+
+    def restore_outcome(self, ended: Ended) -> None:
+        """Take over an outcome that is missing from the log, until the lane has written its op marker again."""
+        self._op_totals.pop(ended.id, None)
+        digests = [MessageDigest(topic=topic, key_hash=key, value_hash=None, size=0) for topic, key in ended.index]
+        op = msgspec.structs.replace(ended.op, messages=tuple(digests))
+        self.apply_op(max(0, self.op_tail - 1), op)
 
     # --- positions and forgetting
 

@@ -286,8 +286,47 @@ class Peers(Protocol):
         """
 
 
+class KnownLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner of a shard knows of its log. A log that ends earlier, or begins later, has lost records."""
+
+    half_end: int
+    """The offset after the last known record of half[s]."""
+    op_end: int
+    """The offset after the last known record of op[s]."""
+    half_needed: int
+    """The lowest offset of a half that is still pending."""
+
+
+class LogLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of a shard that Kafka has lost, although it had acknowledged them."""
+
+    topic: str
+    detail: str
+    half_start: int | None = None
+    """The offset before which half[s] has no records any more. None if it is not known what is lost: then the shard is
+    acquired again, and its fold compared with what its owner knew."""
+    is_op_cut: bool = False
+    """True if op[s] begins after outcomes that are within the horizon."""
+
+
 class ShardListener(Protocol):
     """Gets the events of shards from the adapter; the service implements it."""
+
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+        """Find what this instance knew of a shard and what its new fold lacks; `acquired` follows with the same state.
+
+        It is called only if no other instance has owned the shard since this one lost it. Without `suspect` the fold
+        is compared only if the log ends before something that was known. Blocks; not called on the loop's thread.
+        """
+
+    def known_log(self, shard: int) -> KnownLog | None:
+        """Return what is known of the log of a shard, None if the shard is not served."""
+
+    def log_lost(self, shard: int, loss: LogLoss) -> None:
+        """Report what Kafka has lost. What it has lost of half or op is written again, as far as it is in memory."""
+
+    def forget(self, shard: int) -> None:
+        """Forget what is known of a shard that is not served: another instance may own it by now."""
 
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve this shard from now on: `state` is the fold up to this owner's own barrier."""

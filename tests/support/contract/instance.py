@@ -18,6 +18,7 @@ from halfway.service.ports import (
     HalfLog,
     Lane,
     LaneWrite,
+    LogLoss,
     Membership,
     Owners,
     TopicFacts,
@@ -105,6 +106,18 @@ class Listener:
 
     def __post_init__(self) -> None:
         self.may_finish.set()
+
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+        """Keep no former fold."""
+
+    def known_log(self, _shard: int) -> None:
+        """Know nothing of the log."""
+
+    def log_lost(self, shard: int, loss: LogLoss) -> None:
+        self.events.append((f"lost records of {loss.topic}", shard))
+
+    def forget(self, shard: int) -> None:
+        """Keep nothing."""
 
     def acquired(self, shard: int, state: ShardState) -> None:
         self.states[shard] = state

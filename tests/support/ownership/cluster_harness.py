@@ -26,7 +26,7 @@ from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.service.ports import TOMBSTONE, LaneWrite, Written
+from halfway.service.ports import TOMBSTONE, LaneWrite, LogLoss, Written
 from tests.support.brokers.offsets import end_of
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
@@ -118,6 +118,18 @@ class SmallService:
     refuse: Callable[[LaneWrite], bool] = lambda _write: False
     hold: asyncio.Event | None = None
     errors: list[str] = field(default_factory=list)
+
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+        """Keep no former fold."""
+
+    def known_log(self, _shard: int) -> None:
+        """Know nothing of the log."""
+
+    def log_lost(self, shard: int, loss: LogLoss) -> None:
+        self.events.append((f"lost records of {loss.topic}", shard))
+
+    def forget(self, shard: int) -> None:
+        """Keep nothing."""
 
     def acquired(self, shard: int, state: ShardState) -> None:
         self.states[shard] = state

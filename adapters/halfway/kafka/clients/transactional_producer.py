@@ -40,6 +40,8 @@ FENCED: Final = frozenset(
         KafkaError.TRANSACTION_COORDINATOR_FENCED,
     }
 )
+OUT_OF_SEQUENCE: Final = frozenset({KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.UNKNOWN_PRODUCER_ID})
+"""A partition does not hold the records of a producer that it has acknowledged."""
 
 
 Step = Literal[
@@ -52,6 +54,7 @@ Step = Literal[
     "idle",
     "init_transactions",
     "lane",
+    "log",
     "metadata",
     "offsets",
     "produce",
@@ -87,6 +90,11 @@ class ProducerFailedError(Exception):
     def fenced(self) -> bool:
         """Return whether another producer has fenced the transactional id."""
         return self.code in FENCED
+
+    @property
+    def out_of_sequence(self) -> bool:
+        """Return whether Kafka has lost records of this producer."""
+        return self.code in OUT_OF_SEQUENCE
 
 
 def kafka_error(error: Exception) -> KafkaError | None:

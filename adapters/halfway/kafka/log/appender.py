@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from halfway.domain.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.loop import Loop
+from halfway.kafka.clients.transactional_producer import OUT_OF_SEQUENCE
 from halfway.kafka.records.codec import Headers
 from halfway.service.answers import Deadlines, answer_all
 from halfway.service.ports import Appended
@@ -76,6 +77,7 @@ class _Client:
         self.producer = producer
         self.made_at = time.monotonic()
         self.fatal: str | None = None
+        self.code: int | None = None
 
     def failed(self, error: KafkaError) -> None:
         """Note the error of a record: once the producer has failed, its records fail with `_FATAL`."""
@@ -90,7 +92,7 @@ class _Client:
         try:
             self.producer.poll(timeout)
         except KafkaException as exception:
-            self.fatal = exception.args[0].str()
+            self.fatal, self.code = exception.args[0].str(), exception.args[0].code()
         except Exception as error:
             log.exception("delivery_report_failed")
             self.fatal = repr(error)
@@ -104,9 +106,19 @@ class RecordWriter:
     """
 
     def __init__(
-        self, config: KafkaConfig, *, name: str, linger_ms: float = 0, make_producer: MakeProducer = Producer
+        self,
+        config: KafkaConfig,
+        *,
+        name: str,
+        linger_ms: float = 0,
+        make_producer: MakeProducer = Producer,
+        on_lost_sequence: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Keep the configuration; nothing connects before `start`."""
+        """Keep the configuration; nothing connects before `start`.
+
+        `on_lost_sequence` is called on the loop's thread if a partition has lost records of a producer.
+        """
+        self._on_lost_sequence = on_lost_sequence
         self._config = config
         self._name = name
         self._linger_ms = linger_ms
@@ -273,6 +285,8 @@ class RecordWriter:
             self._stopping.wait(_POLL_S)
             return
         log.warning("producer_replaced", writer=self._name, reason=reason)
+        if failed.code in OUT_OF_SEQUENCE and self._loop is not None:
+            self._loop.post(self._on_lost_sequence, reason)
         self._client = fresh
         self._retire(failed, fresh)
 

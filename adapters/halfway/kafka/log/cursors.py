@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -53,6 +53,8 @@ class KafkaCursors:
         self._newest: dict[int, Cursors] = {}
         self._confirmed: dict[int, tuple[Cursors, float]] = {}
         """The cursors that Kafka has confirmed for each shard, and when."""
+        self._distrusted: set[int] = set()
+        """Shards whose committed cursors are those of a log that is gone."""
         self._committing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -79,6 +81,12 @@ class KafkaCursors:
                 self._committing = asyncio.create_task(self._commit_all(newest))
             await asyncio.shield(self._committing)
 
+    def distrust(self, shards: Collection[int]) -> None:
+        """Load no cursors of these shards until new ones are committed: their log is another one now."""
+        self._distrusted.update(shards)
+        for shard in shards:
+            self._newest.pop(shard, None)
+
     def _is_confirmed(self, shard: int, cursors: Cursors) -> bool:
         confirmed, at = self._confirmed.get(shard, (None, 0.0))
         return confirmed == cursors and shard not in self._newest and time.monotonic() - at < _RECOMMIT_S
@@ -86,9 +94,11 @@ class KafkaCursors:
     async def _commit_all(self, cursors: Mapping[int, Cursors]) -> None:
         for shard in cursors:
             self._confirmed.pop(shard, None)
+        trusted = self._distrusted.intersection(cursors)
         try:
             await asyncio.wrap_future(self._submit(lambda consumer: self._commit(consumer, cursors)))
             self._confirmed.update((shard, (pair, time.monotonic())) for shard, pair in cursors.items())
+            self._distrusted -= trusted
         except KafkaException as exception:
             log.warning("cursors_not_committed", shards=sorted(cursors), error=exception.args[0].str())
         except KafkaUnavailableError as error:
@@ -172,7 +182,7 @@ class KafkaCursors:
         for shard in shards:
             pair = committed[half, shard], committed[op, shard]
             at_half, at_op = (entry.offset for entry in pair)
-            if OFFSET_INVALID in (at_half, at_op):
+            if OFFSET_INVALID in (at_half, at_op) or shard in self._distrusted:
                 continue
             if any(entry.metadata != _metadata(entry.offset) for entry in pair):
                 # Another tool has set these offsets and does not know what is pending: read from the beginning.

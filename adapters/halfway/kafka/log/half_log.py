@@ -5,7 +5,7 @@ See docs/protocol.md#prepare.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from confluent_kafka import Producer
@@ -34,7 +34,15 @@ class KafkaHalfLog:
         self._topic = config.half_topic
         self._most_bytes = config.half_record_bytes
         self._parked_topic = config.parked_topic
-        self._writer = RecordWriter(config, name="half", linger_ms=config.half_linger_ms, make_producer=make_producer)
+        self.on_lost_sequence: Callable[[str], None] = lambda _: None
+        """Called if half has lost records that this instance has written."""
+        self._writer = RecordWriter(
+            config,
+            name="half",
+            linger_ms=config.half_linger_ms,
+            make_producer=make_producer,
+            on_lost_sequence=self._lost_sequence,
+        )
         self._reader = RecordReader(config, observer)
         self._ends = PartitionEnds(config, config.half_topic)
 
@@ -48,6 +56,9 @@ class KafkaHalfLog:
         await self._writer.stop()
         await self._reader.stop()
         await self._ends.stop()
+
+    def _lost_sequence(self, reason: str) -> None:
+        self.on_lost_sequence(reason)
 
     @property
     def trouble(self) -> str | None:

@@ -75,6 +75,8 @@ class PartitionReader:
         self.positions: dict[Place, int] = {}
         self.moved_at = -math.inf
         """When reading last moved a position, on `time.monotonic()`."""
+        self.went_back: set[Place] = set()
+        """Partitions with a record before the position: the log has lost its end, and is read from its beginning."""
         self.records = 0
         """The number of records that were handled so far."""
 
@@ -132,6 +134,8 @@ class PartitionReader:
             if position is None or offset is None:
                 continue
             if error is None:
+                if 0 <= offset < position:
+                    self.went_back.add(place)
                 handle(place, message)
                 self.records += 1
                 offset += 1

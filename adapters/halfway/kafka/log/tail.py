@@ -16,7 +16,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import explained
 from halfway.kafka.clients.loop import Loop
 from halfway.kafka.clients.owned_thread import OwnedThread
-from halfway.kafka.clients.transactional_producer import kafka_error
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, kafka_error
 from halfway.kafka.log.partition_reader import PartitionReader, Place
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.validation import (
@@ -52,7 +52,7 @@ class TailEvents:
     """Another incarnation has acquired the shard."""
     newer: Callable[[int], None]
     """The shard contains a record that only a newer release can read; the tail reads it no further."""
-    failed: Callable[[str], None]
+    failed: Callable[[ProducerFailedError], None]
 
 
 class Tail(OwnedThread):
@@ -111,14 +111,17 @@ class Tail(OwnedThread):
                     remedy = None if cause is None else explained(cause.code(), self._config)
                     log.warning("tail_failed", error=str(error), remedy=remedy)
                     self._stopped.wait(_PAUSE_S)
+                _demand_no_loss(reader)
                 self._read_aside(reader)
                 if heard is None:
                     heard = {(self._config.half_topic, shard) for shard in self._batch}
                 for place in heard:
                     self._post(place[1], reader.positions.get(place))
+        except ProducerFailedError as error:
+            self._loop.post(self._events.failed, error)
         except Exception as error:
             log.exception("tail_thread_failed")
-            self._loop.post(self._events.failed, repr(error))
+            self._loop.post(self._events.failed, ProducerFailedError("tail", repr(error)))
         finally:
             if reader is not None:
                 reader.close()
@@ -180,3 +183,9 @@ class Tail(OwnedThread):
     def _appended(self, shard: int, records: Records, position: int) -> None:
         self._room.release()
         self._events.appended(shard, records, position)
+
+
+def _demand_no_loss(reader: PartitionReader) -> None:
+    """Raise ProducerFailedError if a partition ends before what was read of it: its owner must compare its fold."""
+    for topic, shard in reader.went_back:
+        raise ProducerFailedError("log", f"{topic}[{shard}] has lost its end")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -64,6 +64,9 @@ class CursorLoader(Protocol):
     def load(self, shards: Sequence[int]) -> Mapping[int, Cursors]:
         """Return the committed cursors of shards; a shard without any is left out. Blocks."""
 
+    def distrust(self, shards: Collection[int]) -> None:
+        """Load no cursors of these shards until new ones are committed: their log is another one now."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Acquired:
@@ -102,6 +105,8 @@ class Acquisition:
     skipped: Callable[[str, str], None]
     """Counts a record that cannot be decoded: topic, reason."""
     claimed: bool = False
+    former: str | None = None
+    """The incarnation that owned the shard before, once step 3 is done; None if it was released or never owned."""
     released: dict[int, int] = field(default_factory=dict)
     _acquisition_deadline: AcquisitionDeadline = field(init=False, repr=False)
 
@@ -172,14 +177,15 @@ class Acquisition:
     # --- steps 2 and 3
 
     def _fence_former_owners(self, reader: PartitionReader) -> None:
-        FormerOwners(
+        claim = FormerOwners(
             config=self.config,
             reader=reader,
             acquisition_deadline=self._acquisition_deadline,
             count=self.skipped,
             released=self.released,
             fences=self.fences,
-        ).fence_all([self.shard])
+        ).fence_all([self.shard])[self.shard]
+        self.former = claim.last
 
     # --- step 4
 

@@ -50,6 +50,9 @@ class Assignment(Protocol):
     def wants(self, incarnation: Incarnation, shard: int) -> bool:
         """Return whether a shard is still to be acquired for an incarnation; called on any thread."""
 
+    def follows(self, shard: int, incarnation: Incarnation, former: str | None) -> None:
+        """Record that an incarnation has tried to claim a shard after its former owner."""
+
     async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
         """Serve a shard if it is still wanted."""
 
@@ -189,8 +192,10 @@ class ConcurrentAcquisitions:
         try:
             acquired = await asyncio.get_running_loop().run_in_executor(self._threads, acquisition.acquire)
             self._troubles.pop(shard, None)
+            self._assignment.follows(shard, incarnation, acquisition.former)
             await self._assignment.serve(incarnation, acquired)
         except AcquireError as error:
+            self._assignment.follows(shard, incarnation, acquisition.former)
             pause_s = self._record_failure(shard, incarnation, error)
         except Exception as error:
             log.exception("acquisition_failed_unexpectedly", shard=shard)

@@ -60,7 +60,7 @@ class FormerOwnerUnknownError(Exception):
 
 
 @dataclass(kw_only=True)
-class _LastClaim:
+class LastClaim:
     """The last claim of a shard according to one partition."""
 
     last: str | None = None
@@ -87,19 +87,26 @@ class FormerOwners:
     """When each shard was released, in ms; only shards whose last owner record is a release."""
     fences: FencedOwners
 
-    def fence_all(self, shards: Sequence[int]) -> None:
-        """Return once no other incarnation can write for these shards; FormerOwnerUnknownError if that is uncertain."""
+    def fence_all(self, shards: Sequence[int]) -> dict[int, LastClaim]:
+        """Return the last claims once no other incarnation can write for these shards.
+
+        Raises:
+            FormerOwnerUnknownError: that is uncertain.
+
+        """
         config = self.config
         admin = AdminClient(config.admin())
         claims = self._follow(admin, config.owners_topic, shards)
+        last = dict(claims)
         in_doubt = {shard for shard, claim in claims.items() if claim.foreign}
         for topic in (config.parked_topic, config.half_topic):
             unknown = [shard for shard, claim in claims.items() if not claim.known]
             if in_doubt_here := sorted(in_doubt.intersection(unknown)):
                 log.error("former_owner_in_doubt", shards=in_doubt_here, asked_next=topic)
             if not unknown:
-                return
+                return last
             claims = self._follow(admin, topic, unknown)
+            last |= claims
         lost = sorted(shard for shard, claim in claims.items() if shard in in_doubt and not claim.known)
         if lost:
             raise FormerOwnerUnknownError(
@@ -107,11 +114,12 @@ class FormerOwners:
                 f"{config.parked_topic} and {config.half_topic}",
                 f"make sure that no instance runs, delete the topic {config.owners_topic}, and start again",
             )
+        return last
 
-    def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, _LastClaim]:
+    def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, LastClaim]:
         """Read a topic to its real end, and fence the last owners on the way; return the last claim of each shard."""
         refresh_leaders(admin, topic, _LOOK_S)  # a request of a client without a connection waits for up to 1 s
-        by_shard = {shard: _LastClaim() for shard in shards}
+        by_shard = {shard: LastClaim() for shard in shards}
         # No other instance can claim a shard now, so there is nothing to wait for in a partition without records.
         ends = self._ends(admin, topic, by_shard)
         claims = {place: by_shard[place[1]] for place, end in ends.items() if end}
@@ -130,7 +138,7 @@ class FormerOwners:
         self.reader.remove(list(claims))
         return by_shard
 
-    def _read(self, ends: Mapping[Place, int], claims: Mapping[Place, _LastClaim]) -> bool:
+    def _read(self, ends: Mapping[Place, int], claims: Mapping[Place, LastClaim]) -> bool:
         """Step 2: read up to the LSO; return whether that is the real end.
 
         It does not wait for long: an open transaction may hold the LSO back until its owner is fenced.
@@ -150,7 +158,7 @@ class FormerOwners:
     def _check_deadline(self) -> None:
         self.acquisition_deadline.check("waiting for the fence of the former owner")
 
-    def _handler(self, claims: Mapping[Place, _LastClaim]) -> Callable[[Place, Message], None]:
+    def _handler(self, claims: Mapping[Place, LastClaim]) -> Callable[[Place, Message], None]:
         owners = self.config.owners_topic
 
         def handle(place: Place, message: Message) -> None:
@@ -170,7 +178,7 @@ class FormerOwners:
 
         return handle
 
-    def _record_owner(self, claim: _LastClaim, message: Message, owner: Owner | None) -> None:
+    def _record_owner(self, claim: LastClaim, message: Message, owner: Owner | None) -> None:
         shard = message.partition() or 0
         if owner is None:
             self.released[shard] = message.timestamp()[1]

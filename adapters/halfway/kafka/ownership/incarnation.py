@@ -98,9 +98,7 @@ class Incarnation:
             context.loop,
             context.listener.has_applied,
             self._record_skipped,
-            TailEvents(
-                appended=on_appended, foreign_barrier=self._foreign_barrier, newer=on_newer, failed=self._tail_failed
-            ),
+            TailEvents(appended=on_appended, foreign_barrier=self._foreign_barrier, newer=on_newer, failed=self.fail),
         )
 
     def start(self) -> None:
@@ -220,9 +218,6 @@ class Incarnation:
                     "tail", f"shard {shard} was acquired by another incarnation", code=KafkaError.PRODUCER_FENCED
                 )
             )
-
-    def _tail_failed(self, error: str) -> None:
-        self.fail(ProducerFailedError("tail", error))
 
     def _record_skipped(self, topic: str, reason: str) -> None:
         self._loop.post(self._observer.skipped_record, topic, reason)

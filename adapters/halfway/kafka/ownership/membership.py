@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import structlog
@@ -27,11 +28,12 @@ from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisition
 from halfway.kafka.ownership.consumer_group import GroupMember
 from halfway.kafka.ownership.giving_up import TRY_AGAIN_S, Trial, Uselessness, has_others
 from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
+from halfway.kafka.ownership.log_watch import LogWatch
 from halfway.kafka.ownership.release import give_back, reserve_time
 from halfway.kafka.ownership.retry_backoff import RetryBackoff
 from halfway.kafka.ownership.unserved_time import UnservedTime
 from halfway.kafka.records.lane_records import RecordLimits
-from halfway.service.ports import Observer, ShardListener
+from halfway.service.ports import LogLoss, Observer, ShardListener
 
 log = structlog.get_logger()
 
@@ -41,6 +43,10 @@ Ts = TypeVarTuple("Ts")
 _FENCED_HEARTBEATS: Final = 1.5
 _REACH_S: Final = 2.0
 _WATCH_S: Final = 1.0
+_LOG_S: Final = 5.0
+_DOUBTS_S: Final = 1.0
+_REMEMBERED_S: Final = 600.0
+"""How long this instance remembers a shard that the group has taken from it."""
 _STALL_FACTOR: Final = 2
 _STOP_ACQUIRING_S: Final = 2.0
 
@@ -113,6 +119,12 @@ class KafkaMembership:
         fenced_pause_s = _FENCED_HEARTBEATS * self._group.heartbeat_s
         self._backoff = RetryBackoff(fenced_pause_s)
         self._acquisitions = ConcurrentAcquisitions(config, cursors, self, fenced_pause_s)
+        self._log_watch = LogWatch(config)
+        self._cursors = cursors
+        self._own: dict[int, set[str]] = {}
+        """By shard: incarnations of this process that claimed it, without another owner since it was last served."""
+        self._suspect: set[int] = set()
+        """Shards whose log may have lost records that this instance knows."""
         self._stalled = False
         self._useless = Uselessness()
         self._gives_up = False
@@ -157,6 +169,7 @@ class KafkaMembership:
         self._tasks = [
             asyncio.create_task(self._run(), name="halfway-keep"),
             asyncio.create_task(self._watch(), name="halfway-watch"),
+            asyncio.create_task(self._watch_log(), name="halfway-watch-log"),
         ]
 
     async def stop(self, *, deadline: float) -> None:
@@ -234,6 +247,16 @@ class KafkaMembership:
         self._unserved.forget(shards)
         for shard in shards:
             self._unreadable.pop(shard, None)
+        # The group may give them back soon, if only Kafka was away. If another instance has owned one of them in the
+        # meantime, its owner record says so: see `follows`.
+        asyncio.get_running_loop().call_later(_REMEMBERED_S, lambda: self._forget(shards - self._assigned))
+
+    def _forget(self, shards: Collection[int]) -> None:
+        """Forget what is known of shards that another instance may own from now on."""
+        for shard in shards:
+            self._own.pop(shard, None)
+            self._suspect.discard(shard)
+            self._listener.forget(shard)
 
     def _on_left(self) -> None:
         self._joined = False
@@ -298,6 +321,35 @@ class KafkaMembership:
                 self._changed.set()
             if incarnation is not None and incarnation.lane.busy_for() > limit:
                 incarnation.fail(ProducerFailedError("lane", f"one batch took more than {limit:g} s", stalled=True))
+
+    async def _watch_log(self) -> None:
+        """Compare the log with what is known of it, and let what Kafka has lost be written again."""
+        while True:
+            await asyncio.sleep(_DOUBTS_S if self._log_watch.doubts else _LOG_S)
+            incarnation = self._incarnation
+            if incarnation is None:
+                continue
+            asked = {shard: self._listener.known_log(shard) for shard in incarnation.shards}
+            known = {shard: one for shard, one in asked.items() if one is not None}
+            try:
+                losses = await self._log_watch.look(known)
+                if incarnation is self._incarnation:
+                    self._take_losses([(shard, loss) for shard, loss in losses if shard in incarnation.shards])
+            except Exception:  # whatever it is, the next look may succeed
+                log.exception("log_not_compared")
+
+    def _take_losses(self, losses: Sequence[tuple[int, LogLoss]]) -> None:
+        """Tell the service; if it is not known what is lost, acquire the shards again and compare."""
+        for shard, loss in losses:
+            self._listener.log_lost(shard, loss)
+        unknown = [loss for _, loss in losses if loss.half_start is None and not loss.is_op_cut]
+        if unknown:
+            self.lost_records(unknown[0].detail)
+
+    def lost_records(self, reason: str) -> None:
+        """End the incarnation: Kafka has lost records of it. The new folds are compared with what is known."""
+        if self._incarnation is not None:
+            self._incarnation.fail(ProducerFailedError("log", reason))
 
     async def _begin_incarnation(self) -> None:
         """Begin an incarnation: a new random id, its producers, its threads. Then join the group."""
@@ -372,7 +424,12 @@ class KafkaMembership:
         self._ended = [ended for ended in self._ended if not ended.join(time.monotonic())]
         self._ended.append(incarnation)
         self._lane.detach()
+        if error.step == "log" or error.out_of_sequence:
+            self._suspect.update(incarnation.shards)
+            self._cursors.distrust(incarnation.shards)
         self._notify_lost(sorted(incarnation.shards))
+        for shard in incarnation.shards:
+            self._log_watch.forget(shard)
         incarnation.shards.clear()
         reason = str(error) if error.remedy is None else f"{error}: {error.remedy}"
         self._backoff.failed(reason, fenced=error.fenced)
@@ -431,13 +488,28 @@ class KafkaMembership:
 
     async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
         """Step 6: serve a shard if it is still assigned and the incarnation is still the current one."""
-        if self.wants(incarnation, acquired.shard):
+        shard = acquired.shard
+        if incarnation.id in self._own.get(shard, ()):
+            await self._blocking(partial(self._listener.compare, shard, acquired.state, suspect=shard in self._suspect))
+        if self.wants(incarnation, shard):
+            self._suspect.discard(shard)
+            self._own[shard] = {incarnation.id}
             incarnation.serve(acquired.shard, acquired.barrier + 1)
             self._listener.acquired(acquired.shard, acquired.state)
             self._observer.shard_moved(self._unserved.end(acquired.shard, acquired.released_at))
             self._backoff.succeeded()
             self._useless.served()
             self._unreadable.pop(acquired.shard, None)
+
+    def follows(self, shard: int, incarnation: Incarnation, former: str | None) -> None:
+        """Record an attempt of an incarnation to claim a shard, after its former owner."""
+        own = self._own.get(shard)
+        if own is None:
+            return
+        if former in own:
+            own.add(incarnation.id)
+        elif former is not None:
+            self._forget([shard])
 
     def look_again(self) -> None:
         """Acquire the shards that are assigned now: an acquisition has ended."""

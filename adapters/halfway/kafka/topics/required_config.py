@@ -155,7 +155,10 @@ def problems(
     for plan in planned:
         topic = found.get(plan.name)
         if topic is None:
-            remedy = "start halfway again: it creates what is missing; what the topic held is lost"
+            remedy = (
+                "run halfway topics create; instances that run write again what they have in memory, the rest of what "
+                "the topic held is lost"
+            )
             unsafe.append(Problem(topic=plan.name, setting="topic", found="missing", needed="present", remedy=remedy))
             continue
         unsafe += _shape_problems(plan, topic, bootstrap, recorded=recorded)

@@ -352,6 +352,19 @@ class _Gauges(Collector):
             ("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses),
         ):
             yield CounterMetricFamily(name, text, value=count)
+        losses = self._shards.losses
+        text = "Times that Kafka was found to have lost records of a shard that it had acknowledged"
+        yield CounterMetricFamily("halfway_log_losses", text, value=losses.found)
+        missing = CounterMetricFamily(
+            "halfway_missing_transactions",
+            "Transactions that the log has lost, by what became of them",
+            labels=["result"],
+        )
+        missing.add_metric(["written_again"], losses.written_again)
+        missing.add_metric(["lost"], losses.lost)
+        yield missing
+        text = "Transactions that the log has lost, and that are in memory only until they are written again"
+        yield _gauge("halfway_unwritten_transactions", text, self._shards.unwritten)
         yield _gauge("halfway_resolving", "Transactions that wait for the lane or are in it", len(self._shards.claims))
         yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight.taken)
         yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.in_flight.bytes)

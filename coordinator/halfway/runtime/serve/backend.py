@@ -53,7 +53,7 @@ _TABLE_READ_S: Final = 30.0
 _TOPICS_CHECK_S: Final = 60.0
 _OTHERS_CHECK_S: Final = 1.0
 _OTHERS_WARN_AGAIN_S: Final = 600.0
-WARNINGS: Final = ("topics", "keys", "tail", "event_loop")
+WARNINGS: Final = ("topics", "log", "keys", "tail", "event_loop")
 """The checks that can warn."""
 _AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
 
@@ -96,6 +96,8 @@ class Backend:
         Each `check` is one of `WARNINGS`.
         """
         found = [HealthWarning(check="topics", detail=problem) for problem in self.unsafe]
+        shards = self.coordinator.shards
+        found += [HealthWarning(check="log", detail=detail) for detail in shards.losses.warnings(shards.unwritten)]
         if self.keys is not None and self.keys.is_late:
             detail = f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"
             found.append(HealthWarning(check="keys", detail=detail))
@@ -190,6 +192,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         peers = await _peers(stack, settings)
         destinations = TopicMetadata(config)
         cluster = KafkaCluster(config, observer, destinations, cursors)
+        half_log.on_lost_sequence = cluster.membership.lost_records
         audit_trail = None
         if settings.audit_topic:
             audit_trail = KafkaAuditTrail(config, observer)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from halfway.domain.records import Foreign, Half
     from halfway.domain.shard import ShardState
     from halfway.service.coordinator import Coordinator
-    from halfway.service.ports import Clock, LaneWrite, ShardListener
+    from halfway.service.ports import Clock, KnownLog, LaneWrite, LogLoss, ShardListener
 
 log = structlog.get_logger(__name__)
 
@@ -116,6 +116,22 @@ class ScannedShards:
     def may_still_be_written(self, write: LaneWrite) -> bool:
         """Forward the lane's call, on the lane's thread."""
         return self._listener.may_still_be_written(write)
+
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+        """Forward the comparison of a new fold with the former one, on another thread."""
+        self._listener.compare(shard, state, suspect=suspect)
+
+    def known_log(self, shard: int) -> KnownLog | None:
+        """Forward the question what is known of a shard's log."""
+        return self._listener.known_log(shard)
+
+    def log_lost(self, shard: int, loss: LogLoss) -> None:
+        """Forward what Kafka has lost."""
+        self._listener.log_lost(shard, loss)
+
+    def forget(self, shard: int) -> None:
+        """Forward that another instance may own a shard."""
+        self._listener.forget(shard)
 
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve and scan a shard."""

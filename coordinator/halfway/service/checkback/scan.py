@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -92,7 +93,7 @@ class Scan:
     async def scan(self, number: int, now: int) -> None:
         """Compare half with op, and act on the difference.
 
-        1. Strays in half are corrected.
+        1. What the log has lost is written again, and strays in half are corrected.
         2. Commit verdicts that could not be written yet are recorded.
         3. Transactions of changed groups are planned again. The policy decides on each transaction that is due: offer a
            check, give up, or re-anchor.
@@ -106,6 +107,7 @@ class Scan:
         if shard is None or shard.leaving:
             return
         self._scanned_at = now
+        self._write_lost(shard)
         self._correct_strays(shard)
         self._checks.verdicts.record(number)
         await self._plan_changed_groups(shard)
@@ -114,6 +116,14 @@ class Scan:
         await self._forget(shard, now)
         if self._shards.find(number) is shard:
             await self._commit_cursors(shard)
+
+    def _write_lost(self, shard: Shard) -> None:
+        """Step 1: write again what the log has lost."""
+        for transaction_id in list(islice(shard.unwritten, self._limits.scan_batch)):
+            if shard.state.find(transaction_id) is None:
+                del shard.unwritten[transaction_id]
+            elif transaction_id not in self._writing:
+                self._carry_out(shard, transaction_id, self._resolver.restore)
 
     def _correct_strays(self, shard: Shard) -> None:
         """Step 1: correct the stray halves."""

@@ -87,7 +87,7 @@ class Lookup:
     async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
         """Return the half of a prepared or parked transaction. It is read by offset if it is not in memory."""
         payloads = self._shards.payloads
-        half = payloads.get(entry.id)
+        half = payloads.get(entry.id) or shard.unwritten.get(entry.id)
         if half is not None and half.fingerprint == entry.fingerprint:
             return half
         if isinstance(entry, ParkedEntry):

@@ -157,6 +157,38 @@ class WriteTombstone(msgspec.Struct, frozen=True, gc=False):
         return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
 
 
+class Restore(msgspec.Struct, frozen=True, gc=False):
+    """Write a transaction again that the log has lost, in the state in which this instance knows it."""
+
+    needs_payload: ClassVar[bool] = True
+    needs_whole_payload: ClassVar[bool] = True
+
+    def answer_without_write(self, _entry: Entry, _tried: Sequence[int]) -> EndResult | None:
+        """Write it in any case: a second time changes nothing."""
+        return None
+
+    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - the times are those of the transaction
+        """Return the write of the half, of the parked record, or of the op marker with the tombstone of the half."""
+        if isinstance(entry, Ended):
+            return LaneWrite(
+                shard=shard,
+                id=entry.id,
+                group=entry.group,
+                state=entry.state,
+                prepared_at=entry.prepared_at,
+                half=TOMBSTONE,
+                op=entry.op,
+                deadline=deadline,
+            )
+        if half is None:
+            raise NotWrittenError
+        if isinstance(entry, Pending):
+            return written_again(shard, entry, half, deadline=deadline)
+        kept = current_half(entry, half)
+        record = Parked(half=kept, reason=entry.reason, parked_at=entry.parked_at, checks=entry.checks)
+        return _write(shard, entry, State.PARKED, deadline, parked=record)
+
+
 def require_same_transaction(entry: Entry, prepared_at: int | None) -> None:
     """Raise IdReplacedError if an entry is not the transaction that was prepared at this time; None allows any."""
     if prepared_at is not None and entry.prepared_at != prepared_at:

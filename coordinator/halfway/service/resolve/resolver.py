@@ -33,7 +33,7 @@ from halfway.service.answers import Deadlines, answer_all
 from halfway.service.log_summary import LogSummary
 from halfway.service.ports import LaneAnswers, LaneWrite, Written
 from halfway.service.requests import EndResult
-from halfway.service.resolve.changes import Change, Reanchor, WriteTombstone, note_error, unconfirmed
+from halfway.service.resolve.changes import Change, Reanchor, Restore, WriteTombstone, note_error, unconfirmed
 from halfway.service.shards.claims import Claim
 
 if TYPE_CHECKING:
@@ -176,6 +176,11 @@ class Resolver:
             shard, entry, Reanchor() if isinstance(entry, Pending) else WriteTombstone(), deadline
         )
 
+    async def restore(self, transaction_id: str, *, deadline: float) -> None:
+        """Write a transaction again that the log has lost, unless its id is claimed."""
+        shard, entry = await self._lookup.locate_any(transaction_id, deadline=deadline)
+        await self._change_unless_claimed(shard, entry, Restore(), deadline)
+
     async def _change_unless_claimed(
         self, shard: Shard, entry: Entry, change: Change, deadline: float, begin_by: float | None = None
     ) -> EndResult | None:
@@ -284,7 +289,8 @@ class Resolver:
             answer: EndResult | Exception = EndResult(id=write.id, state=write.state, changed=True)
             try:
                 self._shards.apply(write, result)
-                self._activity.note_write(write)
+                if not isinstance(resolution.change, Restore):  # that was counted when it was written first
+                    self._activity.note_write(write)
             except Exception as error:  # noqa: BLE001 - the caller gets any error
                 answer = error
             self._finish(resolution, answer)

@@ -22,8 +22,9 @@ from halfway.domain.ids import shard_of
 from halfway.domain.indexes import Agenda
 from halfway.domain.records import Half
 from halfway.domain.transaction import Cause
-from halfway.service.ports import TOMBSTONE, Tombstone
+from halfway.service.ports import TOMBSTONE, KnownLog, Tombstone
 from halfway.service.shards.claims import Claim, CommitVerdict
+from halfway.service.shards.losses import Losses, Missing, Unwritten, ends_before, missing
 from halfway.service.shards.outcome_window import OutcomeWindow
 from halfway.service.shards.rotation import ShardRotation
 from halfway.service.shards.shard_stats import ShardStats, stats_of
@@ -31,9 +32,10 @@ from halfway.service.shards.shard_stats import ShardStats, stats_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from halfway.domain.entries import Ended, Unresolved
     from halfway.domain.records import Foreign, Group
     from halfway.domain.shard import ShardState
-    from halfway.service.ports import Clock, LaneWrite, Written
+    from halfway.service.ports import Clock, LaneWrite, LogLoss, Written
     from halfway.service.requests import ServiceLimits
 
 log = structlog.get_logger(__name__)
@@ -58,6 +60,7 @@ class Shard:
         self.planned_by: dict[str, Group | None] = {}
         """The groups, by name, as they were when the looks at their pending transactions were planned."""
         self.leaving = False
+        self.unwritten: Unwritten = {}
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._own: dict[int, str] = {}
@@ -204,6 +207,10 @@ class ShardTable:
         """The numbers of the served shards that are not being given up."""
         self.preparing: dict[str, int] = defaultdict(int)
         """The number of prepares on their way to the log, by group."""
+        self.losses = Losses()
+        self._former: dict[int, tuple[ShardState, int]] = {}
+        """The folds of shards that were lost with an incarnation, and when, until the shard is served here again."""
+        self._missing: dict[int, Missing] = {}
         self._change = asyncio.Event()
         self._rotation = ShardRotation()
 
@@ -316,12 +323,92 @@ class ShardTable:
         entry = shard.apply_own_write(write, written)
         if entry is not None and isinstance(write.half, Half):
             self.payloads.put(write.half, entry.size)
+        if write.id in shard.unwritten and (write.half is not None or write.parked is not None):
+            del shard.unwritten[write.id]
+            self.losses.written_again += 1
+            if not shard.unwritten:
+                log.warning("log_restored", shard=shard.number)
+
+    @property
+    def unwritten(self) -> int:
+        """The number of transactions that the log has lost, and that are not written again yet."""
+        return sum([len(shard.unwritten) for shard in self._served.values()])
 
     # --- ShardListener
 
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+        """Find what the former fold of a shard has and its new one lacks. Blocks; called on another thread."""
+        former, lost_at = self._former.get(shard, (None, 0))
+        if former is not None and (suspect or ends_before(former, state)):
+            since = lost_at - round(self._limits.outcome_horizon_s * 1000)
+            self._missing[shard] = missing(former, state, since=since)
+
+    def known_log(self, shard: int) -> KnownLog | None:
+        """Return what is known of the log of a shard, None if the shard is not served."""
+        served = self._served.get(shard)
+        if served is None:
+            return None
+        state = served.state
+        return KnownLog(half_end=state.half_end, op_end=state.op_tail, half_needed=state.half_cursor)
+
+    def log_lost(self, shard: int, loss: LogLoss) -> None:
+        """Record what Kafka has lost, and write it again if it is known what that is."""
+        self.losses.note_found(shard, loss.topic, loss.detail)
+        served = self._served.get(shard)
+        if served is None:
+            return
+        cut = served.state.half_cursor if loss.half_start is None else loss.half_start
+        lost = [entry for entry in served.state.halves.values() if entry.offset < cut]
+        ended = list(served.state.ended()) if loss.is_op_cut else []
+        self._write_again(served, lost, ended)
+
+    def _write_again(self, shard: Shard, unresolved: Sequence[Unresolved], ended: Sequence[Ended]) -> None:
+        """Let the scan write transactions again that the log has lost."""
+        restored: list[str] = []
+        lost: list[str] = []
+        for entry in unresolved:
+            if entry.id in shard.unwritten:
+                continue
+            half = self._remembered(entry)
+            if half is None:
+                lost.append(entry.id)
+            else:
+                shard.unwritten[entry.id] = half
+                restored.append(entry.id)
+        for outcome in ended:
+            if outcome.id not in shard.unwritten:
+                shard.unwritten[outcome.id] = None
+                restored.append(outcome.id)
+        if restored or lost:
+            self.losses.note_missing(shard.number, restored, lost)
+
+    def _remembered(self, entry: Unresolved) -> Half | None:
+        half = self.payloads.get(entry.id)
+        return half if half is not None and half.fingerprint == entry.fingerprint else None
+
+    def forget(self, shard: int) -> None:
+        """Forget what is known of a shard that is not served: another instance may own it by now."""
+        self._former.pop(shard, None)
+        self._missing.pop(shard, None)
+
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve a shard from now on."""
-        self._served[shard] = Shard(shard, state, self._limits.outcome_horizon_s)
+        self._former.pop(shard, None)
+        found = self._missing.pop(shard, Missing())
+        for outcome in found.ended:
+            state.restore_outcome(outcome)
+        for entry in found.unresolved:
+            if self._remembered(entry) is None:
+                continue
+            if isinstance(entry, Pending):
+                state.restore_pending(entry)
+            else:
+                state.restore_parked(entry)
+        for outdated in found.outdated:
+            state.restore_totals(outdated)
+        served = self._served[shard] = Shard(shard, state, self._limits.outcome_horizon_s)
+        self._write_again(served, found.unresolved, found.ended)
+        served.unwritten.update((outdated.id, None) for outdated in found.outdated)
         self._update_accepting()
         pending, parked, ended = state.counts
         log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)
@@ -376,6 +463,7 @@ class ShardTable:
             await asyncio.wait(in_progress)
         if self._served.get(shard) is served:
             self.lost(shard)
+            self.forget(shard)
 
     def _in_progress(self, shard: int) -> list[asyncio.Future[Any]]:
         """Return the changes in a shard that are in progress, and the recordings of commits that were said."""
@@ -388,6 +476,7 @@ class ShardTable:
         served = self._served.pop(shard, None)
         self._update_accepting()
         if served is not None:
+            self._former[shard] = served.state, self._clock.now_ms()
             served.close()
             log.info("shard_dropped", shard=shard)
 

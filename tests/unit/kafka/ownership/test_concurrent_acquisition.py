@@ -49,6 +49,9 @@ class Wanted:
     def wants(self, _incarnation: Incarnation, shard: int) -> bool:
         return shard in self.shards
 
+    def follows(self, shard: int, incarnation: Incarnation, former: str | None) -> None:
+        """Keep no record of owners."""
+
     async def serve(self, _incarnation: Incarnation, _acquired: Acquired) -> None:
         raise AssertionError("nothing is acquired")
 
@@ -70,6 +73,7 @@ class ClaimedInVain:
 
     def __init__(self, **_fields: Any) -> None:
         self.claimed = False
+        self.former = None
 
     def acquire(self) -> Acquired:
         self.claimed = True

@@ -1,6 +1,7 @@
 """Readiness: an instance is ready if it can serve some calls or forward them, and says what is unsafe all the same."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from halfway.runtime.serve.readiness import Readiness
 from halfway.service.access.key_freshness import KeyFreshness
 from halfway.service.ports import OwnerHint
 from halfway.service.query.tail_freshness import TailFreshness
+from halfway.service.shards.losses import Losses
 from tests.support.waiting import until_true
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")
@@ -139,7 +141,8 @@ async def test_an_instance_that_serves_nothing_and_reaches_nobody_is_not_ready(
 def backend(keys: KeyFreshness | None = None, *, late_s: float = 30) -> Backend:
     nothing = cast("Any", None)
     tail = TailFreshness(nothing, nothing, late_s=late_s)
-    return Backend(nothing, nothing, nothing, nothing, tail, prefix="_halfway.", keys=keys)
+    coordinator = cast("Any", SimpleNamespace(shards=SimpleNamespace(losses=Losses(), unwritten=0)))
+    return Backend(coordinator, nothing, nothing, nothing, tail, prefix="_halfway.", keys=keys)
 
 
 async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:

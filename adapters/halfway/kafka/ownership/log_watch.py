@@ -1,0 +1,188 @@
+"""Compares the log of the owned shards with what their owner knows of it: topic ids, log starts and log ends.
+
+Kafka can lose what it has acknowledged: after an unclean leader election, or if somebody deletes a topic or its
+records. Nothing else would notice it while the owner has everything in memory, until the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import structlog
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # public, but not for mypy
+
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.partition_reader import Place
+from halfway.service.ports import KnownLog, LogLoss
+
+log = structlog.get_logger()
+
+_REQUEST_S: Final = 5.0
+_SAMPLES: Final = 16
+"""Ends that are remembered for an outcome horizon, at equal intervals."""
+_EARLIEST: Final = "earliest"
+_LATEST: Final = "latest"
+
+
+class LogWatch:
+    """Looks at the log when it is asked to, with an admin client of its own. Used on the loop's thread."""
+
+    def __init__(self, config: KafkaConfig) -> None:
+        """Keep the configuration; nothing connects before `look`."""
+        self._config = config
+        self._topics = [config.half_topic, config.op_topic, config.parked_topic, config.owners_topic]
+        self._client: AdminClient | None = None
+        self._ids: dict[str, str] = {}
+        self._missing: set[str] = set()
+        self._ends: dict[Place, int] = {}
+        """The highest end that was seen of each partition."""
+        self._starts: dict[Place, int] = {}
+        """The log start that was reported last."""
+        self._op_ends: dict[int, deque[tuple[float, int]]] = {}
+        """By shard: when op[s] had which end, over the last horizon."""
+        self._doubted: set[Place] = set()
+        """Partitions that ended too early at the last look: a leader that was just elected may lag for a moment."""
+
+    @property
+    def doubts(self) -> bool:
+        """Whether another look should follow soon."""
+        return bool(self._doubted)
+
+    async def look(self, known: Mapping[int, KnownLog]) -> list[tuple[int, LogLoss]]:
+        """Return the losses, each with its shard; `known` is what is known of each shard that is served now.
+
+        What Kafka does not answer is looked at the next time.
+        """
+        losses: dict[int, LogLoss] = {}
+        for topic in await self._made_again():
+            detail = f"topic {topic} was deleted and created again"
+            losses |= {shard: LogLoss(topic=topic, detail=detail) for shard in known}
+        found = [losses] if losses else [await self._ends_lost(known), await self._starts_lost(known)]
+        return [loss for each in found for loss in each.items()]
+
+    def forget(self, shard: int) -> None:
+        """Forget the ends of a shard that is not served any more: its log may have been found shorter."""
+        for topic in self._topics:
+            self._ends.pop((topic, shard), None)
+        self._op_ends.pop(shard, None)
+
+    # --- topics
+
+    async def _made_again(self) -> list[str]:
+        """Return the topics that have another id than before, and log those that are missing."""
+        requests = self._admin().describe_topics(TopicCollection(self._topics), request_timeout=_REQUEST_S)
+        made_again: list[str] = []
+        for topic, request in requests.items():
+            try:
+                name = str((await asyncio.wrap_future(request)).topic_id)
+            except KafkaException as exception:
+                if exception.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    self._note_missing(topic)
+                continue
+            self._missing.discard(topic)
+            before = self._ids.get(topic)
+            self._ids[topic] = name
+            if before not in (None, name):
+                made_again.append(topic)
+                self._ends = {place: end for place, end in self._ends.items() if place[0] != topic}
+                self._starts = {place: start for place, start in self._starts.items() if place[0] != topic}
+                self._op_ends.clear()
+        return made_again
+
+    def _note_missing(self, topic: str) -> None:
+        if topic not in self._missing:
+            self._missing.add(topic)
+            remedy = "run halfway topics create and keep this instance running: it writes again what it has in memory"
+            log.error("topic_missing", topic=topic, remedy=remedy)
+
+    # --- ends
+
+    async def _ends_lost(self, known: Mapping[int, KnownLog]) -> dict[int, LogLoss]:
+        losses: dict[int, LogLoss] = {}
+        doubted: set[Place] = set()
+        for place, end in (await self._offsets(known, _LATEST)).items():
+            topic, shard = place
+            least = max(_known_end(known[shard], topic, self._config), self._ends.get(place, 0))
+            self._ends[place] = max(end, least)
+            if end >= least:
+                continue
+            if place not in self._doubted:
+                doubted.add(place)
+                continue
+            self._ends[place] = end
+            detail = f"{topic}[{shard}] ends at {end}, but had records up to {least}"
+            losses.setdefault(shard, LogLoss(topic=topic, detail=detail))
+        self._doubted = doubted
+        return losses
+
+    # --- starts
+
+    async def _starts_lost(self, known: Mapping[int, KnownLog]) -> dict[int, LogLoss]:
+        half, op = self._config.half_topic, self._config.op_topic
+        losses: dict[int, LogLoss] = {}
+        now = time.monotonic()
+        for place, start in (await self._offsets(known, _EARLIEST)).items():
+            topic, shard = place
+            if start <= self._starts.get(place, 0):
+                continue
+            needed = start
+            if topic == half:
+                needed = known[shard].half_needed
+            elif topic == op and (samples := self._recent_op_ends(shard, now)):
+                needed = samples[0][1]
+            self._starts[place] = start
+            if start > needed:
+                losses[shard] = LogLoss(
+                    topic=topic,
+                    detail=f"{topic}[{shard}] begins at {start}, but records from {needed} on are needed",
+                    half_start=start if topic == half else None,
+                    is_op_cut=topic == op,
+                )
+        for shard, one in known.items():
+            self._note_op_end(shard, one.op_end, now)
+        return losses
+
+    def _recent_op_ends(self, shard: int, now: float) -> deque[tuple[float, int]]:
+        samples = self._op_ends.setdefault(shard, deque())
+        while samples and samples[0][0] < now - self._config.outcome_horizon_s:
+            samples.popleft()
+        return samples
+
+    def _note_op_end(self, shard: int, end: int, now: float) -> None:
+        samples = self._recent_op_ends(shard, now)
+        if not samples or now - samples[-1][0] >= self._config.outcome_horizon_s / _SAMPLES:
+            samples.append((now, end))
+
+    async def _offsets(self, known: Mapping[int, KnownLog], which: str) -> dict[Place, int]:
+        """Return the earliest or latest offsets of the owned partitions, as far as Kafka answers."""
+        spec = OffsetSpec.earliest() if which == _EARLIEST else OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        specs: dict[TopicPartition, Any] = {
+            TopicPartition(topic, shard): spec for shard in known for topic in self._topics[:3]
+        }
+        if not specs:
+            return {}
+        requests = self._admin().list_offsets(
+            specs, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
+        )
+        offsets: dict[Place, int] = {}
+        for place, request in requests.items():
+            try:
+                offsets[place.topic, place.partition] = (await asyncio.wrap_future(request)).offset
+            except KafkaException as exception:
+                log.debug("log_not_seen", topic=place.topic, shard=place.partition, error=exception.args[0].str())
+        return offsets
+
+    def _admin(self) -> AdminClient:
+        if self._client is None:
+            self._client = AdminClient(self._config.admin())
+        self._client.poll(0)
+        return self._client
+
+
+def _known_end(known: KnownLog, topic: str, config: KafkaConfig) -> int:
+    return {config.half_topic: known.half_end, config.op_topic: known.op_end}.get(topic, 0)

@@ -1,0 +1,74 @@
+"""A log that ends too early, begins too late or is another one than before, on a real broker."""
+
+import asyncio
+
+from confluent_kafka import TopicPartition
+
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.ownership.log_watch import LogWatch
+from halfway.service.ports import KnownLog, LogLoss
+from tests.support.brokers.fixtures import Kafka
+from tests.support.ownership.cluster_harness import (
+    PATIENCE_S,
+    admin_of,
+    config_for,
+    create_internal_topics,
+    create_topics,
+    delete_topics,
+    half,
+    in_shard,
+    prepare,
+)
+
+
+def knows(**fields: int) -> dict[int, KnownLog]:
+    return {0: KnownLog(**({"half_end": 0, "op_end": 0, "half_needed": 0} | fields))}
+
+
+def made(kafka: Kafka) -> KafkaConfig:
+    config = config_for(kafka.bootstrap_servers)
+    create_internal_topics(config)
+    return config
+
+
+async def test_an_end_that_is_too_low_is_believed_at_the_second_look(kafka: Kafka) -> None:
+    """A leader that has just been elected may not know its end yet."""
+    config = made(kafka)
+    records = [half(in_shard(0, name)) for name in ("a", "b", "c")]
+    await asyncio.to_thread(prepare, config, 0, *records)
+    watch = LogWatch(config)
+    assert await watch.look(knows(half_end=3)) == []
+    assert await watch.look(knows(half_end=4)) == []
+    assert watch.doubts
+    [(shard, loss)] = await watch.look(knows(half_end=4))
+    assert (shard, loss.topic, loss.half_start) == (0, config.half_topic, None)
+    assert "ends at 3, but had records up to 4" in loss.detail
+
+
+async def test_a_start_behind_what_is_needed_is_reported_once(kafka: Kafka) -> None:
+    config = config_for(kafka.bootstrap_servers)
+    names = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
+    create_topics(config, dict.fromkeys(names, 2), **{"cleanup.policy": "delete"})
+    records = [half(in_shard(0, name)) for name in ("a", "b", "c")]
+    await asyncio.to_thread(prepare, config, 0, *records)
+    watch = LogWatch(config)
+    assert await watch.look(knows(half_end=3)) == []
+    admin = admin_of(config)
+    for done in admin.delete_records([TopicPartition(config.half_topic, 0, 2)]).values():
+        done.result(PATIENCE_S)
+    [(_, loss)] = await watch.look(knows(half_end=3, half_needed=1))
+    assert loss.half_start == 2
+    assert await watch.look(knows(half_end=3, half_needed=1)) == []
+
+
+async def test_a_topic_that_was_made_again_has_lost_everything(kafka: Kafka) -> None:
+    """Every shard that is served is compared, whatever is in the new topic already."""
+    config = made(kafka)
+    watch = LogWatch(config)
+    assert await watch.look(knows()) == []
+    delete_topics(config, [config.op_topic])
+    assert await watch.look(knows()) == [], "it is missing, and logged"
+    create_topics(config, {config.op_topic: 2})
+    [(_, loss)] = await watch.look(knows())
+    assert loss == LogLoss(topic=config.op_topic, detail=f"topic {config.op_topic} was deleted and created again")
+    assert await watch.look(knows()) == []

@@ -1,0 +1,135 @@
+"""What an instance knew of a shard that it served last, and what its new fold lacks."""
+
+import msgspec
+
+from halfway.domain.entries import Ended, ParkedEntry, Pending
+from halfway.domain.records import OpKind
+from halfway.domain.shard import ShardState
+from halfway.domain.transaction import State
+from halfway.memory.surroundings import ManualClock
+from halfway.service.ports import LogLoss
+from halfway.service.requests import ServiceLimits
+from halfway.service.shards.shard_table import ShardTable
+from tests.support.domain.histories import half_of
+from tests.support.domain.shard_records import op, parked_of
+
+HORIZON_S = 900
+A, B, C = (half_of(name, name, 1_000) for name in ("a", "b", "c"))
+
+
+def fold(barrier: int = 100) -> ShardState:
+    """Return the fold of an empty log, up to barriers at this offset."""
+    state = ShardState(0, horizon_ms=HORIZON_S * 1000)
+    state.half_tail = state.op_tail = barrier + 1
+    state.complete_fold()
+    return state
+
+
+def table(now: int = 6_000) -> ShardTable:
+    """Return a table that served a shard with a pending, a parked and a committed transaction, and has lost it."""
+    clock = ManualClock()
+    clock.set(now)
+    shards = ShardTable(ServiceLimits(shards=1, outcome_horizon_s=HORIZON_S), clock)
+    former = fold(0)
+    former.apply_half(1, A.id, A)
+    former.apply_half(2, B.id, B)
+    former.apply_end(1, op(OpKind.COMMITTED, B.id, half_offset=2), 3)
+    former.apply_parked(1, C.id, parked_of(C))
+    shards.acquired(0, former)
+    for half in (A, C):
+        shards.payloads.put(half, half.size)
+    shards.lost(0)
+    return shards
+
+
+def acquired(shards: ShardTable, state: ShardState, *, suspect: bool = True) -> ShardState:
+    shards.compare(0, state, suspect=suspect)
+    shards.acquired(0, state)
+    return state
+
+
+async def test_what_the_log_lacks_is_restored_from_memory_and_written_again() -> None:
+    shards = table()
+    state = acquired(shards, fold())
+    pending, ended, parked = (state.find(half.id) for half in (A, B, C))
+    assert isinstance(pending, Pending)
+    assert isinstance(parked, ParkedEntry)
+    assert isinstance(ended, Ended)
+    assert (ended.state, ended.half_offset) == (State.COMMITTED, 2)
+    assert shards.get(0).unwritten == {A.id: A, B.id: None, C.id: C}
+    assert (shards.losses.found, shards.losses.lost) == (1, 0)
+    [warning] = shards.losses.warnings(shards.unwritten)
+    assert "3 transactions are in memory only" in warning
+
+
+async def test_an_outcome_wins_over_a_half_that_is_pending_again() -> None:
+    """The op marker is lost, and the half's tombstone too: nobody may end it in another way."""
+    shards, state = table(), fold()
+    state.apply_half(2, B.id, B)
+    assert isinstance(acquired(shards, state).find(B.id), Ended)
+
+
+async def test_an_id_that_was_prepared_again_after_its_outcome_stays_pending() -> None:
+    shards, state = table(), fold()
+    later = 5_000 + HORIZON_S * 1000
+    state.apply_half(2, B.id, msgspec.structs.replace(B, prepared_at=later, since=later))
+    assert isinstance(acquired(shards, state).find(B.id), Pending)
+
+
+async def test_a_lost_commit_verdict_is_remembered() -> None:
+    """It was in op only. Without it the policy could roll back."""
+    clock = ManualClock()
+    shards = ShardTable(ServiceLimits(shards=1), clock)
+    former = fold(0)
+    former.apply_half(1, A.id, A)
+    verdict = msgspec.structs.replace(op(OpKind.VERDICT, A.id, checks=2), commit_verdict=True)
+    former.apply_op(1, verdict)
+    shards.acquired(0, former)
+    shards.lost(0)
+    state = fold()
+    state.apply_half(1, A.id, A)
+    entry = acquired(shards, state).find(A.id)
+    assert isinstance(entry, Pending)
+    assert (entry.commit_verdict, entry.checks) == (True, 2)
+    assert shards.get(0).unwritten == {A.id: None}
+
+
+async def test_what_is_not_in_memory_any_more_is_counted_as_lost() -> None:
+    shards = table()
+    shards.payloads.drop(A.id)
+    assert acquired(shards, fold()).find(A.id) is None
+    assert shards.losses.lost == 1
+    assert A.id not in shards.get(0).unwritten
+
+
+async def test_an_outcome_that_may_be_forgotten_is_not_missed() -> None:
+    shards = table(now=5_001 + HORIZON_S * 1000)
+    assert acquired(shards, fold()).find(B.id) is None
+
+
+async def test_a_log_that_goes_on_where_it_was_is_not_compared() -> None:
+    """After the failure of a lane, for example: it would take long with many outcomes."""
+    shards = table()
+    assert acquired(shards, fold(100), suspect=False).find(A.id) is None
+    assert shards.losses.found == 0
+
+
+async def test_a_log_that_ends_before_what_was_known_is_compared() -> None:
+    shards = table()
+    assert acquired(shards, fold(2), suspect=False).find(A.id) is not None
+
+
+async def test_what_another_owner_may_have_changed_is_forgotten() -> None:
+    shards = table()
+    shards.forget(0)
+    assert acquired(shards, fold()).find(A.id) is None
+
+
+async def test_records_that_were_deleted_from_the_start_are_written_again_while_the_shard_is_served() -> None:
+    shards = table()
+    acquired(shards, fold())
+    shards.get(0).unwritten.clear()
+    state = shards.get(0).state
+    state.apply_half(200, "late", half_of("late", "late", 1_000))
+    shards.log_lost(0, LogLoss(topic="half", detail="cut", half_start=150))
+    assert shards.get(0).unwritten == {A.id: A}
