@@ -135,8 +135,8 @@ class Activity:
             self._schedule_flush()
 
     def note_write(self, write: LaneWrite) -> None:
-        """Count a write of the lane, and clear its earlier failures."""
-        if self._writes or self._topics:
+        """Count a write of the lane. An end clears its earlier failures; a note, such as a refused commit, does not."""
+        if write.state.ended and (self._writes or self._topics):
             self.clear_failures(write.id, [message.topic for message in write.messages])
         op = write.op
         if op is None:

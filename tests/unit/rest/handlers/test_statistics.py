@@ -104,10 +104,13 @@ async def test_a_refusal_that_names_no_topic_is_shown_with_its_transaction(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await world.prepared(id="held")
+    submit = world.memory.lane.submit
 
     def refuse(writes: Sequence[LaneWrite]) -> None:
+        """Refuse what has messages; a record that commit was said has none."""
         error = "Kafka did not describe the topics in time"
-        world.memory.lane._answered([(write, TopicUnavailableError(error)) for write in writes])
+        world.memory.lane._answered([(write, TopicUnavailableError(error)) for write in writes if write.messages])
+        submit([write for write in writes if not write.messages])
 
     with monkeypatch.context() as patched:
         patched.setattr(world.memory.lane, "submit", refuse)
