@@ -50,6 +50,8 @@ class ShardState:
         self._op_offsets = IndexedHeap()
         self.group_counts: dict[str, tuple[int, int]] = {}
         """The numbers of pending and parked transactions by group, for groups that have any."""
+        self.payloads: dict[str, Half] = {}
+        """Halves that the fold has read and that are pending, as far as its reader keeps them, until they are taken."""
         self._complete = False
         self.barrier = NO_BARRIER
         """The offset of the owner's barrier record in half[s]."""

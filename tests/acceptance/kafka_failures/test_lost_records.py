@@ -154,10 +154,14 @@ async def test_a_topic_that_was_made_again_is_filled_again(
 async def test_records_that_were_deleted_are_written_again(
     kafka: EmbeddedKafka, coordinator: CoordinatorProcess, rest: Rest, cluster: Cluster, group: str
 ) -> None:
-    """As when the cleanup policy of half was changed to delete; the shards are served all the time."""
+    """As when the cleanup policy of half was changed to delete; the shards are served all the time.
+
+    An owner has in memory what it took over, too.
+    """
     topic = await cluster.make_topic("orders")
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(200, 201)
     pending = await prepared(rest, group, topic, "pending", 6)
+    await restarted(coordinator)
     half = coordinator.prefix + "half"
     await cluster.set_config(half, "cleanup.policy", "delete")
     ends = cluster.ends([half])

@@ -121,6 +121,8 @@ class KafkaConfig:
     instance_url: str = ""
     """The URL at which other instances reach this one; the owner record contains it."""
     outcome_horizon_s: float = _LIMITS.outcome_horizon_s
+    payload_cache_bytes: int = _LIMITS.payload_cache_bytes
+    """The payloads that the acquisitions of all shards together keep for the service."""
     replication_factor: int | None = None
     """None: 3 if the cluster has three brokers, else 1."""
     session_timeout_s: float = 10

@@ -12,7 +12,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 
 from halfway.domain.errors import HalfwayError
-from halfway.domain.records import FOREIGN, Barrier, Owner
+from halfway.domain.records import FOREIGN, Barrier, Half, Owner
 from halfway.domain.shard import ShardState
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import explained
@@ -307,6 +307,7 @@ class Acquisition:
 
     def _fold_into(self, state: ShardState) -> Callable[[Place, Message], None]:
         half, op, shards = self.config.half_topic, self.config.op_topic, self.config.shards
+        payloads = _Payloads(state, self.config.payload_cache_bytes // shards)
         skip = self.config.skip_records
 
         def handle(place: Place, message: Message) -> None:
@@ -318,7 +319,9 @@ class Acquisition:
                 if message.key() == BARRIER_KEY:
                     barrier_in(message)
                 elif topic == half:
-                    state.apply_half(offset, *half_in(message, shards))
+                    key, record = half_in(message, shards)
+                    state.apply_half(offset, key, record)
+                    payloads.note(offset, key, record)
                 elif topic == op:
                     state.apply_op(offset, op_in(message, shards))
                 else:
@@ -330,3 +333,24 @@ class Acquisition:
                     state.apply_half(offset, name, FOREIGN)
 
         return handle
+
+
+class _Payloads:
+    """Keeps the halves that a fold has read and that are pending, up to a number of bytes.
+
+    Without them they would have to be read again for their end, and could not be written again if Kafka lost them.
+    """
+
+    def __init__(self, state: ShardState, most: int) -> None:
+        self._state = state
+        self._left = most
+
+    def note(self, offset: int, name: str, half: Half | None) -> None:
+        """Take a record of half[s] after it was applied."""
+        payloads = self._state.payloads
+        if (before := payloads.pop(name, None)) is not None:
+            self._left += before.size
+        entry = self._state.halves.get(name)
+        if half is not None and entry is not None and entry.offset == offset and entry.size <= self._left:
+            payloads[name] = half
+            self._left -= entry.size

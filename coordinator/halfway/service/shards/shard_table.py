@@ -175,6 +175,11 @@ class PayloadCache:
             _, (_, freed) = self._halves.popitem(last=False)
             self.bytes -= freed
 
+    def put_if_room(self, half: Half, payload_bytes: int) -> None:
+        """Store a half that is not there yet, if no other one has to go for it."""
+        if half.id not in self._halves and self.bytes + payload_bytes + _OVERHEAD_BYTES <= self._max_bytes:
+            self.put(half, payload_bytes)
+
     def get(self, transaction_id: str) -> Half | None:
         """Return the cached half of an id. Its fingerprint differs if the id was prepared again elsewhere."""
         cached = self._halves.get(transaction_id)
@@ -382,6 +387,14 @@ class ShardTable:
         if restored or lost:
             self.losses.note_missing(shard.number, restored, lost)
 
+    def _take_payloads(self, state: ShardState) -> None:
+        """Take what the fold has read of the pending transactions, as far as there is room."""
+        payloads, state.payloads = state.payloads, {}
+        for half in payloads.values():
+            entry = state.halves.get(half.id)
+            if entry is not None and entry.fingerprint == half.fingerprint:
+                self.payloads.put_if_room(half, entry.size)
+
     def _remembered(self, entry: Unresolved) -> Half | None:
         half = self.payloads.get(entry.id)
         return half if half is not None and half.fingerprint == entry.fingerprint else None
@@ -397,6 +410,7 @@ class ShardTable:
         found = self._missing.pop(shard, Missing())
         for outcome in found.ended:
             state.restore_outcome(outcome)
+        self._take_payloads(state)
         for entry in found.unresolved:
             if self._remembered(entry) is None:
                 continue

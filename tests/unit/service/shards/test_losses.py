@@ -133,3 +133,26 @@ async def test_records_that_were_deleted_from_the_start_are_written_again_while_
     state.apply_half(200, "late", half_of("late", "late", 1_000))
     shards.log_lost(0, LogLoss(topic="half", detail="cut", half_start=150))
     assert shards.get(0).unwritten == {A.id: A}
+
+
+async def test_payloads_that_the_fold_has_read_are_in_memory() -> None:
+    """So what an owner took over can be written again too."""
+    shards = ShardTable(ServiceLimits(shards=1), ManualClock())
+    state = fold()
+    state.apply_half(1, A.id, A)
+    state.payloads = {A.id: A, B.id: B}
+    shards.acquired(0, state)
+    assert shards.payloads.get(A.id) == A
+    assert shards.payloads.get(B.id) is None, "it is not pending any more"
+    assert not state.payloads
+
+
+async def test_payloads_of_a_fold_push_no_other_out_of_memory() -> None:
+    shards = ShardTable(ServiceLimits(shards=1, payload_cache_bytes=1_000), ManualClock())
+    shards.payloads.put(B, 400)
+    state = fold()
+    state.apply_half(1, A.id, msgspec.structs.replace(A))
+    state.payloads = {A.id: A}
+    shards.acquired(0, state)
+    assert shards.payloads.get(B.id) == B
+    assert shards.payloads.get(A.id) is None
