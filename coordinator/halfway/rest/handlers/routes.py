@@ -181,7 +181,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         body=models.BatchRequest,
         headers=(CAUSE_HEADER,),
         responses={HTTPStatus.OK: ("The answers, in the order of the request", batch.BatchResponse)},
-        errors=BODY,
+        errors=(*BODY, errors.OutcomeUnknownError),
     ),
     Operation(
         id="stream",

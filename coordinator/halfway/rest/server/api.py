@@ -18,9 +18,11 @@ from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
 
 from halfway.domain.errors import (
+    EndUnconfirmedError,
     GroupLimitedError,
     HalfwayError,
     KafkaUnavailableError,
+    OutcomeUnknownError,
     OverloadedError,
     ShuttingDownError,
 )
@@ -213,7 +215,7 @@ class Api:
         except (ConnectionError, HTTPException):
             raise
         except (TimeoutError, asyncio.CancelledError) as error:
-            answer = refusal(self._late_error(error, task), instance=request_id)
+            answer = refusal(self._late_error(error, task, name), instance=request_id)
         except Exception:
             log.exception("request_failed", operation=name, request_id=request_id)
             answer = refusal(InternalError(), instance=request_id)
@@ -229,13 +231,24 @@ class Api:
             response.force_close()
         return response
 
-    def _late_error(self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any]) -> HalfwayError:
-        """Return the error for a request that missed its own deadline or the deadline of a stop."""
+    def _late_error(
+        self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any], operation: str
+    ) -> HalfwayError:
+        """Return the error for a request that missed its own deadline or the deadline of a stop.
+
+        What it began may still be done: a caller that took it for refused would prepare the same work twice.
+        """
         if isinstance(error, asyncio.CancelledError):
             if not self._abandoning:
                 raise error
             task.uncancel()
-        return KafkaUnavailableError("not done in time: try again")
+        match operation:
+            case "prepare" | "batch":
+                return OutcomeUnknownError("not confirmed in time: it may or may not be done")
+            case "end" | "resume":
+                return EndUnconfirmedError("not confirmed in time: send the same again, it is never done twice")
+            case _:
+                return KafkaUnavailableError("not done in time: try again")
 
     async def drain(self, deadline: float) -> None:
         """Refuse new requests (503 `shutting_down`), and return once the requests in flight are answered.

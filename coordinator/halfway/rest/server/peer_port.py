@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from halfway.domain.errors import HalfwayError, KafkaUnavailableError
+from halfway.domain.errors import EndUnconfirmedError, HalfwayError, KafkaUnavailableError, OutcomeUnknownError
 from halfway.rest.responses.rare_log import RareLog
 from halfway.service.cluster.peer_wire import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
 from halfway.service.records.peer_calls import (
@@ -21,6 +21,9 @@ from halfway.service.records.peer_calls import (
     SUPPORTED_VERSIONS,
     TO_HEADER,
     VERSION_HEADER,
+    EndCall,
+    PrepareCall,
+    ResumeCall,
 )
 
 if TYPE_CHECKING:
@@ -155,6 +158,7 @@ class PeerPort:
     async def _answer(self, index: int, frame: CallFrame) -> bytes:
         timeout_s = min(max(0, frame.within_ms) / 1000, self._longest_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
+        call = None
         try:
             call = decode_call(frame.call)
             answer = await self._answering.answer(call, deadline=deadline, principal=frame.caller)
@@ -162,7 +166,16 @@ class PeerPort:
         except HalfwayError as error:
             return encode_answer(index, error)
         except TimeoutError:
-            return encode_answer(index, KafkaUnavailableError("not done in time: try again"))
+            return encode_answer(index, _late(call))
         except Exception:
             log.exception("peer_call_failed")
             return encode_answer(index, HalfwayError("something went wrong at the owner: see its log"))
+
+
+def _late(call: object) -> HalfwayError:
+    """Return the error of a call that was not done in time, and may still be done."""
+    if isinstance(call, PrepareCall):
+        return OutcomeUnknownError("the owner did not confirm it in time")
+    if isinstance(call, (EndCall, ResumeCall)):
+        return EndUnconfirmedError("the owner did not confirm it in time: send the same again, it is never done twice")
+    return KafkaUnavailableError("not done in time: try again")

@@ -321,6 +321,35 @@ async def test_a_stop_ends_at_its_deadline_and_answers_what_is_not_done(world: R
     assert "Retry-After: " in head
 
 
+@pytest.mark.parametrize(
+    "operation, code", [("prepare", "outcome_unknown"), ("batch", "outcome_unknown"), ("end", "end_unconfirmed")]
+)
+async def test_what_a_stop_abandons_is_not_called_refused(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch, operation: str, code: str
+) -> None:
+    """It is stored or done all the same: a caller that takes it for refused begins the same work under another id."""
+    transaction = await world.prepared()
+    began, go_on = delay_appends(world, monkeypatch)
+    with world.memory.faults.lane_held():
+        match operation:
+            case "prepare":
+                call = world.prepare(id="mine")
+            case "batch":
+                one = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}], "id": "mine"}
+                call = world.call("POST", "/v1/batch", {"prepare": [one], "end": []})
+            case _:
+                began.set()
+                call = world.end(transaction, "commit")
+        in_flight = asyncio.create_task(call)
+        async with asyncio.timeout(GENEROUS_S):
+            await began.wait()
+            await until_true(lambda: bool(world.api._open))
+            await world.api.drain(asyncio.get_running_loop().time() + 0.05)
+            answer = await in_flight
+    go_on.set()
+    assert (answer.status, answer.error_code) == (503, code)
+
+
 async def test_connections_are_bounded(world: RestWorld, caplog: pytest.LogCaptureFixture) -> None:
     """One more replaces the oldest idle connection, or else a poll; if there is neither, it is closed at once.
 
