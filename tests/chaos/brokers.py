@@ -15,15 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from confluent_kafka import KafkaException
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
     AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
     NewPartitions,
     NewTopic,
+    OffsetSpec,
     ResourcePatternType,
     ResourceType,
 )
@@ -342,6 +346,37 @@ class BrokerCluster:
             lambda: all(done.result(60) is not None for done in self.admin.delete_acls([every]).values()),
             f"{name} is not allowed again",
         )
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """Return the end of each partition of a topic."""
+        numbers = self.admin.list_topics(topic, timeout=30).topics[topic].partitions
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka leaves it out
+        requests = self.admin.list_offsets({TopicPartition(topic, number): latest for number in numbers})
+        return {place.partition: answer.result(60).offset for place, answer in requests.items()}
+
+    def cut(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Delete the records of a compacted topic before these offsets, as a retention that was set by mistake does."""
+        self._set(topic, "cleanup.policy", "delete")
+        places = [TopicPartition(topic, number, end) for number, end in ends.items()]
+
+        def is_cut() -> bool:
+            return all(done.result(60) is not None for done in self.admin.delete_records(places).values())
+
+        _insist(is_cut, f"the records of {topic} are still there")
+        self._set(topic, "cleanup.policy", "compact")
+
+    def _set(self, topic: str, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        _insist(
+            lambda: all(done.result(60) is None for done in self.admin.incremental_alter_configs([resource]).values()),
+            f"{name} of {topic} is not set",
+        )
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """Return the offsets of a topic that a consumer group has committed."""
+        [request] = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+        return {one.partition: one.offset for one in request.result(60).topic_partitions if one.topic == topic}
 
     def below_min_isr(self, kind: TopicKind) -> bool:
         """Return whether a partition of a topic has too few replicas in sync to be written to."""

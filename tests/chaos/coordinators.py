@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from halfway.embedded.ports import HOST
 from halfway.embedded.process import SupervisedProcess
 from tests.chaos.launcher import ClockFile
 from tests.support.coordinator.process import CoordinatorProcess, halfway_command
+
+_MISSED: Final = "halfway_missing_transactions_total{"
 
 
 class Instance(CoordinatorProcess):
@@ -37,6 +40,11 @@ class Instance(CoordinatorProcess):
             cwd=Path(__file__).resolve().parents[2],
             log_path=self.log_path,
         )
+
+    def missed(self) -> int:
+        """Return how many transactions it has missed in the log since it started; 0 if it does not answer."""
+        lines = (self._got(f"{self.health_url}/metrics") or b"").decode().splitlines()
+        return sum(round(float(line.split()[-1])) for line in lines if line.startswith(_MISSED))
 
     def is_ready(self) -> bool:
         """Return whether it reports that it is ready."""

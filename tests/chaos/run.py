@@ -256,7 +256,8 @@ class _Chaos:
             clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._options.horizon_s / 2],
             long=self._options.long_faults,
         )
-        self.faults = Faults(self.stage, TopicFaults(self.stage, history, FLEETING, STRICT), self._options.kinds)
+        of_topics = TopicFaults(self.stage, history, FLEETING, STRICT, PREFIX)
+        self.faults = Faults(self.stage, of_topics, self._options.kinds)
         wall = int(time.time() * 1000)
         self.started = wall - history.now()
         history.write(

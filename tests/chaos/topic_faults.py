@@ -24,8 +24,12 @@ _FAIL_OVER_MS: Final = 20_000
 class TopicFaults:
     """The topics that may get faults: `fleeting` and `strict`."""
 
-    def __init__(self, stage: Stage, history: HistoryWriter, fleeting: TopicKind, strict: TopicKind) -> None:
+    def __init__(
+        self, stage: Stage, history: HistoryWriter, fleeting: TopicKind, strict: TopicKind, prefix: str
+    ) -> None:
         """Keep the stage; `strict` is below its min.insync.replicas as soon as a broker is gone."""
+        self._half = prefix + "half"
+        self._cursors = prefix + "cursors"
         self._stage = stage
         self._history = history
         self._fleeting = fleeting
@@ -144,6 +148,35 @@ class TopicFaults:
         except KafkaException:
             return False
 
+    async def half_cut(self) -> None:
+        """Delete all records of half; the owners of the shards write again what is pending, from memory.
+
+        Only they have it. So every shard is served, and no other fault hits a coordinator or a broker, until the
+        cursors show that everything pending is behind the cut.
+        """
+        stage = self._stage
+        async with stage.brokers_free, stage.coordinators_free:
+            while stage.away() and not stage.is_over.is_set():
+                await stage.wait(LOOK_AGAIN_S)
+            if stage.is_over.is_set():
+                return
+            since, lost_before = stage.now(), await self._missing()
+            ends = await asyncio.to_thread(stage.cluster.ends, self._half)
+            await asyncio.to_thread(stage.follower.look)  # it must have read what is deleted
+            await asyncio.to_thread(stage.cluster.cut, self._half, ends)
+            while not await asyncio.to_thread(self._is_behind, ends):  # noqa: ASYNC110 - coordinators commit them
+                await asyncio.sleep(10 * LOOK_AGAIN_S)
+            written_again = await self._missing() - lost_before
+            stage.note("half_cut", self._half, counts=written_again > 0, since=since, written_again=written_again)
+
+    def _is_behind(self, ends: Mapping[int, int]) -> bool:
+        cursors = self._stage.cluster.committed(self._cursors, self._half)
+        return all(cursors.get(number, 0) >= end for number, end in ends.items())
+
+    async def _missing(self) -> int:
+        """Return how many transactions the coordinators have missed in the log so far."""
+        return sum(await asyncio.gather(*(asyncio.to_thread(one.missed) for one in self._stage.instances)))
+
     async def shards_idle(self) -> None:
         """Begin no transaction for a while, so that faults hit shards without writes."""
         stage, since = self._stage, self._stage.now()
@@ -161,6 +194,7 @@ TOPIC_FAULTS: Final[Mapping[str, int]] = {
     "topic_grown": 2,
     "topic_denied": 3,
     "topic_below_min_isr": 3,
+    "half_cut": 1,
     "shards_idle": 2,
     "internal_denied": 2,
     "quota": 1,
