@@ -18,10 +18,6 @@ ROWS ?= 5000000
 LOGS ?= 1000
 # Transactions that `make incident` parks.
 PARKED ?= 10000
-# The folder for the packed Spark jobs.
-PACKED ?= dist
-# Files that are not packed: they are large, and no job uses them.
-UNPACKED := */tests/* */pyarrow/include/* */pyarrow/*flight*
 # More arguments for pytest, the benchmark or the chaos run: make test ARGS="tests/unit -k policy"
 ARGS ?=
 
@@ -33,7 +29,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots test test-quick incident barrier cleaning effects chaos upgrade audits model check bench pack format lock clean
+.PHONY: help demo dev browser screenshots test test-quick incident barrier cleaning effects chaos upgrade audits model check bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -98,19 +94,6 @@ check: $(STAMP) ## Lint, format, types, layers, and the built distributions
 bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written
 	$(BIN)/python -m bench $(ARGS)
 
-# The environment holds everything but Spark. The zip holds only its plain Python, and needs PyArrow on every machine.
-pack: $(STAMP) ## Pack the Spark jobs for spark-submit: dist/halfway-spark.tar.gz and .zip
-	rm -rf $(PACKED)/pack && mkdir -p $(PACKED)/pack
-	$(BIN)/python -m hatchling build --target wheel --directory $(PACKED)/pack
-	$(BIN)/python -m venv --without-pip $(PACKED)/pack/venv
-	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --no-deps --require-hashes --requirement requirements/cluster.txt
-	$(BIN)/uv pip install --quiet --python $(PACKED)/pack/venv --no-deps $(PACKED)/pack/*.whl
-	$(BIN)/venv-pack --quiet --force --compress-level 1 $(UNPACKED:%=--exclude '%') --prefix $(PACKED)/pack/venv --output $(PACKED)/halfway-spark.tar.gz
-	$(BIN)/uv pip install --quiet --target $(PACKED)/pack/zip --no-deps --constraint requirements/cluster.txt fastavro $(PACKED)/pack/*.whl
-	find $(PACKED)/pack/zip -name '*.so' -delete
-	cd $(PACKED)/pack/zip && rm -f ../../halfway-spark.zip && $(abspath $(BIN))/python -m zipfile -c ../../halfway-spark.zip fastavro halfway
-	rm -rf $(PACKED)/pack
-
 format: $(STAMP) ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix --exit-zero .
 	$(BIN)/ruff format .
@@ -120,7 +103,6 @@ lock: $(BIN)/uv ## Make the lock files again; UPGRADE=--upgrade takes newer vers
 	$(COMPILE) pyproject.toml --all-extras --constraint requirements/uv.txt --output-file requirements/all.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --output-file requirements/runtime.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --output-file requirements/embedded.txt
-	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra cluster --output-file requirements/cluster.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra iceberg --extra dev --output-file requirements/dev.txt
 
 clean: ## Remove everything that the targets made

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.commands import engine_choice
 from halfway.pipeline.commands.running import running, source_of
-from halfway.pipeline.engines import spark_connector
 from halfway.pipeline.engines.engine import union
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.sources.pins import Pins
@@ -94,10 +93,7 @@ def _opened(engine: str, places: engine_choice.Places, memory: str) -> Iterator[
         with engine_choice.on_duckdb(places, memory=memory or None) as parts:
             yield parts
         return
-    version = spark_connector.DEFAULT_VERSION
-    with running(
-        "audit", kafka=False, master=None, memory=memory, conf=(), connector_version=version, jars=""
-    ) as spark:
+    with running("audit", kafka=False, master=None, memory=memory, conf=(), connector_version=None, jars="") as spark:
         from halfway.pipeline.engines.engine import SparkEngine
         from halfway.pipeline.tables.folders import Folder
 

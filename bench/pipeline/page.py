@@ -158,7 +158,7 @@ def main(folder: Path) -> None:
     from halfway.pipeline.sources.spark import SnapshotSource
     from halfway.pipeline.tables.folders import Folder
 
-    spark = prepared("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), kafka=False)()
+    spark = prepared("halfway-page", SparkOptions(conf={"spark.sql.shuffle.partitions": "4"}), packages=False)()
     try:
         write_records(folder / "archive", made_up(random.Random(SEED)), at=START + LASTS_MS + 30_000)
         source = SnapshotSource(spark, Folder(spark, str(folder / "archive")))

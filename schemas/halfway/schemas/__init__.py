@@ -39,6 +39,12 @@ def versions(name: str) -> tuple[dict[str, Any], ...]:
     return (current(name), *(schema for _, schema in numbered))
 
 
+def newest(name: str) -> dict[str, Any]:
+    """Return the newest readable version, which has every field of the others."""
+    _, schema = max(_numbered(name, "upcoming"), key=lambda version: version[0], default=(0, current(name)))
+    return schema
+
+
 def _numbered(name: str, folder: str) -> list[tuple[int, dict[str, Any]]]:
     directory = files(__name__) / folder
     return [

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 import pyspark
 
 import halfway.pipeline
+from halfway.pipeline.engines.spark_connector import jars
 from tests.support.pipeline.fixtures import INTERPRETED, QUICK_JVM, as_options, without_spark
 
 SPARK: Final = Path(pyspark.__file__).parent
@@ -29,11 +30,13 @@ COMMON: Final = {
     # Nothing begins before both workers have an executor.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.ui.enabled": "false",
-    "spark.pyspark.python": sys.executable,
+    "spark.pyspark.python": "/there/is/no/python",
     "spark.pyspark.driver.python": sys.executable,
     **INTERPRETED,
 }
 """Settings of every job."""
+PACKAGES: Final = ("--jars", ",".join(map(str, jars())))
+"""What `--packages` would bring."""
 _STARTED_WITHIN_S: Final = 300
 
 
@@ -44,6 +47,7 @@ class SparkCluster:
         """Take a folder for logs and the workers' files."""
         self.folder = folder
         self.events = folder / "events"
+        self.told = folder / "drivers.log"
         self.master = ""
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self._master: subprocess.Popen[bytes] | None = None
@@ -67,8 +71,14 @@ class SparkCluster:
             process.kill()
             process.wait()
 
+    def replace_worker(self, number: int) -> None:
+        """Kill a worker with SIGKILL, and start another in its place."""
+        self.workers[number].kill()
+        self.workers[number].wait()
+        self.start_worker(number)
+
     def start_worker(self, number: int) -> None:
-        """Start a worker, or start it again."""
+        """Start a worker."""
         given = ("--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / f"work-{number}"))
         name = f"worker-{number}"
         self.workers[number] = self._start(name, "worker.Worker", *given, "--webui-port", "0", self.master)
@@ -78,23 +88,40 @@ class SparkCluster:
         self._await("master", "Registering worker", count)
 
     def submit(
-        self, job: list[str], conf: Mapping[str, str], *, env: Mapping[str, str] | None = None
-    ) -> "subprocess.Popen[str]":
-        """Submit a job in client mode, in a process group of its own."""
+        self,
+        job: Sequence[str],
+        conf: Mapping[str, str],
+        *,
+        program: Path = PROGRAM,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Submit a job in client mode, in a process group of its own.
+
+        Its executors have no Python.
+        """
         self.events.mkdir(exist_ok=True)
         settings = {"spark.master": self.master, "spark.eventLog.dir": self.events.as_uri(), **COMMON, **conf}
-        return subprocess.Popen(
-            [str(SPARK / "bin" / "spark-submit"), *as_options(settings), str(PROGRAM), *job],
-            env={**without_spark(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        # Into a file: a pipe that nobody reads would stop the driver.
+        with self.told.open("ab") as told:
+            return subprocess.Popen(
+                [str(SPARK / "bin" / "spark-submit"), *PACKAGES, *as_options(settings), str(program), *job],
+                env={**without_spark(), "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1", **(env or {})},
+                stdout=told,
+                stderr=told,
+                start_new_session=True,
+            )
+
+    def await_stage(self, since: float = 0) -> None:
+        """Wait until the application that runs has completed a stage that it submitted after a time in ms."""
+        deadline = time.monotonic() + _STARTED_WITHIN_S
+        while not any(Application(log).completed_stage(since) for log in self.events.glob("*.inprogress")):
+            if time.monotonic() > deadline:
+                raise RuntimeError("no stage of an application was completed")
+            time.sleep(0.2)
 
     def applications(self) -> "list[Application]":
         """Return what is known of each application, in the order of their starts."""
-        return [Application(file) for file in sorted(self.events.iterdir())]
+        return [Application(file) for file in sorted(self.events.iterdir()) if not file.name.endswith(".inprogress")]
 
     def _start(self, name: str, of: str, *arguments: str) -> subprocess.Popen[bytes]:
         command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{of}", "--host", "127.0.0.1"]
@@ -121,7 +148,9 @@ class Application:
     """An application as its event log shows it."""
 
     def __init__(self, log: Path) -> None:
-        self.events: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
+        # The last line of one that runs may not be whole.
+        whole = log.read_text().rpartition("\n")[0]
+        self.events: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
 
     @property
     def settings(self) -> dict[str, str]:
@@ -130,14 +159,28 @@ class Application:
         return dict(environment["Spark Properties"])
 
     @property
-    def workers(self) -> Counter[str]:
-        """The number of tasks that were completed, by the worker's own address; `driver` for those on no worker."""
+    def lost_executors(self) -> int:
+        """The number of executors that went away before the end."""
+        return len(self._of("ExecutorRemoved"))
+
+    def workers(self, since: float, until: float) -> Counter[str]:
+        """Return the number of tasks that ended well between two times, by the worker's own address.
+
+        It is `driver` for those on no worker.
+        """
         of_executor = {
             each["Executor ID"]: each["Executor Info"]["Log Urls"]["stdout"].partition("/logPage")[0]
             for each in self._of("ExecutorAdded")
         }
-        tasks = (each["Task Info"] for each in self._of("TaskEnd"))
-        return Counter(of_executor.get(task["Executor ID"], "driver") for task in tasks if not task["Failed"])
+        tasks = [each["Task Info"] for each in self._of("TaskEnd")]
+        return Counter(
+            of_executor.get(task["Executor ID"], "driver")
+            for task in tasks
+            if not task["Failed"] and since <= task["Finish Time"] <= until
+        )
+
+    def completed_stage(self, since: float) -> bool:
+        return any(each["Stage Info"]["Submission Time"] >= since for each in self._of("StageCompleted"))
 
     def _of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["Event"] == f"SparkListener{kind}"]

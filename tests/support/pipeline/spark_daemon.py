@@ -8,7 +8,7 @@ import importlib
 import sys
 
 # PyArrow imports pandas, where it is there.
-_NEEDED = ("fastavro", "pandas", "pyarrow", "halfway.pipeline.engines.decoding")
+_NEEDED = ("pandas", "pyarrow")
 
 
 def main() -> None:

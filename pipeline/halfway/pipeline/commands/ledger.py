@@ -112,7 +112,7 @@ def export(
     if output is not None:
         from halfway.pipeline.tables.folders import Folder
 
-        with running("export", kafka=False, **spark_options) as spark:
+        with running("export", kafka=False, packages=False, **spark_options) as spark:
             job.to_parquet(spark, Folder(spark, ledger_folder), Folder(spark, output))
         return
     with _opened(ledger_folder, **spark_options) as source:
@@ -131,5 +131,5 @@ def _opened(folder: str, **spark_options: Any) -> Iterator[Folder | LocalFolder]
         with reporting_failures("export"):
             yield LocalFolder(folder)
     else:
-        with running("export", kafka=False, **spark_options) as spark:
+        with running("export", kafka=False, packages=False, **spark_options) as spark:
             yield Folder(spark, folder)

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.engines import spark_connector
 
 _SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
 _COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
@@ -118,12 +117,10 @@ SPARK: Final = several(
     click.option(
         "--connector-version",
         envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
-        default=spark_connector.DEFAULT_VERSION,
-        show_default=True,
-        help="Version of Spark's Kafka connector.",
+        help="Version of Spark's packages for Kafka and Avro; the one for the PySpark that is installed.",
     ),
     click.option(
-        "--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="The jars of the connector, separated by commas."
+        "--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="The jars of these packages, separated by commas."
     ),
 )
 KAFKA: Final = several(

@@ -58,11 +58,12 @@ def report(  # noqa: PLR0913 - one for each option
     if snapshot is not None and not trail:
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
     require_order(since, until)
-    with running("report", kafka=trail and snapshot is None, config=config, **spark_options) as spark:
+    reads_kafka = trail and snapshot is None
+    with running("report", kafka=reads_kafka, packages=trail, config=config, **spark_options) as spark:
         from halfway.pipeline.jobs import report as job
         from halfway.pipeline.tables.folders import Folder
 
-        kafka = access.load(file=config) if trail and snapshot is None else None
+        kafka = access.load(file=config) if reads_kafka else None
         sources = job.Sources(
             ledger=None if ledger_folder is None else Folder(spark, ledger_folder),
             audit=None if audit_folder is None else Folder(spark, audit_folder),

@@ -1,26 +1,46 @@
-"""Decoding of values: Avro in single-object encoding, every version of every schema, in batches of records."""
+"""Decoding of values: Avro in single-object encoding, every version of every schema, in the same way on both engines.
+
+A value is decoded with the schema that the fingerprint in its header names, into the newest schema. Spark does it with
+`from_avro`, so no Python runs on its executors; DuckDB with fastavro.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import cache
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from halfway import schemas
+from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
-_ERROR_CHARACTERS: Final = 200
 PLACE: Final = ("topic", "partition", "offset")
+LIMITS: Final = {
+    "org.apache.avro.limits.string.maxLength": str(1 << 20),
+    "org.apache.avro.limits.bytes.maxLength": str(1 << 27),
+    "org.apache.avro.limits.collectionItems.maxLength": str(1 << 20),
+}
+"""System properties of a JVM that decodes. Without them a damaged length makes it allocate up to 2 GiB at once."""
+_SCALARS: Final = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "double": pa.float64(),
+}
+ERROR: Final = pa.field("error", pa.string())
+_SEAL: Final = bytes(range(100, 116))
+"""These bytes are put after a value. They are read behind it, so that a value is known to end where its record does."""
 
 OP: Final = (
-    "`kind` string, `id` string, `group` string, `half_offset` bigint, `cause` string, `prepared_at` bigint, "
-    "`at` bigint, `checks` int, `commit_verdict` boolean, `remark` string, "
+    "`kind` string, `id` string, `group` string, `cause` string, `prepared_at` bigint, `at` bigint, `checks` int, "
     "`messages` array<struct<topic: string, key_hash: binary, value_hash: binary, size: bigint, headers_hash: binary, "
     "partition: int>>"
 )
@@ -33,39 +53,75 @@ GROUP: Final = "`name` string, `topics` array<string>, `policy` struct<first_che
 LAYOUT: Final = "`shards` int, `created_at` bigint"
 
 
+class DamageError(ValueError):
+    """A value is no record of the kind that is expected."""
+
+
 def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
     """Return records with the given fields of their values (columns in DDL) in place of `value`, and `error`.
 
     A value that is no record of this kind has null in every field, and the cause in `error`, which is otherwise null.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StringType, StructType
+    from pyspark.sql import functions as F
+    from pyspark.sql.avro.functions import from_avro
 
-    kept = records.drop("value").schema
-    wanted = columns_of(fields)
-    names = [field.name for field in wanted]
-    taken = set(names)
-    if clash := taken & set(kept.names):
+    wanted = arrow_of(fields)
+    kept = [name for name in records.columns if name != "value"]
+    if clash := set(wanted.names) & set(kept):
         raise ValueError(f"the records already have the columns {sorted(clash)}")
-    result = StructType([*kept.fields, *wanted.fields]).add("error", StringType())
-    arrow = to_arrow_schema(wanted)
-    versions = json.dumps(schemas.versions(kind))
+    sealed = F.expr(f"concat(substring(value, {HEADER_BYTES + 1}), X'{_SEAL.hex()}')")
+    head = F.expr(f"hex(substring(value, 1, {HEADER_BYTES}))")
+    options = {"mode": "PERMISSIVE", "avroSchema": json.dumps(_sealed(_plain(schemas.newest(kind))))}
+    writers = {header(parsed(each)).hex().upper(): _sealed(_plain(each)) for each in schemas.versions(kind)}
+    # A chain of `when` without a last value is null for an unknown header.
+    read: Any = F
+    for known, schema in writers.items():
+        read = read.when(head == known, from_avro(sealed, json.dumps(schema), options))
+    decoded = records.select(*kept, "value", read.alias("_read"))
+    unfit = " or ".join(_unfit("_read.body", schemas.newest(kind), pa.struct(list(wanted))))
+    error = F.expr(f"""case
+        when value is null then '{_nothing(kind)}'
+        when length(value) < {HEADER_BYTES} or not startswith(value, X'{MARKER.hex()}') then '{_headless(kind)}'
+        when hex(substring(value, 1, {HEADER_BYTES})) not in ({str([*writers])[1:-1]})
+            then concat('{_unknown(kind)}', lower(hex(substring(value, 3, {HEADER_BYTES - 2}))))
+        when coalesce(_read.seal <> X'{_SEAL.hex()}', true) or coalesce({unfit}, false) then '{_damaged(kind)}'
+        end""")
+    judged = decoded.select(*kept, "_read", error.alias("error"))
+    values = (
+        f"'{each.name}', case when error is null then {_taken(f'_read.body.`{each.name}`', each.type)} end"
+        for each in wanted
+    )
+    # As a row of a generator: otherwise each condition on a field would put the whole decoder into the plan again.
+    return judged.selectExpr(*kept, f"inline(array(named_struct({', '.join(values)}, 'error', error)))")
 
-    def batches(incoming: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        read = reader(kind, versions)
-        for batch in incoming:
-            yield decoded(batch, read, names, arrow)
 
-    return records.mapInArrow(batches, result)
+def _taken(path: str, of: pa.DataType) -> str:
+    """Return SQL for the part of a decoded value that a column of this type holds."""
+    if pa.types.is_struct(of):
+        parts = (f"'{each.name}', {_taken(f'{path}.`{each.name}`', each.type)}" for each in of.fields)
+        return f"named_struct({', '.join(parts)})"
+    if pa.types.is_list(of):
+        return f"transform({path}, one -> {_taken('one', of.value_type)})"
+    return f"cast({path} as int)" if pa.types.is_int32(of) else path
 
 
-def columns_of(ddl: str) -> StructType:
-    """Return columns in DDL as a schema. It needs a running session."""
-    from pyspark.sql.types import StructType
-
-    schema: Any = StructType.fromDDL(ddl)
-    assert isinstance(schema, StructType)  # noqa: S101 - what DDL of columns gives
-    return schema
+def _unfit(path: str, schema: Any, wanted: pa.DataType | None) -> Iterator[str]:
+    """Return SQL for what fastavro refuses and Avro for Java does not, and for numbers that no wanted column holds."""
+    if isinstance(schema, list):
+        schema = next(each for each in schema if each != "null")
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if kind == "string":
+        yield f"not is_valid_utf8({path})"
+    elif kind == "int" and wanted is not None:
+        yield f"{path} not between {-1 << 31} and {(1 << 31) - 1}"
+    elif kind == "array":
+        inner = list(_unfit("one", schema["items"], None if wanted is None else wanted.value_type))
+        if inner:
+            yield f"exists({path}, one -> {' or '.join(inner)})"
+    elif kind == "record":
+        for each in schema["fields"]:
+            types = {} if wanted is None else {field.name: field.type for field in wanted.fields}
+            yield from _unfit(f"{path}.`{each['name']}`", each["type"], types.get(each["name"]))
 
 
 def quarantined(decoded: DataFrame) -> DataFrame:
@@ -73,37 +129,50 @@ def quarantined(decoded: DataFrame) -> DataFrame:
     return decoded.where("error is not null").select(*PLACE, "error")
 
 
-def decoded(
-    batch: pa.RecordBatch, read: Callable[[bytes | None], dict[str, Any]], names: list[str], arrow: pa.Schema
-) -> pa.RecordBatch:
-    import pyarrow as pa
+def _sealed(schema: Any) -> dict[str, Any]:
+    seal = {"type": "fixed", "name": "Seal", "size": len(_SEAL)}
+    fields = [{"name": "body", "type": schema}, {"name": "seal", "type": seal}]
+    return {"type": "record", "name": "Sealed", "namespace": "halfway.pipeline", "fields": fields}
 
+
+def _plain(schema: Any) -> Any:
+    """Return a schema without documentation and logical types, and with long for int.
+
+    Both numbers are written in the same way, and Avro for Java would cut a large int off.
+    """
+    if isinstance(schema, dict):
+        kept = {name: value for name, value in schema.items() if name not in ("doc", "logicalType")}
+        return {name: value if name == "default" else _plain(value) for name, value in kept.items()}
+    if isinstance(schema, list):
+        return [_plain(value) for value in schema]
+    return "long" if schema == "int" else schema
+
+
+def decoded(batch: pa.RecordBatch, kind: str, fields: str) -> pa.RecordBatch:
+    """Return the given fields of the column `value`, and `error`, as `decode` does."""
+    read = _reader(kind)
     rows: list[dict[str, Any]] = []
     errors: list[str | None] = []
     for value in batch.column("value").to_pylist():
         try:
-            fields, error = read(value), None
-        # fastavro raises many kinds of errors for damaged bytes: EOFError, IndexError, UnicodeDecodeError, ...
-        except Exception as raised:  # noqa: BLE001
-            fields, error = {}, _message_of(raised)
-        rows.append(fields)
+            fields_of_it, error = read(value), None
+        except DamageError as raised:
+            fields_of_it, error = {}, str(raised)
+        rows.append(fields_of_it)
         errors.append(error)
-    made = _columns(rows, errors, names, arrow)
-    kept = [(name, batch.column(name)) for name in batch.schema.names if name != "value"]
-    everything = [*kept, *zip(names, made, strict=True), ("error", pa.array(errors, type=pa.string()))]
-    return pa.RecordBatch.from_arrays([column for _, column in everything], names=[name for name, _ in everything])
+    schema = arrow_of(fields)
+    made = _columns(rows, errors, schema, _damaged(kind))
+    return pa.RecordBatch.from_arrays([*made, pa.array(errors, pa.string())], schema=schema.append(ERROR))
 
 
-def _columns(rows: list[dict[str, Any]], errors: list[str | None], names: list[str], arrow: pa.Schema) -> list[Any]:
+def _columns(rows: list[dict[str, Any]], errors: list[str | None], schema: pa.Schema, damaged: str) -> list[Any]:
     """Return the columns. A row with a number that its column cannot hold gets an error in place of its fields.
 
     Avro does not bound numbers, so a record can have one that no column can hold.
     """
-    import pyarrow as pa
 
     def columns(some: list[dict[str, Any]]) -> list[Any]:
-        # A field that the writer's schema does not have is null.
-        return [pa.array([row.get(name) for row in some], type=arrow.field(name).type) for name in names]
+        return [pa.array([row.get(field.name) for row in some], type=field.type) for field in schema]
 
     try:
         return columns(rows)
@@ -111,41 +180,76 @@ def _columns(rows: list[dict[str, Any]], errors: list[str | None], names: list[s
         for number, row in enumerate(rows):
             try:
                 columns([row])
-            except (pa.ArrowException, OverflowError, ValueError) as raised:
-                rows[number], errors[number] = {}, _message_of(raised)
+            except (pa.ArrowException, OverflowError, ValueError):
+                rows[number], errors[number] = {}, damaged
         return columns(rows)
 
 
-def _message_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
-
-
 @cache
-def reader(kind: str, versions: str) -> Callable[[bytes | None], dict[str, Any]]:
-    """Return a function from a value to its fields, which raises an error for a value that is no record of this kind.
-
-    `versions` is a JSON list of schemas, so that the workers do not need the files. A record has the fields that it was
-    written with.
-    """
+def _reader(kind: str) -> Callable[[bytes | None], dict[str, Any]]:
+    """Return a function from a value to its fields, which raises DamageError if it is no record of this kind."""
     import fastavro
 
-    from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed
-
-    writers = {header(schema): schema for schema in map(parsed, reversed(json.loads(versions)))}
+    into = parsed(_plain(schemas.newest(kind)))
+    writers = {header(parsed(version)): parsed(_plain(version)) for version in schemas.versions(kind)}
 
     def read(data: bytes | None) -> dict[str, Any]:
         if data is None:
-            raise ValueError(f"no value where a {kind} record was expected")
+            raise DamageError(_nothing(kind))
         if data[:2] != MARKER or len(data) < HEADER_BYTES:
-            raise ValueError(f"not in Avro single-object encoding where a {kind} record was expected")
+            raise DamageError(_headless(kind))
         writer = writers.get(data[:HEADER_BYTES])
         if writer is None:
-            raise ValueError(f"unknown schema fingerprint {data[2:HEADER_BYTES].hex()} for a {kind} record")
+            raise DamageError(f"{_unknown(kind)}{data[2:HEADER_BYTES].hex()}")
         body = BytesIO(data)
         body.seek(HEADER_BYTES)
-        fields = fastavro.schemaless_reader(body, writer, None)
-        if body.tell() != len(data) or not isinstance(fields, dict):
-            raise ValueError(f"damaged {kind} record: {len(data) - body.tell()} bytes too many")
-        return fields
+        try:
+            found: Any = fastavro.schemaless_reader(body, writer, into)
+        # fastavro raises many kinds of errors for damaged bytes: EOFError, IndexError, UnicodeDecodeError, ...
+        except Exception as error:
+            raise DamageError(_damaged(kind)) from error
+        if body.tell() != len(data):
+            raise DamageError(_damaged(kind))
+        return dict(found)
 
     return read
+
+
+def _nothing(kind: str) -> str:
+    return f"no value where a record of the kind {kind} was expected"
+
+
+def _headless(kind: str) -> str:
+    return f"not in Avro single-object encoding where a record of the kind {kind} was expected"
+
+
+def _unknown(kind: str) -> str:
+    return f"where a record of the kind {kind} was expected: unknown schema fingerprint "
+
+
+def _damaged(kind: str) -> str:
+    return f"a damaged record of the kind {kind}"
+
+
+@cache
+def arrow_of(ddl: str) -> pa.Schema:
+    """Return the Arrow schema of columns in Spark's DDL."""
+    return pa.schema([pa.field(name, kind) for name, kind in _fields(ddl, " ")])
+
+
+def _fields(ddl: str, between: str) -> Iterator[tuple[str, pa.DataType]]:
+    depth, start = 0, 0
+    for position, letter in enumerate(ddl + ","):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "," and not depth:
+            name, _, kind = ddl[start:position].strip().partition(between)
+            yield name.strip("` "), _type(kind.strip())
+            start = position + 1
+
+
+def _type(ddl: str) -> pa.DataType:
+    if ddl.startswith("array<"):
+        return pa.list_(_type(ddl[len("array<") : -1]))
+    if ddl.startswith("struct<"):
+        return pa.struct([pa.field(name, kind) for name, kind in _fields(ddl[len("struct<") : -1], ":")])
+    return _SCALARS[ddl]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from concurrent.futures import Executor, ProcessPoolExecutor
-from functools import cache
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from halfway import schemas
 from halfway.pipeline.engines import decoding
+from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.engine import INPUT, Dialect, DuckDialect, Frame
 from halfway.pipeline.engines.free_memory import free_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import duckdb
 
@@ -34,14 +32,6 @@ _ALONE: Final = 20_000
 """The number of values that are decoded sooner than other processes start."""
 _SHARE: Final = 0.75
 """The share of the free memory for DuckDB. Python and the processes that decode need the rest."""
-_SCALARS: Final = {
-    "string": pa.string(),
-    "bigint": pa.int64(),
-    "int": pa.int32(),
-    "boolean": pa.bool_(),
-    "binary": pa.binary(),
-    "double": pa.float64(),
-}
 
 
 class DuckEngine:
@@ -101,11 +91,9 @@ class DuckEngine:
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values, decoded by as many processes as there are cores."""
-        versions = json.dumps(schemas.versions(kind))
-        schema = arrow_of(fields)
         reader = self.database.sql(self._whole(records)).to_arrow_reader(_BATCH)
         kept = [field for field in reader.schema if field.name != "value"]
-        whole = pa.schema([*kept, *schema, pa.field("error", pa.string())])
+        whole = pa.schema([*kept, *arrow_of(fields), decoding.ERROR])
         batches = (batch for batch in reader if batch.num_rows)
         file = self.scratch / f"decoded-{next(_NUMBERS)}.parquet"
         with pq.ParquetWriter(file, whole, compression="lz4") as writer:
@@ -113,7 +101,7 @@ class DuckEngine:
                 values = [batch.select(["value"]) for batch in some]
                 few = sum(batch.num_rows for batch in some) <= _ALONE
                 decode = map if few else self._processes().map
-                decoded = decode(_decoded, values, [kind] * len(some), [versions] * len(some), [schema] * len(some))
+                decoded = decode(decoding.decoded, values, [kind] * len(some), [fields] * len(some))
                 for batch, made in zip(some, decoded, strict=True):
                     columns = [*(batch.column(field.name) for field in kept), *made.columns]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
@@ -168,33 +156,5 @@ class DuckEngine:
         self._folder.cleanup()
 
 
-def _decoded(batch: pa.RecordBatch, kind: str, versions: str, schema: pa.Schema) -> pa.RecordBatch:
-    return decoding.decoded(batch, decoding.reader(kind, versions), schema.names, schema)
-
-
 def _quoted(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
-
-
-@cache
-def arrow_of(ddl: str) -> pa.Schema:
-    """Return the Arrow schema of columns in Spark's DDL."""
-    return pa.schema([pa.field(name, kind) for name, kind in _fields(ddl, " ")])
-
-
-def _fields(ddl: str, between: str) -> Iterator[tuple[str, pa.DataType]]:
-    depth, start = 0, 0
-    for position, letter in enumerate(ddl + ","):
-        depth += (letter == "<") - (letter == ">")
-        if letter == "," and not depth:
-            name, _, kind = ddl[start:position].strip().partition(between)
-            yield name.strip("` "), _type(kind.strip())
-            start = position + 1
-
-
-def _type(ddl: str) -> pa.DataType:
-    if ddl.startswith("array<"):
-        return pa.list_(_type(ddl[len("array<") : -1]))
-    if ddl.startswith("struct<"):
-        return pa.struct([pa.field(name, kind) for name, kind in _fields(ddl[len("struct<") : -1], ":")])
-    return _SCALARS[ddl]

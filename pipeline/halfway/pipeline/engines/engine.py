@@ -10,7 +10,9 @@ import re
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from halfway.pipeline.engines.decoding import decode
+import pyarrow as pa
+
+from halfway.pipeline.engines.decoding import arrow_of, decode
 from halfway.pipeline.engines.spark_session import is_one_machine
 
 if TYPE_CHECKING:
@@ -343,7 +345,11 @@ class SparkEngine:
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
         """Return a small frame."""
-        return self.spark.createDataFrame(list(rows), columns)
+        schema = arrow_of(columns)
+        # Of a list PySpark would make a frame that needs Python on the executors.
+        return self.spark.createDataFrame(
+            pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+        )
 
     def rows(self, frame: Frame) -> list[dict[str, Any]]:
         """Return all rows."""

@@ -1,4 +1,4 @@
-"""Spark's Kafka connector: jgo resolves it by name, and Spark gets its jars.
+"""Spark's packages for Kafka and Avro: jgo resolves them by name, and Spark gets their jars.
 
 `spark.jars.packages` would use Ivy, which fails if the local Maven repository has the description of an artifact
 without its jar.
@@ -15,26 +15,27 @@ from typing import Final
 
 from halfway.pipeline.errors import ConnectorError
 
-DEFAULT_VERSION: Final = "4.0.0"
-"""The newest version that can be resolved. It works with every PySpark 4.0."""
-_ARTIFACT: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+VERSIONS: Final = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0"}
+"""For each PySpark the newest version of the packages that can be resolved. It works with every patch of it."""
+_ARTIFACTS: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13", "org.apache.spark:spark-avro_2.13")
 _JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d[\w.+-]*)\.jar\Z")
 
 
-def coordinate(version: str) -> str:
-    """Return the coordinate for `spark-submit --packages`."""
-    return f"{_ARTIFACT}:{version}"
+def packages(version: str | None = None) -> tuple[str, ...]:
+    """Return the coordinates of the packages, by default those for the PySpark that is installed."""
+    return tuple(f"{artifact}:{version or _default()}" for artifact in _ARTIFACTS)
 
 
-def jars(version: str = DEFAULT_VERSION) -> tuple[Path, ...]:
-    """Return the jars of the connector, without those that PySpark has. They are downloaded once, then cached.
+def jars(version: str | None = None) -> tuple[Path, ...]:
+    """Return the jars of the packages, without those that PySpark has. They are downloaded once, then cached.
 
     Raises:
         ConnectorError: they cannot be resolved. The message has the cause and how to give them manually.
 
     """
+    version = version or _default()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
-    written_down = folder / f"spark-kafka-{version}.json"
+    written_down = folder / f"spark-packages-{version}.json"
     found = _read(written_down)
     if not found:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,17 +47,25 @@ def jars(version: str = DEFAULT_VERSION) -> tuple[Path, ...]:
     return tuple(jar for jar in found if _name(jar) not in brought)
 
 
+def _default() -> str:
+    """Return the version for the PySpark that is installed; one without an entry has packages of its own number."""
+    import pyspark
+
+    return VERSIONS.get(".".join(pyspark.__version__.split(".")[:2]), pyspark.__version__)
+
+
 def _resolve(version: str) -> tuple[Path, ...]:
-    remedy = f"give the jars with --jars, or another version with --connector-version ({DEFAULT_VERSION} works)"
+    known = ", ".join(f"{works} for PySpark {of}" for of, works in VERSIONS.items())
+    remedy = f"give the jars with --jars, or another version with --connector-version ({known})"
     try:
         import jgo
     except ImportError:
         raise ConnectorError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
     try:
-        return tuple(jgo.build(coordinate(version)).all_jars)
+        return tuple({jar.name: jar for each in packages(version) for jar in jgo.build(each).all_jars}.values())
     # jgo has no exceptions of its own. Every error of its parts means that the jars are missing.
     except Exception as error:
-        raise ConnectorError(f"{coordinate(version)} could not be resolved ({error}): {remedy}") from error
+        raise ConnectorError(f"{', '.join(packages(version))} could not be resolved ({error}): {remedy}") from error
 
 
 def _read(written_down: Path) -> tuple[Path, ...]:

@@ -8,10 +8,12 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.engines import java, spark_connector
-from halfway.pipeline.errors import SessionError
+from halfway.pipeline.engines.decoding import LIMITS
+from halfway.pipeline.errors import ConnectorError, SessionError
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -26,6 +28,7 @@ _DEFAULTS: Final = {
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore|ssl[._]key|_pem|[.]pem",
     # Otherwise PySpark makes several calls into the JVM for the line of Python that each column comes from.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.executor.defaultJavaOptions": " ".join(f"-D{name}={value}" for name, value in LIMITS.items()),
 }
 """What a job takes if nothing else is configured."""
 _ON_ONE_MACHINE: Final = {
@@ -60,9 +63,9 @@ class SparkOptions:
 
     master: str | None = None
     memory: str | None = None
-    connector_version: str = spark_connector.DEFAULT_VERSION
+    connector_version: str | None = None
     jars: Sequence[str] = ()
-    """The jars of the connector. Without any they are resolved by name."""
+    """The jars of Spark's packages for Kafka and Avro. Without any they are resolved by name."""
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,14 +79,14 @@ def is_one_machine(master: str) -> bool:
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
-def prepared(name: str, options: SparkOptions, *, kafka: bool = True) -> Callable[[], SparkSession]:
+def prepared(name: str, options: SparkOptions, *, packages: bool = True) -> Callable[[], SparkSession]:
     """Return a function that starts a session, or takes the one of spark-submit. It downloads nothing.
 
     Nothing that is configured is changed, except by the options of the command line.
 
     Raises:
         JavaError: Spark does not run on the Java of this machine.
-        ConnectorError: `kafka` is true, and the Kafka connector is not available.
+        ConnectorError: `packages` is true, and the packages for Kafka and Avro are not available.
         SessionError: the session would be one of Spark Connect, or the master is not that of spark-submit.
 
     """
@@ -104,7 +107,7 @@ def prepared(name: str, options: SparkOptions, *, kafka: bool = True) -> Callabl
         asked.setdefault("spark.ui.showConsoleProgress", "false")
         if options.memory is not None:
             asked.setdefault("spark.driver.memory", options.memory)
-        if kafka:
+        if packages:
             connector = options.jars or map(str, spark_connector.jars(options.connector_version))
             asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
 
@@ -112,7 +115,12 @@ def prepared(name: str, options: SparkOptions, *, kafka: bool = True) -> Callabl
         from pyspark.sql import SparkSession
 
         conf = _configuration(name, asked, submitted=submitted)
-        return session_of_job(SparkSession.builder.config(conf=conf).getOrCreate())
+        spark = session_of_job(SparkSession.builder.config(conf=conf).getOrCreate())
+        if not submitted and conf.get("spark.log.level") is None:
+            spark.sparkContext.setLogLevel("ERROR")
+        if packages:
+            _require_packages(spark)
+        return spark
 
     return start
 
@@ -134,6 +142,22 @@ def session_of_job(spark: SparkSession) -> SparkSession:
     return session
 
 
+def _require_packages(spark: SparkSession) -> None:
+    """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM."""
+    from py4j.java_gateway import JavaClass
+
+    jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
+    for there in (jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions):
+        if not isinstance(there, JavaClass):
+            spark.stop()
+            raise ConnectorError(
+                "Spark has no package for Kafka or none for Avro: submit with --packages "
+                + ",".join(spark_connector.packages())
+            )
+    for key, value in LIMITS.items():
+        jvm.java.lang.System.setProperty(key, value)
+
+
 def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool) -> SparkConf:
     """Return what Spark's files, spark-submit and the options say, and the defaults of halfway for the rest."""
     from pyspark import SparkConf, SparkContext
@@ -150,15 +174,11 @@ def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool) -> S
     for key, value in asked.items():
         conf.set(key, value)
     # Without --name it is the name of the program.
-    if conf.get("spark.app.name") in (None, "pyspark-shell", "__main__.py"):
+    if conf.get("spark.app.name") in (None, "pyspark-shell", Path(sys.argv[0]).name):
         conf.set("spark.app.name", name)
     conf.setIfMissing("spark.master", "local[*]")
-    defaults = dict(_DEFAULTS)
-    if not submitted:
-        defaults["spark.log.level"] = "ERROR"
-    if is_one_machine(str(conf.get("spark.master"))):
-        defaults |= _ON_ONE_MACHINE
-    for key, value in defaults.items():
+    on_one_machine = is_one_machine(str(conf.get("spark.master")))
+    for key, value in (_DEFAULTS | (_ON_ONE_MACHINE if on_one_machine else {})).items():
         conf.setIfMissing(key, value)
     return conf
 

@@ -191,7 +191,7 @@ class Tables:
         pending = delta.read(spark, self._output.qualified(PENDING))
         oldest = pending.agg(F.min("since")).collect()[0][0]
         if oldest is None:
-            return spark.createDataFrame([], "id string, at bigint")
+            return pending.select("id", F.lit(None).cast("bigint").alias("at")).limit(0)
         since = F.timestamp_millis(F.lit(oldest - self._horizon_ms))
         recent = (F.col(DAY) >= F.to_date(since)) & (F.col("ended_at") > since)
         ended = delta.read(spark, self._output.qualified(ENDED)).where(recent)

@@ -79,8 +79,7 @@ def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
     )
     final = ", ".join(f"'{state}'" for state in headers.FINAL)
     sql = f"""
-    select "key", written_at, {_PLACE}, kind, id, "group", half_offset, cause, prepared_at, "at", checks,
-        commit_verdict, remark, messages, case
+    select "key", written_at, {_PLACE}, kind, id, "group", cause, prepared_at, "at", checks, messages, case
             when error is not null then error
             when id <> "key" then 'the value has another id than the key'
             when lower(kind) not in ({final}) then concat('the header has an outcome, the value is ', kind)

@@ -3,6 +3,7 @@
 import logging
 import signal
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,11 +27,11 @@ def test_a_spark_that_is_interrupted_while_it_starts_is_stopped(
         return SimpleNamespace(stop=stop)
 
     monkeypatch.setattr(running, "prepared", lambda *_, **__: start)
-    options = dict.fromkeys(("config", "master", "memory"))
+    options: dict[str, Any] = dict.fromkeys(("config", "master", "memory", "connector_version"))
     try:
         with (
             pytest.raises(SystemExit) as ended,
-            running.running("sweep", kafka=False, conf=(), connector_version="", jars="", **options),
+            running.running("sweep", kafka=False, conf=(), jars="", **options),
         ):
             began()
     finally:
