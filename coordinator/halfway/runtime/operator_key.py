@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from halfway.domain.keys import kind_in
 from halfway.domain.principal import PrincipalKind
+from halfway.runtime.secret_files import secret_name
 
 
 class KeySettings(Protocol):
@@ -21,11 +22,13 @@ class KeySettings(Protocol):
         """The secrets that keys are derived from; none if no keys are required."""
 
 
-def demand_operator_key_fits(settings: KeySettings) -> None:
-    """Raise ValueError if the key is not an operator's, or has no effect. The error never shows it."""
+def operator_key_fault(settings: KeySettings) -> str | None:
+    """Return why the key is not an operator's, or has no effect, or None. The text never shows it."""
     if settings.operator_key is None:
-        return
+        return None
+    named = secret_name(settings, "operator_key")
     if kind_in(settings.operator_key.get_secret_value()) is not PrincipalKind.OPERATOR:
-        raise ValueError("operator_key is not an operator's key of halfway: make one with halfway keys generate")
+        return f"{named} is not an operator's key of halfway: make one with halfway keys generate"
     if not settings.master_secrets:
-        raise ValueError("operator_key has no effect without master_secret, because no keys are required: set both")
+        return f"{named} has no effect without master_secret, because no keys are required: set both"
+    return None

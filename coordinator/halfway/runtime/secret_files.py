@@ -21,33 +21,40 @@ KAFKA_SECRETS: Final = (
 _KAFKA_SUFFIX: Final = ".file"
 
 
-def read_secrets(values: Mapping[str, Any], secrets: Collection[str]) -> dict[str, Any]:
-    """Return the values of settings with each secret that is in a file; raise ValueError if one cannot be read.
+def secret_name(settings: object, name: str) -> str:
+    """Return the setting that gave a secret, for an error: that of its file, with the path, if it has one."""
+    path = getattr(settings, name + SUFFIX, None)
+    return name if path is None else f"{name}{SUFFIX} {str(path)!r}"
 
-    The setting that names a file stays, so that its path is validated and shown. The errors never show a secret.
+
+def read_secrets(values: Mapping[str, Any], secrets: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of settings with each secret that is in a file, and what is wrong with the others.
+
+    The setting that names a file stays, so that its path is validated and shown. No text shows a secret.
     """
     found = dict(values)
-    for name in secrets:
-        _read(found, name, name + SUFFIX, "")
+    faults = [_read(found, name, name + SUFFIX, "") for name in secrets]
     if isinstance(found.get("kafka"), Mapping):
         properties = dict(found["kafka"])
         for name in KAFKA_SECRETS:
-            _read(properties, name, name + _KAFKA_SUFFIX, "kafka.")
+            faults.append(_read(properties, name, name + _KAFKA_SUFFIX, "kafka."))
             properties.pop(name + _KAFKA_SUFFIX, None)  # librdkafka does not know it
         found["kafka"] = properties
-    return found
+    return found, [fault for fault in faults if fault is not None]
 
 
-def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> None:
+def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> str | None:
     path = values.get(file_name)
     if path is None:
-        return
+        return None
     if values.get(name) is not None:
-        raise ValueError(f"{section}{name} and {section}{file_name} are both set: set one of them")
+        return f"{section}{name} and {section}{file_name} are both set: set one of them"
     try:
         content = Path(str(path)).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: the path has a null character
         reason = getattr(error, "strerror", None) or "it is not a path"
-        raise ValueError(f"cannot read {section}{file_name} {str(path)!r}: {reason}") from None
+        del values[file_name]
+        return f"cannot read {section}{file_name} {str(path)!r}: {reason}"
     # A master secret may be any bytes. Whatever else is not text is refused where it is used.
     values[name] = content.strip().decode("utf-8", "surrogateescape")
+    return None

@@ -28,33 +28,28 @@ from halfway.domain.errors import ConfigurationError
 from halfway.domain.policy import MAX_SECONDS, CheckPolicy
 from halfway.domain.secrets import derived
 from halfway.domain.urls import base_url_refusal, proxy_refusal
-from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, variable_suffix
 from halfway.rest.server.limits import IDLE_S, ApiLimits
-from halfway.runtime.operator_key import demand_operator_key_fits
+from halfway.runtime.operator_key import operator_key_fault
 from halfway.runtime.policy_settings import Policy
-from halfway.runtime.secret_files import KAFKA_SECRETS, SUFFIX, read_secrets
-from halfway.runtime.settings_errors import PREFIX, SHOWN, Sources, explain, with_variables, without_credentials
+from halfway.runtime.secret_files import KAFKA_SECRETS, SUFFIX, read_secrets, secret_name
+from halfway.runtime.settings_errors import (
+    KAFKA_PREFIX,
+    PREFIX,
+    SHOWN,
+    Sources,
+    explain,
+    explain_text,
+    with_variables,
+    without_credentials,
+)
 from halfway.service.requests import ServiceLimits
 
-KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
 """Variables of the command line: the URLs of the coordinator and its health port, the key, and the settings file."""
 _OTHER_PREFIXES: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
 """Prefixes of variables for clients, the Spark jobs and the tests, which may share the environment."""
-_USUAL_PROPERTIES: Final = (
-    "BOOTSTRAP_SERVERS",
-    "SECURITY_PROTOCOL",
-    "SASL_MECHANISM",
-    "SASL_USERNAME",
-    "SASL_PASSWORD",
-    "SSL_CA_LOCATION",
-    "SSL_CERTIFICATE_LOCATION",
-    "SSL_KEY_LOCATION",
-    "SSL_KEY_PASSWORD",
-    "CLIENT_ID",
-    *(f"{name.upper().replace('.', '_')}_FILE" for name in KAFKA_SECRETS),
-)
-"""Properties of librdkafka that a misspelt variable may have meant. Any other property passes through as well."""
+_KAFKA_NAMES: Final = (*USUAL_PROPERTIES, *(f"{name}.file" for name in KAFKA_SECRETS))
 _OF_A_SERVICE: Final = re.compile(
     r"HALFWAY(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
@@ -207,50 +202,58 @@ class Settings(BaseModel):
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_secret_files(cls, values: Any) -> Any:
-        return read_secrets(values, [name for name in _SECRETS if name + SUFFIX in cls.model_fields])
-
     @model_validator(mode="after")
     def _validate_combinations(self) -> Settings:
+        if faults := list(self._faults()):
+            raise ValueError("\n".join(faults))
+        return self
+
+    def _faults(self) -> Iterator[str]:
         if self.max_body_bytes < self.max_prepare_bytes:
-            raise ValueError(
+            yield (
                 f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
                 "a prepare of that size would be refused"
             )
         if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
-            raise ValueError(f"instance_url {without_credentials(self.instance_url)[:SHOWN]!r}: {refusal}")
-        for credential in self._set_credentials():
-            if not _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL or not credential.isascii():
-                raise ValueError(
-                    f"peer_credential must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: make it with "
-                    "openssl rand -hex 32"
-                )
-        demand_operator_key_fits(self)
-        self._demand_whole_tls()
-        if any(len(master) < _MIN_MASTER for master in self.master_secrets):
-            raise ValueError(
-                f"master_secret and master_secret_previous must have at least {_MIN_MASTER} bytes: make them "
-                "with openssl rand -hex 32"
-            )
-        if self.check_proxy is not None and (reason := proxy_refusal(self.check_proxy.get_secret_value())) is not None:
-            raise ValueError(f"check_proxy is not the URL of an HTTP proxy such as http://proxy:3128: {reason}")
+            yield f"instance_url {without_credentials(self.instance_url)[:SHOWN]!r}: {refusal}"
+        yield from self._secret_faults()
+        yield from self._tls_faults()
         contradiction = self.policy.contradiction()
         if contradiction is not None:
-            raise ValueError("policy." + contradiction[1])
+            yield "policy." + contradiction[1]
         if self.policy.max_age_s > (limit_s := self.limits().max_age_limit_s):
-            raise ValueError(
+            yield (
                 f"policy.max_age_s {self.policy.max_age_s:g} is too long for op_retention_ms {self.op_retention_ms}: "
                 f"at most {limit_s:g}"
             )
-        return self
 
-    def _demand_whole_tls(self) -> None:
+    def _secret_faults(self) -> Iterator[str]:
+        for name in ("peer_credential", "peer_credential_previous"):
+            credential = getattr(self, name)
+            text = None if credential is None else credential.get_secret_value()
+            if text is not None and not (_MIN_CREDENTIAL <= len(text) <= _MAX_CREDENTIAL and text.isascii()):
+                yield (
+                    f"{secret_name(self, name)} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: "
+                    "make it with openssl rand -hex 32"
+                )
+        if (fault := operator_key_fault(self)) is not None:
+            yield fault
+        for name in ("master_secret", "master_secret_previous"):
+            master = _bytes(getattr(self, name))
+            if master is not None and len(master) < _MIN_MASTER:
+                yield (
+                    f"{secret_name(self, name)} has {len(master)} bytes, and must have at least {_MIN_MASTER}: "
+                    "make it with openssl rand -hex 32"
+                )
+        if self.check_proxy is not None and (reason := proxy_refusal(self.check_proxy.get_secret_value())) is not None:
+            named = secret_name(self, "check_proxy")
+            yield f"{named} is not the URL of an HTTP proxy such as http://proxy:3128: {reason}"
+
+    def _tls_faults(self) -> Iterator[str]:
         if (self.tls_certificate_file is None) != (self.tls_key_file is None):
-            raise ValueError("tls_certificate_file and tls_key_file belong together: set both or neither")
+            yield "tls_certificate_file and tls_key_file belong together: set both or neither"
         if self.tls_certificate_file is None and (self.tls_client_ca_file is not None or self.health_tls):
-            raise ValueError("tls_client_ca_file and health_tls require tls_certificate_file and tls_key_file")
+            yield "tls_client_ca_file and health_tls require tls_certificate_file and tls_key_file"
 
     @property
     def access_control(self) -> bool:
@@ -271,10 +274,8 @@ class Settings(BaseModel):
     @cached_property
     def master_secrets(self) -> tuple[bytes, ...]:
         """The master secrets, newest first."""
-        both = (self.master_secret, self.master_secret_previous)
-        return tuple(
-            secret.get_secret_value().encode("utf-8", "surrogateescape") for secret in both if secret is not None
-        )
+        both = (_bytes(self.master_secret), _bytes(self.master_secret_previous))
+        return tuple(secret for secret in both if secret is not None)
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
         """Return the settings of the Kafka adapter."""
@@ -303,6 +304,10 @@ class Settings(BaseModel):
         return {name: getattr(self, name) for name in names if name in Settings.model_fields}
 
 
+def _bytes(secret: SecretStr | None) -> bytes | None:
+    return None if secret is None else secret.get_secret_value().encode("utf-8", "surrogateescape")
+
+
 _SECRETS: Final = frozenset(
     name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
 )
@@ -328,11 +333,21 @@ def load(
     if file is None and (path := environment.get("HALFWAY_CONFIG_FILE")):
         file = Path(path)
     in_file: dict[str, Any] = _read_file(file) if file is not None else {}
-    others = _merged(_read_environment(environment), dict(over or {}))
+    from_environment, unknown = _read_environment(environment)
+    others = _merged(from_environment, dict(over or {}))
+    sources = Sources(file, in_file, others)
+    in_files = sorted(name for name in _SECRETS if name + SUFFIX in Settings.model_fields)
+    values, faults = read_secrets(_merged(in_file, others), in_files)
+    problems = unknown + [explain_text(fault, sources, VARIABLES) for fault in faults]
     try:
-        return Settings(**_merged(in_file, others))
+        settings = Settings(**values)
+        if not problems:
+            return settings
     except ValidationError as error:
-        raise ConfigurationError(explain(error, Sources(file, in_file, others), VARIABLES, _SECRETS, suggest)) from None
+        # Whether settings fit together is not known before each of them is right.
+        if not problems or any(problem["loc"] for problem in error.errors()):
+            problems.append(explain(error, sources, VARIABLES, _SECRETS, suggest))
+    raise ConfigurationError("; ".join(problems))
 
 
 def log_format(file: Path | None) -> str:
@@ -367,7 +382,8 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield above + name, value
 
 
-def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings in the environment, and what is wrong with the names of others."""
     values: dict[str, Any] = {}
     unknown = []
     for variable, value in environment.items():
@@ -376,7 +392,7 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if _is_of_kubernetes(variable, value):
             continue
         property_name = variable.removeprefix(KAFKA_PREFIX)
-        if property_name not in ("", variable):
+        if property_name != variable and all(property_name.split("_")):
             values.setdefault("kafka", {})[_property(property_name)] = value
             continue
         path = VARIABLES.get(variable.upper())
@@ -387,10 +403,11 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         (values.setdefault(sections[0], {}) if sections else values)[name] = value
     if unknown:
         names = ", ".join(f"{one} (did you mean {near}?)" if (near := suggest(one)) else one for one in sorted(unknown))
-        raise ConfigurationError(
+        text = (
             f"{names}: not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
         )
-    return values
+        return values, [text]
+    return values, []
 
 
 def _is_of_kubernetes(variable: str, value: str) -> bool:
@@ -405,7 +422,7 @@ def _is_of_kubernetes(variable: str, value: str) -> bool:
 
 def suggest(variable: str) -> str | None:
     """Return the setting that was probably meant by an unknown variable."""
-    known = [*VARIABLES, *(KAFKA_PREFIX + name for name in _USUAL_PROPERTIES), *NOT_SETTINGS]
+    known = [*VARIABLES, *(KAFKA_PREFIX + variable_suffix(name) for name in _KAFKA_NAMES), *NOT_SETTINGS]
     return next(iter(difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_SIMILARITY)), None)
 
 

@@ -12,7 +12,10 @@ from pydantic import ValidationError
 PREFIX: Final = "HALFWAY_"
 SHOWN: Final = 80
 """Shown characters of a value."""
+KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
 _WORD: Final = re.compile(r"[a-z_.]+")
+_QUOTED: Final = re.compile(r"'[^']*'")
+"""A value in an error; a path may contain the name of a setting."""
 
 
 class Sources(NamedTuple):
@@ -37,7 +40,7 @@ def explain(
         path = tuple(part for part in problem["loc"] if isinstance(part, str))
         fault = _plain(problem["msg"])
         if not path:
-            lines.append(with_variables(fault, variables))
+            lines += [explain_text(text, sources, variables) for text in fault.splitlines()]
             continue
         variable = PREFIX + "__".join(path).upper()
         value = _value(sources.others, path)
@@ -70,9 +73,33 @@ def _plain(message: str) -> str:
 
 def with_variables(fault: str, variables: Mapping[str, tuple[str, ...]]) -> str:
     """Return a message that begins with the variables of the settings that it names as keys of the file."""
-    by_key = {".".join(path): variable for variable, path in variables.items() if "_" in path[-1]}
-    named = dict.fromkeys(by_key[word] for word in _WORD.findall(fault) if word in by_key)
+    named = _named(fault, variables)
     return f"{', '.join(named)}: {fault}" if named else fault
+
+
+def explain_text(fault: str, sources: Sources, variables: Mapping[str, tuple[str, ...]]) -> str:
+    """Return a message about settings with their variables, and with the keys of those that the file sets."""
+    paths = _named(fault, variables).values()
+    keys = [
+        ".".join(path)
+        for path in paths
+        if _value(sources.others, path) is None and _value(sources.in_file, path) is not None
+    ]
+    text = with_variables(fault, variables)
+    return f"{text} ({', '.join(keys)} in {str(sources.file)!r})" if keys else text
+
+
+def _named(fault: str, variables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the variables, and the paths in the file, of the settings that a message names."""
+    by_key = {".".join(path): variable for variable, path in variables.items() if "_" in path[-1]}
+    named: dict[str, tuple[str, ...]] = {}
+    for word in _WORD.findall(_QUOTED.sub("''", fault)):
+        section, _, name = word.partition(".")
+        if word in by_key:
+            named[by_key[word]] = variables[by_key[word]]
+        elif section == "kafka" and name:
+            named[KAFKA_PREFIX + name.upper().replace(".", "_")] = (section, name)
+    return named
 
 
 def without_credentials(url: str) -> str:

@@ -129,3 +129,60 @@ def test_what_would_guard_nothing_is_refused_and_no_secret_shown(given: dict[str
     with pytest.raises(ConfigurationError, match=told) as caught:
         load({**BROKER, **given})
     assert OPERATOR_KEY[20:40] not in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    "name", ["MASTER_SECRET", "MASTER_SECRET_PREVIOUS", "PEER_CREDENTIAL_PREVIOUS", "OPERATOR_KEY", "CHECK_PROXY"]
+)
+def test_a_secret_that_is_wrong_is_named_with_the_file_it_is_in(tmp_path: Path, name: str) -> None:
+    """By its own variable, and by the path that was read; nothing is named because the path contains its name."""
+    file = tmp_path / "peer_credential"
+    file.write_text("\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load(
+            {**GUARDED, f"HALFWAY_{name}": "sesame"}
+            if name != "MASTER_SECRET"
+            else {**BROKER, f"HALFWAY_{name}": "sesame"}
+        )
+    assert caught.value.detail.startswith(f"HALFWAY_{name}: {name.lower()} ")
+    given = {variable: value for variable, value in GUARDED.items() if variable != f"HALFWAY_{name}"}
+    with pytest.raises(ConfigurationError) as caught:
+        load({**given, f"HALFWAY_{name}_FILE": str(file)})
+    assert caught.value.detail.startswith(f"HALFWAY_{name}_FILE: {name.lower()}_file {str(file)!r} ")
+
+
+def test_a_secret_of_the_settings_file_that_is_too_short_is_named_with_its_key_and_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "halfway.toml"
+    file.write_text('master_secret = "sesame"\n')
+    with pytest.raises(ConfigurationError) as caught:
+        load(BROKER, file=file)
+    assert caught.value.detail.startswith("HALFWAY_MASTER_SECRET: master_secret has 6 bytes")
+    assert caught.value.detail.endswith(f"(master_secret in {str(file)!r})")
+    assert "sesame" not in caught.value.detail
+
+
+def test_a_secret_property_of_kafka_that_cannot_be_read_is_named_by_its_variable(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    with pytest.raises(ConfigurationError, match=r"^HALFWAY_KAFKA__SASL_PASSWORD_FILE: cannot read"):
+        load({**BROKER, "HALFWAY_KAFKA__SASL_PASSWORD_FILE": missing})
+
+
+def test_all_that_is_wrong_in_the_environment_is_told_at_once(tmp_path: Path) -> None:
+    """Unknown names, files that cannot be read, and values; and all that does not fit together."""
+    missing = str(tmp_path / "missing")
+    wrong = ("KAFKA__SASL_PASSWORD_FILE", "PEER_CREDENTIAL_FILE", "PROT", "SHARDS")
+    with pytest.raises(ConfigurationError) as caught:
+        load({**BROKER, **{f"HALFWAY_{name}": missing for name in wrong}})
+    for name in wrong:
+        assert f"HALFWAY_{name}" in caught.value.detail
+    short = {"HALFWAY_MASTER_SECRET": "short", "HALFWAY_PEER_CREDENTIAL": "short", "HALFWAY_OPERATOR_KEY": "short"}
+    with pytest.raises(ConfigurationError) as caught:
+        load({**BROKER, **short})
+    for name in short:
+        assert f"{name}: " in caught.value.detail
+
+
+def test_a_missing_secret_is_not_also_told_as_what_another_setting_needs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load({"HALFWAY_OPERATOR_KEY": OPERATOR_KEY, "HALFWAY_MASTER_SECRET_FILE": str(tmp_path / "missing")})
+    assert "has no effect" not in caught.value.detail

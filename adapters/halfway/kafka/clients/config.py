@@ -6,6 +6,7 @@ overridden.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,21 @@ _DIGEST_BYTES: Final = 48
 _TOPIC_BYTES: Final = 252
 _LEAST_MESSAGE_BYTES: Final = 6
 """The fewest bytes that a message takes in a half record."""
-_NAMED_PROPERTY: Final = re.compile(r"(?<![\w./])[a-z]+(?:\.[a-z]+)+(?![\w./])")
+_NAMED_PROPERTY: Final = re.compile(r"(?<![\w./])[a-z]+(?:\.+[a-z]+)+(?![\w./])")
+USUAL_PROPERTIES: Final = (
+    "bootstrap.servers",
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.username",
+    "sasl.password",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "client.id",
+)
+"""Properties that a misspelt one may have meant. Any other property of librdkafka passes through as well."""
+_SIMILARITY: Final = 0.85
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
 _MAX_SHARDS: Final = 10_000
@@ -363,7 +378,7 @@ def _refuse_reserved(name: str) -> None:
         reason = "it is a function"
     if reason is not None:
         raise ConfigurationError(
-            f"Kafka property {name!r} is set by halfway ({reason}): remove HALFWAY_KAFKA__{_variable_suffix(name)}",
+            f"Kafka property {name!r} is set by halfway ({reason}): remove HALFWAY_KAFKA__{variable_suffix(name)}",
             setting=name,
         )
 
@@ -375,11 +390,12 @@ def _require_text(name: str, value: str) -> None:
     except UnicodeEncodeError:
         readable = False
     if not readable:
-        variable = f"HALFWAY_KAFKA__{_variable_suffix(name)}"
+        variable = f"HALFWAY_KAFKA__{variable_suffix(name)}"
         raise ConfigurationError(f"{variable!r} is not UTF-8, or contains a NUL: write it in UTF-8", setting=name)
 
 
-def _variable_suffix(name: str) -> str:
+def variable_suffix(name: str) -> str:
+    """Return what follows HALFWAY_KAFKA__ in the variable of a property."""
     return name.upper().replace(".", "_")
 
 
@@ -387,4 +403,15 @@ def named_variables(message: str, properties: Mapping[str, str]) -> str:
     """Return the variables of the properties that a message of librdkafka names: those that are set, else any."""
     named = dict.fromkeys(_NAMED_PROPERTY.findall(message))
     names = [name for name in named if name in properties] or list(named)
-    return ", ".join(f"HALFWAY_KAFKA__{_variable_suffix(name)}" for name in names) or "the HALFWAY_KAFKA__ settings"
+    unknown = "No such configuration property" in message
+    shown = (_variable(name) + (_meant(name) if unknown else "") for name in names)
+    return ", ".join(shown) or "the HALFWAY_KAFKA__ settings"
+
+
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name, USUAL_PROPERTIES, n=1, cutoff=_SIMILARITY)
+    return f" (did you mean {_variable(near[0])}?)" if near else ""
+
+
+def _variable(name: str) -> str:
+    return f"HALFWAY_KAFKA__{variable_suffix(name)}"

@@ -8,6 +8,7 @@ from confluent_kafka.admin import AdminClient
 
 from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.topics.admin_requests import demand_properties
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 
@@ -157,3 +158,18 @@ def test_a_transaction_may_be_shorter_than_the_silence_of_a_socket() -> None:
     over = {"transactional.id": "x", "transaction.timeout.ms": 10_000}
     assert config.producer(**over)["socket.timeout.ms"] == 10_000
     Producer(config.producer(**over))
+
+
+def test_a_misspelt_property_is_answered_with_the_nearest_right_one() -> None:
+    """By its variable, in the words of librdkafka."""
+    config = make(properties={**SERVERS, "sasl.pasword": "sesame"})
+    with pytest.raises(
+        ConfigurationError, match=r"HALFWAY_KAFKA__SASL_PASWORD \(did you mean HALFWAY_KAFKA__SASL_PASSWORD\?\)"
+    ):
+        demand_properties(config)
+
+
+def test_a_property_with_an_empty_part_is_named_by_its_variable() -> None:
+    config = make(properties={**SERVERS, "sasl..password": "sesame"})
+    with pytest.raises(ConfigurationError, match=r"HALFWAY_KAFKA__SASL__PASSWORD \(did you mean"):
+        demand_properties(config)
