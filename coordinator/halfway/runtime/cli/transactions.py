@@ -185,11 +185,12 @@ def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> Non
 @click.option("--check-url", "urls", multiple=True, help="The URL for checks; can be repeated.")
 @click.option("--pull", is_flag=True, help="The group fetches its checks.")
 @click.option("--topic", "topics", multiple=True, required=True, help="A topic that it may write to; can be repeated.")
+@click.option("--add", is_flag=True, help="What is not named stays as it is.")
 @click.option("--policy", help="The policy as JSON, such as '{\"max_checks\": 5}'.")
 @url_option
 @token_option
 @json_option
-def put(
+def put(  # noqa: PLR0913 - one option each
     group: str,
     urls: tuple[str, ...],
     topics: tuple[str, ...],
@@ -198,19 +199,25 @@ def put(
     token: str | None,
     *,
     pull: bool,
+    add: bool,
     as_json: bool,
 ) -> None:
-    """Register a group or change it."""
-    if pull == bool(urls):
+    """Register a group, replace it, or add to it.
+
+    Without --add, topics and parts of the policy that are not named are taken away.
+    """
+    if pull == bool(urls) and (pull or not add):
         raise click.UsageError("give either --check-url or --pull")
     try:
         policy_fields = json.loads(policy) if policy else None
     except ValueError as error:
         raise click.BadParameter(f"{policy!r} is not JSON: {error}", param_hint="--policy") from None
-    body: dict[str, Any] = {"check": {"mode": "pull"} if pull else {"urls": list(urls)}, "topics": list(topics)}
+    body: dict[str, Any] = {"topics": list(topics)}
+    if pull or urls:
+        body["check"] = {"mode": "pull"} if pull else {"urls": list(urls)}
     if policy_fields is not None:
         body["policy"] = policy_fields
-    show_answer(Remote(url, token).ask("PUT", path_of("groups", group), body=body), as_json=as_json)
+    show_answer(Remote(url, token).ask("PATCH" if add else "PUT", path_of("groups", group), body=body), as_json=as_json)
 
 
 @groups.command()

@@ -97,7 +97,7 @@ def require_topics_of_group(request: Prepare, group: Group) -> None:
         if message.topic not in group.topics:
             raise TopicNotAllowedError(
                 f"topic {message.topic!r} is not among the topics of group {group.name!r}: "
-                f"PUT /v1/groups/{group.name} with it first",
+                f"add it with PATCH /v1/groups/{group.name} first",
                 field=f"messages[{number}].topic",
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,7 @@ from halfway.domain.errors import (
     UnknownGroupError,
 )
 from halfway.domain.principal import Permission, Principal
-from halfway.domain.records import MAX_TOPICS, Group
+from halfway.domain.records import MAX_TOPICS, CheckMode, Group
 from halfway.service.records.peer_calls import GroupCounts
 from halfway.service.requests import GroupPage, GroupSpec, GroupView
 
@@ -154,13 +155,14 @@ class Groups:
     def _changed(self, spec: GroupSpec, before: Group | None, principal: Principal) -> Group:
         """Return the new version of a group; errors as for `put`. The caller's current rights apply."""
         self._authority.require(principal, Permission.PUT_GROUP, spec.name)
+        asked = spec
         if spec.adds and before is not None:
             spec = _added_to(before, spec)
         if before is None or not set(spec.topics) <= set(before.topics):
             try:
                 self._authority.require(principal, Permission.GRANT_TOPICS, spec.name)
             except ForbiddenError as error:
-                raise ForbiddenError(f"{error.detail}. Ask an operator to run: {_put_command(spec)}") from None
+                raise ForbiddenError(f"{error.detail}. Ask an operator to run: {_add_command(asked, before)}") from None
         self._validate(spec)
         if before is None and len(self._store.all()) >= self._limits.max_groups:
             raise OverloadedError(
@@ -301,11 +303,24 @@ def _added_to(before: Group, spec: GroupSpec) -> GroupSpec:
     )
 
 
-def _put_command(spec: GroupSpec) -> str:
-    """Return the command that registers a group, without its URLs: they may hold a secret."""
-    checks = "--check-url <its check URL>" if spec.urls else "--pull"
-    topics = " ".join(f"--topic {topic}" for topic in spec.topics[:_SHOWN_TOPICS])
-    return f"halfway groups put {spec.name} {checks} {topics}{' …' if len(spec.topics) > _SHOWN_TOPICS else ''}"
+def _add_command(asked: GroupSpec, before: Group | None) -> str:
+    """Return the command that adds what the call named and the group lacks; it takes nothing away.
+
+    A URL with a query is left out, because that may hold a secret: the group's key may set it later.
+    """
+    has = set(() if before is None else before.topics)
+    new = [topic for topic in asked.topics if topic not in has]
+    command = ["halfway", "groups", "put", asked.name, "--add"]
+    if asked.mode is CheckMode.PULL and not asked.keeps_checks:
+        command.append("--pull")
+    elif not any(URL(url).raw_query_string for url in asked.urls):
+        command += [part for url in asked.urls for part in ("--check-url", url)]
+    command += [part for topic in new[:_SHOWN_TOPICS] for part in ("--topic", topic)]
+    if asked.policy.chosen():
+        command += ["--policy", msgspec.json.encode(asked.policy).decode()]
+    more = len(new) - _SHOWN_TOPICS
+    rest = f" (and then the same for {more} more topics, which a repeat names)" if more > 0 else ""
+    return shlex.join(command) + rest
 
 
 def _require_unused(name: str, counts: GroupCounts) -> None:

@@ -1,6 +1,7 @@
 """What a caller can see and change in its own group, in other groups, and in batches."""
 
 import asyncio
+import shlex
 from typing import Any
 
 import pytest
@@ -115,15 +116,14 @@ async def test_a_group_changes_its_checks_but_adds_no_topic(both: Guarded) -> No
     refused = await both.call("shop", "PUT", "/v1/groups/shop", SHOP)
     assert (refused.status, refused.error_code) == (403, "forbidden")
     assert "operator" in refused.body["detail"]
-    assert (
-        "halfway groups put shop --check-url <its check URL> --topic orders --topic coupons" in refused.body["detail"]
-    )
+    [url] = SHOP["check"]["urls"]
+    assert f"halfway groups put shop --add --check-url {url} --topic coupons" in refused.body["detail"]
     old_release = {"topics": ["orders"]}
     assert (await both.call("operator", "PUT", "/v1/groups/shop", SHOP)).status == 200
     assert (await both.call("shop", "PATCH", "/v1/groups/shop", old_release)).body["topics"] == SHOP["topics"]
     refused = await both.call("shop", "PATCH", "/v1/groups/shop", {"topics": ["points"]})
     assert (refused.status, refused.error_code) == (403, "forbidden")
-    assert "--topic orders --topic coupons --topic points" in refused.body["detail"]
+    assert refused.body["detail"].endswith("halfway groups put shop --add --topic points")
     both.tokens["new"] = await both.new_key(PrincipalKind.GROUP, "new")
     assert (await both.call("new", "PUT", "/v1/groups/new", SHOP)).status == 403
     assert (await both.call("operator", "PUT", "/v1/groups/new", SHOP)).status == 201
@@ -184,3 +184,22 @@ async def test_a_page_of_another_site_changes_nothing_in_the_name_of_a_browsers_
     checks = "/v1/groups/shop/checks"  # a fetched check counts as sent, but the page answers none
     assert (await both.call("operator", "GET", checks, None, link)).status == 403
     assert (await both.call("operator", "GET", checks, None, {"Sec-Fetch-Site": "none"})).status != 403
+
+
+async def test_the_command_for_the_operator_takes_nothing_away(both: Guarded) -> None:
+    """It adds the new topics and what the call named, and a shell reads it as it is."""
+    kept = {**SHOP, "policy": {"max_checks": 7}}
+    assert (await both.call("operator", "PUT", "/v1/groups/shop", kept)).status == 200
+    wanted = {"topics": ["orders", "points"], "policy": {"max_age_s": 900}}
+    refused = await both.call("shop", "PATCH", "/v1/groups/shop", wanted)
+    assert shlex.split(refused.body["detail"].partition("run: ")[2]) == [
+        *("halfway", "groups", "put", "shop", "--add", "--topic", "points", "--policy", '{"max_age_s":900.0}')
+    ]
+    secret = {"topics": ["points"], "check": {"urls": ["http://shop:9000/check?token=s3cret"]}}
+    refused = await both.call("shop", "PATCH", "/v1/groups/shop", secret)
+    assert refused.body["detail"].endswith("run: halfway groups put shop --add --topic points")
+    many = {"topics": [f"points-{number}" for number in range(30)]}
+    refused = await both.call("shop", "PATCH", "/v1/groups/shop", many)
+    command, _, more = refused.body["detail"].partition("run: ")[2].partition(" (")
+    assert command.count("--topic") == 20
+    assert "10 more topics" in more

@@ -47,6 +47,7 @@ class Answer:
         self.body = b"{}"
         self.headers: dict[str, str] = {}
         self.asked: list[tuple[str, str]] = []
+        self.received: list[bytes] = []
         self.authorization: list[str | None] = []
         self.url = ""
 
@@ -63,7 +64,7 @@ def answer() -> Iterator[Answer]:
         def answer(self) -> None:
             given.asked.append((self.command, self.path))
             given.authorization.append(self.headers["Authorization"])
-            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            given.received.append(self.rfile.read(int(self.headers["Content-Length"] or 0)))
             self.send_response(given.status)
             for name, value in given.headers.items():
                 self.send_header(name, value)
@@ -71,7 +72,7 @@ def answer() -> Iterator[Answer]:
             self.end_headers()
             self.wfile.write(given.body)
 
-        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names of http.server
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 - names of http.server
 
         def log_message(self, *_: Any) -> None:
             """Log nothing."""
@@ -94,6 +95,23 @@ def run(answer: Answer, *arguments: str, token: str | None = None) -> Result:
 
 def transaction(**fields: object) -> dict[str, object]:
     return {"id": ID, "state": "prepared", "group": "shop", "prepared_at": TIME} | fields
+
+
+def test_a_group_is_added_to_or_replaced(answer: Answer) -> None:
+    """With `--add` a command names only what is new: the topics, and perhaps a part of the policy."""
+    put = ("groups", "put", "shop", "--topic", "orders")
+    assert run(answer, *put, "--add", "--policy", '{"max_checks": 5}').exit_code == 0
+    assert run(answer, *put, "--add", "--pull").exit_code == 0
+    assert run(answer, *put, "--pull").exit_code == 0
+    assert [method for method, _ in answer.asked] == ["PATCH", "PATCH", "PUT"]
+    pull = {"topics": ["orders"], "check": {"mode": "pull"}}
+    assert [json.loads(body) for body in answer.received] == [
+        {"topics": ["orders"], "policy": {"max_checks": 5}},
+        pull,
+        pull,
+    ]
+    for refused in (put, (*put, "--add", "--pull", "--check-url", "http://shop:9000/check")):
+        assert "either --check-url or --pull" in run(answer, *refused).output
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
