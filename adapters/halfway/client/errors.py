@@ -89,7 +89,7 @@ class UnknownGroupError(RefusedError):
 
 
 class UnauthenticatedError(RefusedError):
-    """halfway requires a valid key: give the group's key as `key`, or as HALFWAY_CLIENT_KEY in the environment."""
+    """halfway requires a valid key: give the group's key as `key`, or in HALFWAY_CLIENT_KEY(_FILE)."""
 
 
 class ForbiddenError(RefusedError):

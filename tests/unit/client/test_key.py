@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,31 @@ async def test_it_may_come_from_the_environment(guarded: tuple[Guarded, str], mo
         with pytest.raises(UnauthenticatedError):
             await client.show("a")
     assert server.shown == [None, f"Bearer {KEY}"]
+
+
+async def test_it_may_come_from_a_file(
+    guarded: tuple[Guarded, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As secret stores mount it. A file that has no key, or is missing, and a second key are refused by name."""
+    server, url = guarded
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    monkeypatch.setenv("HALFWAY_CLIENT_KEY_FILE", str(file))
+    async with Halfway(url, "shop") as client:
+        with pytest.raises(UnauthenticatedError):
+            await client.show("a")
+    assert server.shown == [f"Bearer {KEY}"]
+    file.write_bytes(b"\xff" + KEY.encode())
+    with pytest.raises(InvalidKeyError, match=f"HALFWAY_CLIENT_KEY_FILE '{file}'") as refused:
+        Halfway(url, "shop")
+    assert KEY not in str(refused.value)
+    file.unlink()
+    with pytest.raises(InvalidKeyError, match=f"cannot read HALFWAY_CLIENT_KEY_FILE '{file}': No such file"):
+        SyncHalfway(url, "shop")
+    monkeypatch.setenv("HALFWAY_CLIENT_KEY", KEY)
+    with pytest.raises(InvalidKeyError, match="both set"):
+        Halfway(url, "shop")
+    Halfway(url, "shop", key=KEY)
 
 
 @pytest.mark.parametrize(

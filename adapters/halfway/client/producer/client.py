@@ -76,9 +76,10 @@ class Halfway:
     ) -> None:
         """Configure the client with the coordinators' URLs and the group's name. Nothing is sent yet.
 
-        `key` is the group's key; the default is HALFWAY_CLIENT_KEY of the environment. `tls` is needed for a private
-        authority or a client certificate. `barrier` decides how a transaction ends if its block raised an exception;
-        `register` checks its retention. `max_waiting` limits the prepares that wait to be sent, and also the ends.
+        `key` is the group's key; the default is HALFWAY_CLIENT_KEY of the environment, or what the file in
+        HALFWAY_CLIENT_KEY_FILE contains. `tls` is needed for a private authority or a client certificate. `barrier`
+        decides how a transaction ends if its block raised an exception; `register` checks its retention.
+        `max_waiting` limits the prepares that wait to be sent, and also the ends.
         `max_in_background` limits the ends that are sent in the background. Raises InvalidUrlError and InvalidKeyError.
         """
         self.group = group
