@@ -27,6 +27,18 @@ def secret_name(settings: object, name: str) -> str:
     return name if path is None else f"{name}{SUFFIX} {str(path)!r}"
 
 
+def content_of(path: str) -> str:
+    """Return the secret in a file, without white space around it; raise ValueError with the reason if that fails.
+
+    A master secret may be any bytes. Whatever else is not text is refused where it is used.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
+        raise ValueError(getattr(error, "strerror", None) or "it is not a path") from None
+    return content.strip().decode("utf-8", "surrogateescape")
+
+
 def read_secrets(values: Mapping[str, Any], secrets: Collection[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values of settings with each secret that is in a file, and what is wrong with the others.
 
@@ -50,11 +62,8 @@ def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> st
     if values.get(name) is not None:
         return f"{section}{name} and {section}{file_name} are both set: set one of them"
     try:
-        content = Path(str(path)).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: the path has a null character
-        reason = getattr(error, "strerror", None) or "it is not a path"
+        values[name] = content_of(str(path))
+    except ValueError as error:
         del values[file_name]
-        return f"cannot read {section}{file_name} {str(path)!r}: {reason}"
-    # A master secret may be any bytes. Whatever else is not text is refused where it is used.
-    values[name] = content.strip().decode("utf-8", "surrogateescape")
+        return f"cannot read {section}{file_name} {str(path)!r}: {error}"
     return None

@@ -45,7 +45,9 @@ from halfway.runtime.settings_errors import (
 )
 from halfway.service.requests import ServiceLimits
 
-NOT_SETTINGS: Final = frozenset({"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_CONFIG_FILE"})
+NOT_SETTINGS: Final = frozenset(
+    {"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_TOKEN_FILE", "HALFWAY_CONFIG_FILE"}
+)
 """Variables of the command line: the URLs of the coordinator and its health port, the key, and the settings file."""
 _OTHER_PREFIXES: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
 """Prefixes of variables for clients, the Spark jobs and the tests, which may share the environment."""

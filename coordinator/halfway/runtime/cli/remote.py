@@ -17,7 +17,10 @@ _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 _SHOWN: Final = 200
 _REDIRECT: Final = 300
 _ERROR: Final = 400
+_UNAUTHENTICATED: Final = 401
 _LATER: Final = frozenset({429, 503})
+_DOUBT: Final = "is --url (HALFWAY_URL) the URL of a coordinator?"
+HEALTH_DOUBT: Final = "is --health-url (HALFWAY_HEALTH_URL) the URL of an instance's health port?"
 
 
 class _NotHalfwayError(Exception):
@@ -27,9 +30,10 @@ class _NotHalfwayError(Exception):
 class Remote:
     """A coordinator's URL and the caller's token. An invalid one ends the command with status 1."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        """Validate and store the URL and the token."""
-        self._base = _base(url)
+    def __init__(self, url: str, token: str | None, doubt: str = _DOUBT) -> None:
+        """Validate and store the URL and the token. `doubt` asks about the URL if the answers are of another server."""
+        self._base = _base(url, doubt)
+        self._doubt = doubt
         self._shown = str(self._base.with_user(None))
         self._headers = {}
         if token:
@@ -57,11 +61,11 @@ class Remote:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
         except _NotHalfwayError as error:
-            fail(f"{self._shown} {error}: is --url (HALFWAY_URL) the URL of a coordinator?")
+            fail(f"{self._shown} {error}: {self._doubt}")
         if status in _LATER:
             return None
         if status >= _ERROR and status != expected:
-            fail(f"{status}: {_explained(answer)}")
+            fail(f"{status}: {self._explained(status, answer)}")
         return answer
 
     def ask(
@@ -82,7 +86,7 @@ class Remote:
             json.dumps([body, query], ensure_ascii=False).encode()  # yarl would drop text that is not UTF-8
             status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
         except _NotHalfwayError as error:
-            fail(f"{self._shown} {error}: is --url (HALFWAY_URL) the URL of a coordinator?")
+            fail(f"{self._shown} {error}: {self._doubt}")
         except UnicodeEncodeError:
             fail("an argument is not UTF-8")
         except aiohttp.ClientConnectorCertificateError as error:
@@ -93,8 +97,23 @@ class Remote:
             reason = printable(str(error)) or type(error).__name__
             fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
         if status >= _ERROR and status != expected:
-            fail(f"{status}: {_explained(answer)}")
+            fail(f"{status}: {self._explained(status, answer)}")
         return answer
+
+    def _explained(self, status: int, problem: dict[str, Any]) -> str:
+        """Return the text of a problem document, with the wrong fields of the request, or with what to set."""
+        lines = [str(problem.get("detail") or "no detail")]
+        errors = problem.get("errors")
+        lines += [
+            f"  {error.get('field', '')}: {error.get('detail', '')}"
+            for error in (errors if isinstance(errors, list) else ())
+            if isinstance(error, dict)
+        ]
+        if status == _UNAUTHENTICATED:
+            lines.append("set HALFWAY_TOKEN (or HALFWAY_TOKEN_FILE, or --token) to a key that is valid there")
+        elif problem.get("error_code") == "unknown_path":
+            lines.append(f"{self._shown} answered: {self._doubt}")
+        return "\n".join(map(printable, lines))
 
     async def _ask(
         self, method: str, path: str, body: object, query: dict[str, str], headers: dict[str, str]
@@ -128,22 +147,22 @@ def path_of(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def objects_of(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def objects_of(answer: dict[str, Any], name: str, doubt: str = _DOUBT) -> list[dict[str, Any]]:
     """Return the list of objects in a field of an answer. If it is missing, the command ends."""
     rows = answer.get(name)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        fail(f"the answer has no list {name!r}: is --url (HALFWAY_URL) the URL of a coordinator?")
+        fail(f"the answer has no list {name!r}: {doubt}")
     return rows
 
 
-def _base(url: str) -> URL:
+def _base(url: str, doubt: str) -> URL:
     try:
         base = URL(url)
         usable = base.scheme in ("http", "https") and bool(base.host) and not (base.query_string or base.fragment)
     except ValueError:
         usable = False
     if not usable:
-        fail("--url (HALFWAY_URL) is not a URL such as http://127.0.0.1:8080")
+        fail(f"a URL such as http://127.0.0.1:8080 is needed: {doubt}")
     return URL(url)
 
 
@@ -152,7 +171,8 @@ def _header_value(token: str) -> str:
     for position, character in enumerate(token, 1):
         if not "!" <= character <= "~":
             fail(
-                f"--token (HALFWAY_TOKEN) has an illegal character at position {position} of {len(token)}: "
+                f"--token (HALFWAY_TOKEN, HALFWAY_TOKEN_FILE) has an illegal character at position {position} "
+                f"of {len(token)}: "
                 "a token is visible ASCII without spaces or line breaks"
             )
     return token
@@ -169,15 +189,3 @@ def _object(status: int, received: bytes) -> dict[str, Any]:
         return answer
     start = received[:_SHOWN].decode("ascii", "backslashreplace")
     raise _NotHalfwayError(f"answered {status} with something that is not a JSON object ({printable(start)!s})")
-
-
-def _explained(problem: dict[str, Any]) -> str:
-    """Return the text of a problem document, with the wrong fields of the request."""
-    lines = [str(problem.get("detail") or "no detail")]
-    errors = problem.get("errors")
-    lines += [
-        f"  {error.get('field', '')}: {error.get('detail', '')}"
-        for error in (errors if isinstance(errors, list) else ())
-        if isinstance(error, dict)
-    ]
-    return "\n".join(map(printable, lines))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from halfway.domain.errors import HalfwayError
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.kafka.topics.required_config import plans
-from halfway.runtime.cli.remote import Remote, objects_of
+from halfway.runtime.cli.remote import HEALTH_DOUBT, Remote, objects_of
 from halfway.runtime.terminal import complain, printable, say, say_rows
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def prepare(settings: Settings) -> int:
 
 def not_acquired(health_url: str) -> int:
     """Print the shards that an instance cannot acquire; return exit status 1 if there are any."""
-    answer = Remote(health_url, None).ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
-    shards = objects_of(answer, "not_acquired")
+    answer = Remote(health_url, None, HEALTH_DOUBT).ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
+    shards = objects_of(answer, "not_acquired", HEALTH_DOUBT)
     columns = ("shard", "since", "tries", "error", "remedy")
     if shards:
         say_rows(columns, [[shard.get(column) for column in columns] for shard in shards])

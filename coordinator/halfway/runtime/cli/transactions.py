@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from typing import Any
+from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from halfway.runtime.cli.jobs import preview, run
 from halfway.runtime.cli.remote import Remote, objects_of, path_of
-from halfway.runtime.terminal import FiniteRange, json_line, printable, say, say_fields, say_rows
+from halfway.runtime.secret_files import content_of
+from halfway.runtime.terminal import FiniteRange, fail, json_line, printable, say, say_fields, say_rows
 from halfway.service.records.job_records import MAX_RATE, MIN_RATE, RATE
+
+_FILE_VARIABLE: Final = "HALFWAY_TOKEN_FILE"
 
 url_option = click.option(
     "--url", envvar="HALFWAY_URL", default="http://127.0.0.1:8080", show_default=True, help="The coordinator's URL."
 )
+
+
+def _token_in_file(context: click.Context, option: click.Parameter, token: str | None) -> str | None:
+    """Return the token, or what the file in HALFWAY_TOKEN_FILE contains; the option overrides both variables."""
+    path = os.environ.get(_FILE_VARIABLE)
+    if not path or context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
+        return token
+    if token is not None:
+        fail(f"HALFWAY_TOKEN and {_FILE_VARIABLE} are both set: set one of them")
+    try:
+        content = content_of(path)
+    except ValueError as error:
+        fail(f"cannot read {_FILE_VARIABLE} {path!r}: {error}")
+    return content or fail(f"{_FILE_VARIABLE} {path!r} is empty")
+
+
 token_option = click.option(
-    "--token", envvar="HALFWAY_TOKEN", help="A key. Better set HALFWAY_TOKEN: other users can see arguments."
+    "--token",
+    envvar="HALFWAY_TOKEN",
+    callback=_token_in_file,
+    help="A key. Better set HALFWAY_TOKEN or HALFWAY_FILE_VARIABLE: other users can see arguments.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 

@@ -247,6 +247,62 @@ def test_a_token_is_sent(answer: Answer) -> None:
     assert answer.authorization == ["Bearer key-1"]
 
 
+def test_a_token_may_be_in_a_file(answer: Answer, tmp_path: Path) -> None:
+    """As for other secrets: white space around it is ignored, and what is wrong is named. The option overrides it."""
+    file = tmp_path / "token"
+    file.write_text("key-1\n")
+    answer.set({"transactions": []})
+    listing = ["transactions", "list", "--url", answer.url]
+    from_file = {"HALFWAY_TOKEN_FILE": str(file), "HALFWAY_TOKEN": None}
+
+    assert CliRunner().invoke(halfway, listing, env=from_file).exit_code == 0
+    assert CliRunner().invoke(halfway, [*listing, "--token", "key-2"], env=from_file).exit_code == 0
+    assert answer.authorization == ["Bearer key-1", "Bearer key-2"]
+    both = CliRunner().invoke(halfway, listing, env=from_file | {"HALFWAY_TOKEN": "key-3"})
+    file.write_text("\n")
+    empty = CliRunner().invoke(halfway, listing, env=from_file)
+    file.unlink()
+    missing = CliRunner().invoke(halfway, listing, env=from_file)
+
+    assert [result.exit_code for result in (both, empty, missing)] == [1, 1, 1]
+    assert "HALFWAY_TOKEN and HALFWAY_TOKEN_FILE are both set" in both.stderr
+    assert f"HALFWAY_TOKEN_FILE {str(file)!r} is empty" in empty.stderr
+    assert f"cannot read HALFWAY_TOKEN_FILE {str(file)!r}: No such file" in missing.stderr
+    assert len(answer.asked) == 2
+    load({"HALFWAY_TOKEN_FILE": "x"})
+
+
+def test_a_refusal_without_a_valid_key_names_where_a_key_is_set(answer: Answer) -> None:
+    answer.set({"detail": "the request has no key", "error_code": "unauthenticated"}, status=401)
+    result = run(answer, "groups", "list")
+    assert result.exit_code == 1
+    assert "401: the request has no key" in result.stderr
+    assert "HALFWAY_TOKEN" in result.stderr
+    assert "--token" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments,option,variable",
+    [
+        (("groups", "list"), "--url", "HALFWAY_URL"),
+        (("transactions", "show", ID), "--url", "HALFWAY_URL"),
+        (("topics", "shards"), "--health-url", "HALFWAY_HEALTH_URL"),
+    ],
+)
+def test_the_other_port_of_halfway_is_named_with_the_option_to_correct(
+    answer: Answer, arguments: tuple[str, ...], option: str, variable: str
+) -> None:
+    """The API's port and the health port answer an unknown path alike; so may another server, without JSON."""
+    for body in ({"detail": "this port serves others", "error_code": "unknown_path"}, b"<html>"):
+        answer.set(body, status=404)
+        result = run(answer, *arguments, option, answer.url)
+        assert result.exit_code == 1
+        assert answer.url in result.stderr
+        assert f"is {option} ({variable}) the URL of" in result.stderr
+    result = run(answer, *arguments, option, "nothing")
+    assert f"{option} ({variable})" in result.stderr
+
+
 @pytest.mark.parametrize(
     "url", ["", "nothing", "ftp://host", "http://", "http://[::1", "http://h:99999", "http://h/?a=b", "http://a\x1b[1m"]
 )
