@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 
 class HalfwayError(Exception):
@@ -56,6 +56,8 @@ class NestedTransactionError(HalfwayError):
 class RefusedError(HalfwayError):
     """halfway refused the call permanently; a repeat does not help."""
 
+    remedy: ClassVar[str] = ""
+    """What the text adds to the answer of halfway, which does not know the names of this client."""
     in_doubt = False
     """Whether an earlier attempt of the same call, whose answer was lost, may have been carried out."""
 
@@ -66,7 +68,7 @@ class RefusedError(HalfwayError):
         self.detail = str(problem.get("detail", ""))
         self.errors = {str(error.get("field")): str(error.get("detail")) for error in problem.get("errors") or ()}
         """The error of each wrong field, by its JSON path."""
-        super().__init__(f"{self.error_code}: {self.detail}{self._details_of_fields()}")
+        super().__init__(f"{self.error_code}: {self.detail}{self._details_of_fields()}{self.remedy}")
         self.add_note(" ".join((type(self).__doc__ or "").split()))  # the remedy, in every traceback
 
     def _details_of_fields(self) -> str:
@@ -90,6 +92,8 @@ class UnknownGroupError(RefusedError):
 
 class UnauthenticatedError(RefusedError):
     """halfway requires a valid key: give the group's key as `key`, or in HALFWAY_CLIENT_KEY(_FILE)."""
+
+    remedy = " (in the Python client: key= or HALFWAY_CLIENT_KEY(_FILE))"
 
 
 class ForbiddenError(RefusedError):

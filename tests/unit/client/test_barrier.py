@@ -1,7 +1,7 @@
 """The barrier on a real SQLite: the local transaction or the check decides, whichever comes first."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,8 +18,10 @@ from halfway.client.barrier import (
     UnsupportedConnectionError,
     sqlite_transactions,
 )
+from halfway.client.barrier.table import BarrierTable
 from halfway.client.checks.answers import Check
 from halfway.client.commit_uncertainty import may_have_committed
+from halfway.client.consumer.inbox_table import InboxTable
 
 
 class Shop:
@@ -192,3 +194,9 @@ def test_a_late_one_that_has_read_before_is_told_to_run_again(shop: Shop, tmp_pa
         connection.execute("ROLLBACK")
     with shop.begin() as connection, pytest.raises(LateTransactionError):
         shop.barrier.insert(connection, "a")
+
+
+@pytest.mark.parametrize("table", [BarrierTable, InboxTable])
+def test_an_unknown_dialect_is_told_with_those_that_are_known(table: Callable[[str, str], object]) -> None:
+    with pytest.raises(ValueError, match=r"dialect 'postgres': give 'postgresql', 'mysql' .* or 'sqlite'"):
+        table("postgres", "shop")

@@ -1,12 +1,14 @@
 """The client against a coordinator over ports in memory, behind real HTTP."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from aiohttp import web
 
 from halfway.client import (
     AlreadyEndedError,
@@ -30,6 +32,9 @@ from halfway.client import (
     WrongEventLoopError,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
+from halfway.client.calls.retries import ATTEMPT_S
+from halfway.runtime.settings import Settings
+from tests.support.client.serving import serving
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, eventually
@@ -432,3 +437,41 @@ async def test_the_maintenance_of_a_barrier_ends_with_its_client(
         await rounds.wait()
     with pytest.raises(ClientClosedError):
         await running
+
+
+def test_a_prepare_outlasts_the_takeover_of_a_killed_instance() -> None:
+    """The shards of an instance that was killed are unserved for its session time-out, and for the takeover."""
+    default_s = inspect.signature(Halfway).parameters["prepare_timeout_s"].default
+    assert default_s >= 1.5 * Settings.model_fields["session_timeout_s"].default
+
+
+async def test_the_end_of_what_was_never_prepared_is_no_warning(
+    world: RestWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The prepare is abandoned, so there is nothing that check-back would have to do."""
+    async with Halfway(world.url, "shop") as client:
+        client.abandon("order-42", new_id=True)
+        await asyncio.gather(*client._background)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_a_poll_waits_no_longer_than_its_attempt_may_take() -> None:
+    """Neither a repeated one, nor one that shares its time with another coordinator."""
+    time, asked = LoopTime(), []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(float(request.query["wait_s"]))
+        if len(asked) == 1:
+            time.advance(25)
+            return web.json_response({"error_code": "overloaded", "detail": "later"}, status=503)
+        return web.json_response({"checks": []})
+
+    app = web.Application()
+    app.router.add_get("/v1/groups/shop/checks", answer)
+    async with serving(app) as url:
+        async with Halfway(url, "shop", prepare_timeout_s=20) as client:
+            await client.fetch_checks(wait_s=20, max_checks=1)
+        async with Halfway([url, "http://127.0.0.1:1"], "shop", prepare_timeout_s=20) as client:
+            await client.fetch_checks(wait_s=20, max_checks=1)
+    first, repeated, shared = asked
+    assert (first, repeated <= 40 - 25 - ATTEMPT_S, shared <= 40 / 2 - ATTEMPT_S) == (20, True, True)

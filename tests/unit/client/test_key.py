@@ -126,3 +126,12 @@ async def test_no_log_repr_or_error_tells_it(guarded: tuple[Guarded, str], caplo
     told += [repr(refused.value), caplog.text]
     assert len(told) > 8
     assert [text for text in told if KEY in text] == []
+
+
+async def test_a_missing_and_an_illegal_key_name_where_to_give_one(guarded: tuple[Guarded, str]) -> None:
+    _, url = guarded
+    async with Halfway(url, "shop") as client:
+        with pytest.raises(UnauthenticatedError, match=r"key= .*HALFWAY_CLIENT_KEY"):
+            await client.show("a")
+    with pytest.raises(InvalidKeyError, match="the key that key= gives is not a key"):
+        Halfway(url, "shop", key="two words")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.client import Halfway, Message, SyncHalfway
+from halfway.client import Halfway, Message, SyncHalfway, UnavailableError
 from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetentionError, sqlite_transactions
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
@@ -70,3 +70,19 @@ async def test_it_goes_on_beside_a_client_for_threads(world: RestWorld, barrier:
     async with asyncio.timeout(GENEROUS_S):
         await asyncio.to_thread(work)
     assert len(world.memory.records("orders")) == 1
+
+
+async def test_a_coordinator_that_is_away_is_one_line(
+    world: RestWorld, barrier: Barrier, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It passes, and the work is done again: neither an error nor a traceback."""
+    async with Halfway(world.url, "shop") as client:
+        maintenance = BarrierMaintenance(client, barrier)
+
+        async def away() -> int:
+            raise UnavailableError("503 shard_unavailable: moving")
+
+        await maintenance._log_failure_of(away, "the barrier was not reconciled")
+    [record] = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert record.message == "the barrier was not reconciled, trying again: 503 shard_unavailable: moving"

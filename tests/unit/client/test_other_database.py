@@ -81,11 +81,13 @@ async def test_a_table_made_before_tables_had_a_mark_is_taken(world: RestWorld, 
 
 async def test_a_service_may_start_before_its_database(world: RestWorld, tmp_path: Path) -> None:
     """If the mark of the table is not known, it is not compared."""
-    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
+    path = tmp_path / "not mounted yet" / "shop.sqlite"
+    barrier = Barrier("sqlite", sqlite_transactions(path))
     async with Halfway(world.url, "shop", barrier=barrier) as client:
         await client.register(topics=["orders"])
+    path.parent.mkdir()
     barrier.create()
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}")
+    engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         barrier.insert(connection, "a")
     assert barrier.look("a") == "commit"

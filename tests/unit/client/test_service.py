@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -23,7 +24,7 @@ from halfway.client import (
     TransactionEndedError,
     join_aiohttp,
 )
-from halfway.client.barrier import Barrier, InvalidRetentionError, sqlite_transactions
+from halfway.client.barrier import Barrier, InvalidRetentionError, MissingTableError, sqlite_transactions
 from halfway.domain.secrets import CheckSecrets
 from halfway.testing import MemoryServer
 from tests.support.rest.client import RestWorld
@@ -185,3 +186,36 @@ async def test_without_a_key_or_signatures_there_is_no_verifier() -> None:
     async with guarded() as world:
         world.here.coordinator._check_secrets = secrets = CheckSecrets([b"m" * 32])
         assert await asyncio.to_thread(sync, world.here.url, world.tokens["shop"]) == list(secrets.shown("shop"))
+
+
+async def test_a_missing_table_of_the_barrier_ends_the_start(world: RestWorld, tmp_path: Path) -> None:
+    """Otherwise each local transaction would fail. A database that cannot be reached yet ends no start."""
+    missing = Barrier("sqlite", sqlite_transactions(tmp_path / "new.sqlite"), table="our_barrier")
+    async with Halfway(world.url, "desk", barrier=missing) as client:
+        with pytest.raises(MissingTableError, match=r"our_barrier.*`barrier\.create\(\)`.*`barrier\.migration\(\)`"):
+            await client.start(topics=["orders"])
+        assert client._services == set()
+    away = Barrier("sqlite", sqlite_transactions(tmp_path / "no folder" / "shop.sqlite"))
+    async with Halfway(world.url, "desk", barrier=away) as client:
+        await client.start(topics=["orders"])
+
+
+@pytest.mark.parametrize(
+    "wrong, remedy",
+    [
+        ({"topics": "orders"}, r"topics is a str: give a list, \['orders'\]"),
+        (
+            {"topics": ["orders"], "check_urls": "http://a/check"},
+            r"check_urls is a str: give a list, \['http://a/check'\]",
+        ),
+    ],
+    ids=["topics", "check_urls"],
+)
+async def test_a_text_in_place_of_a_list_is_not_split_into_letters(
+    world: RestWorld, barrier: Barrier, wrong: dict[str, Any], remedy: str
+) -> None:
+    async with Halfway(world.url, "desk", barrier=barrier) as client:
+        for call in (client.register, client.start):
+            with pytest.raises(TypeError, match=remedy):
+                await call(**wrong)
+        assert client._services == set()

@@ -16,7 +16,14 @@ from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
 from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.barrier.sqlite import sqlite_transactions
-from halfway.client.barrier.table import TABLE, ConflictError, LateTransactionError, UncountedRowsError, migration
+from halfway.client.barrier.table import (
+    TABLE,
+    ConflictError,
+    LateTransactionError,
+    MissingTableError,
+    UncountedRowsError,
+    migration,
+)
 
 __all__ = [
     "RETENTION_S",
@@ -28,6 +35,7 @@ __all__ = [
     "Dialect",
     "InvalidRetentionError",
     "LateTransactionError",
+    "MissingTableError",
     "NoTransactionError",
     "OtherDatabaseError",
     "UncommittedConnectionError",

@@ -165,7 +165,7 @@ class _BaseBarrier:
 
     def _verification(self) -> Generator[Steps[Any], Any, None]:
         """Yield the database transactions that read the table's mark, and test that a written row stays."""
-        self._mark = yield self._table.mark()
+        self._mark = yield from self._table.identify()
         trial = f"#{uuid4().hex}"  # not a legal transaction id
         yield self._table.take_place(trial)
         try:
@@ -205,7 +205,7 @@ class Barrier(_BaseBarrier):
     def learn(self) -> None:
         """Remember which table checks read, so that an insert into another one is detected.
 
-        Raises UncommittedConnectionError if rows that are written there do not stay.
+        Raises MissingTableError, and UncommittedConnectionError if rows that are written there do not stay.
         """
         self._run(self._verification())
 

@@ -16,9 +16,11 @@ class Dialect(StrEnum):
     SQLITE = "sqlite"
 
     @classmethod
-    def _missing_(cls, value: object) -> Dialect | None:
-        """Accept SQLAlchemy's name for MariaDB."""
-        return cls.MYSQL if value == "mariadb" else None
+    def _missing_(cls, value: object) -> Dialect:
+        """Accept SQLAlchemy's name for MariaDB; any other value raises ValueError."""
+        if value == "mariadb":
+            return cls.MYSQL
+        raise ValueError(f"dialect {value!r}: give 'postgresql', 'mysql' (also for MariaDB) or 'sqlite'")
 
 
 TABLE_COUNT: Final[dict[Dialect, str]] = {

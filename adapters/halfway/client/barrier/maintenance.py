@@ -113,5 +113,7 @@ class BarrierMaintenance:
             await work()
         except (ClientClosedError, WrongEventLoopError):
             raise
+        except HalfwayError as error:  # usually no coordinator was there for a moment
+            log.warning("%s, trying again: %s", failure, error)
         except Exception:
             log.exception(failure)

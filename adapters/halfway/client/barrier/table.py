@@ -35,6 +35,10 @@ class ConflictError(HalfwayError):
     """There was a conflict with another transaction or a check, and nothing was written: roll back and run it again."""
 
 
+class MissingTableError(HalfwayError):
+    """The barrier's table does not exist: create it with `barrier.create()`, or in a migration."""
+
+
 class UncountedRowsError(HalfwayError, TypeError):
     """The driver does not report whether the row was written, as in psycopg's pipeline mode: insert outside of it."""
 
@@ -82,6 +86,19 @@ class BarrierTable:
         """Create the table and its index, unless they exist, and the row that identifies it."""
         yield from create_table(self._dialect, self._name, self.sql.create)
         yield self._statement(self.sql.create_mark)
+
+    def identify(self) -> Generator[Steps[Any], Any, str | None]:
+        """Yield the database transactions that read the mark; raises MissingTableError if there is no such table."""
+        exists = yield table_exists(self._dialect, self._name)
+        try:
+            return (yield self.mark())  # type: ignore[no-any-return]
+        except Exception as error:
+            if exists:
+                raise
+            raise MissingTableError(
+                f"the barrier's table {self._name} does not exist in this database: call `barrier.create()` before the"
+                " client starts, or run the statements of `barrier.migration()` in a migration"
+            ) from error
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""

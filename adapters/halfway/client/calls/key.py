@@ -39,7 +39,7 @@ class Key:
         if isinstance(key, Key):
             return key
         if key is not None:
-            return cls(key)
+            return cls(key, "the key that key= gives")
         text, path = os.environ.get(KEY_VARIABLE), os.environ.get(FILE_VARIABLE)
         if path is None:
             return None if text is None else cls(text, KEY_VARIABLE)

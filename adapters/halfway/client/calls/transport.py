@@ -78,6 +78,11 @@ class Transport:
         self._retired: set[_Connections] = set()
         """Pools whose connections may be dead, until their last request is done."""
 
+    @property
+    def url_count(self) -> int:
+        """Among how many coordinators the time of a call is divided."""
+        return len(self._urls)
+
     def open(self) -> None:
         """Open the connection pool in the running event loop."""
         session = aiohttp.ClientSession(
@@ -163,6 +168,8 @@ class Transport:
                     f"{request} was answered {status} ({response.content_type})", (document or {}).get("detail")
                 )
                 status = HTTPStatus.BAD_GATEWAY if is_success else status
+            elif document.get("error_code") == "unknown_path":
+                document = {**document, "detail": f"{document.get('detail', '')} ({method} {path} at {url})"}
             return Reply(status=status, body=document, retry_after_s=_seconds(response.headers.get("Retry-After")))
 
     def _order(self, now: float) -> list[str]:

@@ -68,7 +68,7 @@ class Halfway:
         barrier: Barrier | AsyncBarrier | None = None,
         key: str | Key | None = None,
         tls: ssl.SSLContext | None = None,
-        prepare_timeout_s: float = 10.0,
+        prepare_timeout_s: float = 20.0,
         end_timeout_s: float = 30.0,
         max_waiting: int = 10_000,
         max_in_background: int = 10_000,
@@ -152,11 +152,11 @@ class Halfway:
         group fetches its checks (`CheckWorker`), and a registered one keeps its checks as they are; the same holds for
         each part of the policy. With `replace` the group is replaced: what is not named is taken away or gets its
         default. Raises InvalidRetentionError if the client's barrier would delete rows that halfway may still ask
-        about.
+        about, and MissingTableError if its table does not exist. A database that cannot be reached is only logged.
         """
-        body: dict[str, object] = {"topics": list(topics)}
+        body: dict[str, object] = {"topics": _list_of("topics", topics)}
         if check_urls or replace:
-            body["check"] = {"urls": list(check_urls)} if check_urls else {"mode": "pull"}
+            body["check"] = {"urls": _list_of("check_urls", check_urls)} if check_urls else {"mode": "pull"}
         if policy is not None:
             body["policy"] = dict(policy)
         path = f"/v1/groups/{quote(self.group, safe='')}"
@@ -165,7 +165,7 @@ class Halfway:
             self.barrier.check_policy(group["policy"])
             try:
                 await call_async(self.barrier.learn)
-            except HalfwayError:  # the connection factory is unusable
+            except HalfwayError:  # the connection factory is unusable, or the table is missing
                 raise
             except Exception as error:  # noqa: BLE001 - of any driver; a service may start before its database
                 log.warning("the barrier's table could not be read: %s: %s", type(error).__name__, error)
@@ -383,7 +383,7 @@ class Halfway:
 
     async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:
         """Fetch checks of a group in pull mode, waiting at most `wait_s`; end each transaction with its `check_id`."""
-        path = f"/v1/groups/{quote(self.group, safe='')}/checks?wait_s={wait_s:g}&max={max_checks}"
+        path = f"/v1/groups/{quote(self.group, safe='')}/checks?max={max_checks}"
         answer = await self._call("GET", path, None, timeout_s=wait_s + self._prepare_timeout_s, waits_s=wait_s)
         return list(answer.get("checks", ()))
 
@@ -401,14 +401,20 @@ class Halfway:
     async def _call(
         self, method: str, path: str, body: object, *, timeout_s: float, waits_s: float = 0.0
     ) -> Mapping[str, Any]:
-        """Make a call. `waits_s` is how long the coordinator may wait before it answers."""
+        """Make a call. `waits_s` is how long the coordinator may wait before it answers; it is added to the query."""
         self.check_usable()
         encoded = None if body is None else _encoded(body)
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        to_answer_s = min(ATTEMPT_S, timeout_s - waits_s)
 
         async def send(attempt_s: float) -> Reply:
             self.check_usable()
-            return await self._transport.send(method, path, encoded, deadline=deadline, attempt_s=attempt_s)
+            asked = path
+            if waits_s:
+                share_s = (deadline - loop.time()) / self._transport.url_count
+                asked += f"&wait_s={max(0.0, min(waits_s, share_s - to_answer_s)):.3f}"
+            return await self._transport.send(method, asked, encoded, deadline=deadline, attempt_s=attempt_s)
 
         call = send_until_final(
             send,
@@ -465,7 +471,7 @@ class Halfway:
         return task
 
     async def _settle(
-        self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _Requests = frozenset()
+        self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _Requests | None = None
     ) -> None:
         if self.barrier is not None:
             outcome = await call_async(self.barrier.settle, transaction_id)
@@ -478,12 +484,12 @@ class Halfway:
         remark: str | None,
         check_id: str | None = None,
         *,
-        may_overtake: _Requests = frozenset(),
+        may_overtake: _Requests | None = None,
     ) -> None:
         """Send an end in the background; if it fails, check-back resolves the transaction.
 
-        If halfway does not know the id, the end is sent again after the requests in `may_overtake` are done, because
-        one of them may contain the prepare.
+        With `may_overtake` it is not known whether the transaction is prepared. If halfway does not know the id, the
+        end is sent again after these requests are done, because one of them may contain the prepare.
         """
         try:
             try:
@@ -497,7 +503,10 @@ class Halfway:
             if outcome != "unknown":
                 log.exception("transaction %s did not end with %s", transaction_id, outcome)
         except HalfwayError as error:
-            log.warning("the %s of transaction %s is left to check-back: %s", outcome, transaction_id, error)
+            if may_overtake is not None and isinstance(error, UnknownTransactionError):
+                log.debug("transaction %s was not prepared, so there is nothing to end", transaction_id)
+            else:
+                log.warning("the %s of transaction %s is left to check-back: %s", outcome, transaction_id, error)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -511,6 +520,12 @@ async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _list_of(name: str, texts: Iterable[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise TypeError(f"{name} is a str: give a list, [{texts!r}]")
+    return list(texts)
 
 
 def _encoded(body: object) -> bytes:
