@@ -169,7 +169,7 @@ def test_settings_that_only_the_coordinator_reads_are_ignored(tmp_path: Path) ->
     file = tmp_path / "halfway.toml"
     file.write_text("".join(f"{name} = 5\n" for name in Settings.model_fields if name not in {"kafka", "policy"}))
     assert load(environment, file=file).prefix == "5"
-    assert times(environment, file=file) == Times(outcome_horizon_s=5, first_check_after_s=5)
+    assert times(environment, file=file) == Times(outcome_horizon_s=5, first_check_after_s=5, max_age_s=5)
 
 
 def test_every_variable_of_an_option_is_known() -> None:

@@ -67,8 +67,8 @@ class _Preparation(msgspec.Struct, eq=False):
     """True if the groups were read again for it."""
     facts: Mapping[str, TopicFacts | None] | None = None
     """Facts about its topics, if Kafka was asked for them."""
-    in_doubt: bool = False
-    """True if an earlier half of its id may still arrive: the order of the log decides which of the two counts."""
+    doubt: object | None = None
+    """The mark of an earlier half of its id that may still arrive: the order of the log decides which one counts."""
 
 
 class Preparer:
@@ -207,7 +207,7 @@ class Preparer:
             return self._describe(preparation)
         rules.require_topics_take_messages(request, facts)
         rules.require_room(unresolved, self._limits)
-        if transaction_id is not None and transaction_id in self._ambiguous:
+        if transaction_id is not None and self._ambiguous.get(transaction_id) is not preparation.doubt:
             return self._wait_for_fold(transaction_id, preparation)
         self._group_limits.require_room(group.name)
         self._store(shard, preparation)
@@ -256,13 +256,15 @@ class Preparer:
             raise OutcomeUnknownError("the prepare was not confirmed in time: send it again") from None
 
     async def _wait_for_fold(self, transaction_id: str, preparation: _Preparation) -> None:
-        """Wait until the tail has reached the end of the log: an earlier half of this id may be there."""
-        deadline, preparation.in_doubt = preparation.deadline, True
-        number, mark = self._shards.of(transaction_id).number, self._ambiguous.get(transaction_id)
+        """Wait until the tail has reached the end of the log: an earlier half of this id may be there.
+
+        It may also come behind this end, so the id stays marked until a later half of it is in the log.
+        """
+        deadline, mark = preparation.deadline, self._ambiguous.get(transaction_id)
+        number = self._shards.of(transaction_id).number
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).wait_for_tail(end, deadline=deadline)
-        if self._ambiguous.get(transaction_id) is mark:  # a later one may be after this end
-            self._ambiguous.pop(transaction_id, None)
+        preparation.doubt = mark
 
     def _store(self, shard: Shard, preparation: _Preparation) -> None:
         """Hand the half to the log. It cannot be cancelled: its result is applied even if the caller is gone."""
@@ -312,7 +314,7 @@ class Preparer:
                 del preparing[half.group]
             if not isinstance(outcome, int):
                 self._finish(preparation, half, outcome)
-            elif preparation.in_doubt:
+            elif preparation.doubt is not None:
                 task = asyncio.get_running_loop().create_task(self._answer_by_log(preparation, half, outcome))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -324,9 +326,11 @@ class Preparer:
         result: Prepared | Exception = _unconfirmed()
         try:
             shard = self._shards.find(preparation.shard)
-            if shard is not None:
+            if shard is not None and offset >= 0:  # the client does not always know the offset
                 await shard.wait_for_tail(offset + 1, deadline=preparation.deadline)
                 result = self._applied(preparation, half, offset, self._clock.now_ms())
+                if self._ambiguous.get(half.id) is preparation.doubt:
+                    self._ambiguous.pop(half.id, None)
         except HalfwayError:
             pass  # it was not read in time, or the shard is lost
         finally:
@@ -378,7 +382,7 @@ class Preparer:
             id=half.id,
             state=State.PREPARED,
             group=half.group,
-            prepared_at=half.prepared_at,
+            prepared_at=half.prepared_at if entry is None else entry.prepared_at,
             next_check_at=due,
             created=True,
         )

@@ -53,6 +53,8 @@ class CommitVerdicts:
         self._shards = shards
         self._resolver = resolver
         self._not_recorded = LogSummary(log, "warning", "verdict_not_recorded")
+        self._cleanup_at = _CLEANUP_AT
+        """How many verdicts are kept when those of shards that are not served here are dropped next."""
         self._tasks: set[asyncio.Task[bool]] = set()
         """The recordings in progress. A shard is not released before they are done."""
 
@@ -61,9 +63,11 @@ class CommitVerdicts:
         if isinstance(entry, Ended):
             return
         verdicts = self._shards.unwritten_commit_verdicts
-        if len(verdicts) >= _CLEANUP_AT:
+        if len(verdicts) >= self._cleanup_at:
             for name in [name for name, verdict in verdicts.items() if self._shards.find(verdict.shard) is None]:
                 del verdicts[name]
+            # If nearly all are of shards that are served, the next look comes when there are twice as many.
+            self._cleanup_at = max(_CLEANUP_AT, 2 * len(verdicts))
         kept = verdicts.get(entry.id)
         if kept is not None and not self.is_of_another(kept, entry):
             kept.checks = max(kept.checks, checks)

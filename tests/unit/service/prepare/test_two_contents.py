@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
-from halfway.domain.errors import IdReusedError, OutcomeUnknownError
+from halfway.domain.errors import IdReusedError, OutcomeUnknownError, OverloadedError
 from halfway.domain.ids import shard_of
 from halfway.domain.records import Foreign, Half, Message, Origin, fingerprint
-from halfway.domain.transaction import Outcome
+from halfway.domain.transaction import Outcome, State
+from halfway.memory.log import half_headers
+from halfway.service.ports import Appended
 from tests.support.service.world import SHARDS, World
 
 ID = "order-1"
@@ -17,6 +20,7 @@ NUMBER = shard_of(ID, SHARDS) or 0
 ONE = Message(topic="orders", key=b"k", value=b"one")
 OTHER = Message(topic="orders", key=b"k", value=b"other")
 
+Halves = Sequence[tuple[Half, Any]]
 News = tuple[int, Sequence[tuple[int, str, Half | Foreign | None]], int]
 
 
@@ -70,6 +74,45 @@ async def test_what_was_acknowledged_is_delivered_although_a_late_half_came_just
         world.memory.foreign_prepare(NUMBER, half_of(world, ONE, barrier=-1))
         assert (await world.prepare(OTHER, transaction_id=ID)).created
         assert await delivered_after_a_restart(world) == [b"other"]
+
+
+async def test_a_half_on_its_way_counts_although_a_prepare_that_knew_of_it_was_not_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three prepares the first is not confirmed and on its way, the second waits for the log and is not stored.
+
+    The third must not be acknowledged before the log shows which of the two comes first.
+    """
+    on_their_way: list[tuple[int, Half]] = []
+
+    def as_record(half: Half) -> tuple[str, Half, Any]:
+        return half.id, half, half_headers(half, State.PREPARED)
+
+    def keep(shard: int, halves: Halves, appended: Appended[Any], *, deadline: float) -> None:
+        on_their_way.extend((shard, half) for half, _ in halves)
+        appended([(token, OutcomeUnknownError("not in time")) for _, token in halves])
+
+    def refuse(shard: int, halves: Halves, appended: Appended[Any], *, deadline: float) -> None:
+        appended([(token, OverloadedError("too many records wait")) for _, token in halves])
+
+    def land(shard: int, halves: Halves, appended: Appended[Any], *, deadline: float) -> None:
+        """Append both in their order, and answer before the tail has read them."""
+        stored = [world.memory.log.shards[number].half.append(*as_record(half)) for number, half in on_their_way]
+        [(half, token)] = halves
+        stored.append(world.memory.log.shards[shard].half.append(*as_record(half)))
+        appended([(token, stored[-1])])
+
+    monkeypatch.setattr(world.memory.half_log, "append", keep)
+    with pytest.raises(OutcomeUnknownError):
+        await world.prepare(ONE, transaction_id=ID)
+    monkeypatch.setattr(world.memory.half_log, "append", refuse)
+    with pytest.raises(OverloadedError):
+        await world.prepare(OTHER, transaction_id=ID)
+    with monkeypatch.context() as patched:
+        patched.setattr(world.memory.half_log, "append", land)
+        with pytest.raises(IdReusedError):
+            await world.prepare(OTHER, transaction_id=ID)
+    assert await delivered_after_a_restart(world) == [b"one"]
 
 
 async def test_of_two_own_halves_the_log_decides_which_one_counts(

@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
+from halfway.domain.entries import Pending
 from halfway.domain.errors import (
     EndUnconfirmedError,
     HalfwayError,
@@ -20,6 +22,8 @@ from halfway.domain.transaction import Cause, Outcome, State
 from halfway.memory import Memory, topic, verdict
 from halfway.service.access.access import KeyedAccess
 from halfway.service.requests import End, GroupSpec, Prepare
+from halfway.service.resolve.commit_verdicts import CommitVerdicts
+from halfway.service.shards.shard_table import Shard
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
 
@@ -236,3 +240,26 @@ async def test_another_groups_end_does_not_drop_a_commit_verdict_that_is_kept() 
             await coordinator.end(commit, deadline=world.deadline(), principal=other)
         assert "order-1" in coordinator.shards.unwritten_commit_verdicts
     await world.stop()
+
+
+async def test_to_keep_many_commits_costs_each_of_them_as_much_as_one(
+    rolling_back: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Kafka takes no writes, every commit is kept. Those of shards served elsewhere are dropped now and then."""
+    monkeypatch.setattr("halfway.service.resolve.commit_verdicts._CLEANUP_AT", 10)
+    shards = rolling_back.coordinator.shards
+    verdicts, looks, find = CommitVerdicts(shards, rolling_back.coordinator._resolver, 900), 0, shards.find
+    prepared = await rolling_back.prepare()
+    entry = shards.of(prepared.id).state.find(prepared.id)
+    assert isinstance(entry, Pending)
+
+    def counted(number: int) -> Shard | None:
+        nonlocal looks
+        looks += 1
+        return find(number)
+
+    monkeypatch.setattr(shards, "find", counted)
+    for number in range(1_000):
+        verdicts.keep(msgspec.structs.replace(entry, id=f"id-{number}"), 0, Cause.PRODUCER)
+    assert len(shards.unwritten_commit_verdicts) == 1_000
+    assert looks <= 3_000
