@@ -20,6 +20,7 @@ from halfway.client.barrier import (
     AsyncBarrier,
     Barrier,
     LateTransactionError,
+    MissingTableError,
     NoTransactionError,
     UncommittedConnectionError,
     UncountedRowsError,
@@ -129,6 +130,8 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
 def test_a_synchronous_driver(servers: Servers, driver: str) -> None:
     with sync_driver(servers, driver) as (connect, begin):
         barrier = Barrier("mysql" if "my" in driver else "postgresql", connect)
+        with pytest.raises(MissingTableError, match="nowhere does not exist"):
+            Barrier("mysql" if "my" in driver else "postgresql", connect, table="nowhere").learn()
         barrier.create()
         committed, late, still_open = (f"{uuid4()}" for _ in range(3))
         with begin() as connection:
@@ -152,6 +155,8 @@ def test_a_synchronous_driver(servers: Servers, driver: str) -> None:
 async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
     async with async_driver(servers, driver) as (connect, begin):
         barrier = AsyncBarrier("mysql" if "my" in driver else "postgresql", connect)
+        with pytest.raises(MissingTableError, match="nowhere does not exist"):
+            await AsyncBarrier("mysql" if "my" in driver else "postgresql", connect, table="nowhere").learn()
         await barrier.create()
         await barrier.learn()
         committed, late, still_open = (f"{uuid4()}" for _ in range(3))
