@@ -1,4 +1,4 @@
-"""The jobs on a Spark cluster: a standalone master and two workers, processes of their own, and spark-submit."""
+"""The jobs on clusters of processes, through spark-submit: a standalone master with two workers, and YARN."""
 
 import asyncio
 import json
@@ -20,6 +20,7 @@ from tests.support.coordinator.topics import Cluster
 from tests.support.pipeline import commands
 from tests.support.pipeline.cluster import COMMON, WORKERS, Application, SparkCluster
 from tests.support.pipeline.histories import History, Rogue, write_history
+from tests.support.pipeline.yarn import Yarn
 
 SEED = 33
 CHOSEN = {
@@ -164,3 +165,17 @@ def test_a_worker_that_was_killed_has_cost_no_row(ran: Ran) -> None:
     """Its executor went away with all that it had kept for the next steps; others have computed it again."""
     assert ran.application.lost_executors
     assert verdicts(ran.folder / "audit") == ran.history.expected
+
+
+def test_a_driver_on_yarn_runs_on_the_cluster_like_its_executors(ran: Ran, tmp_path: Path) -> None:
+    """In cluster mode: a container for the driver and one for each executor, which compute; the same rows."""
+    with Yarn(tmp_path) as yarn:
+        status, told = yarn.submit("sweep", "--snapshot", str(ran.folder / "archive"), "--output", str(tmp_path))
+    assert status == 0, told
+    swept, again = (ds.dataset(folder / "unresolved").to_table() for folder in (ran.folder / "sweep", tmp_path))
+    assert sorted(again.column("id").to_pylist()) == sorted(swept.column("id").to_pylist())
+    [log] = (tmp_path / "events").iterdir()
+    application = Application(log)
+    assert application.settings["spark.master"] == "yarn"
+    assert application.settings["spark.submit.deployMode"] == "cluster"
+    assert application.executors_that_computed == {"1", "2"}

@@ -179,6 +179,11 @@ class Application:
             if not task["Failed"] and since <= task["Finish Time"] <= until
         )
 
+    @property
+    def executors_that_computed(self) -> set[str]:
+        """The ids of the executors that have completed a task."""
+        return {each["Task Info"]["Executor ID"] for each in self._of("TaskEnd") if not each["Task Info"]["Failed"]}
+
     def completed_stage(self, since: float) -> bool:
         return any(each["Stage Info"]["Submission Time"] >= since for each in self._of("StageCompleted"))
 
