@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
@@ -23,6 +24,8 @@ USELESS_S: Final = 10.0
 TRY_AGAIN_S: Final = 5.0
 _LONGEST_S: Final = 300.0
 _REQUEST_S: Final = 5.0
+_TRIAL_S: Final = 15.0
+"""The time-out of a trial's transaction: until then it would hold up the owners' reading if this process died."""
 _ID_BYTES: Final = 8
 
 
@@ -56,12 +59,12 @@ class Uselessness:
         return min(_LONGEST_S, TRY_AGAIN_S * 4.0 ** (self._times - 1))
 
 
-def has_others(config: KafkaConfig) -> bool:
-    """Return whether the group has other members, as far as Kafka says; blocks."""
+def has_members(config: KafkaConfig, more_than: int) -> bool:
+    """Return whether the group has more than so many members, as far as Kafka says; blocks."""
     admin = AdminClient(config.admin())
     try:
         [described] = admin.describe_consumer_groups([config.members_group]).values()
-        return len(described.result(_REQUEST_S).members) > 1
+        return len(described.result(_REQUEST_S).members) > more_than
     except (KafkaException, TimeoutError):
         return False
 
@@ -71,7 +74,7 @@ class Trial:
 
     def __init__(self, config: KafkaConfig, cancelled: Callable[[], bool]) -> None:
         """Choose the transactional id."""
-        self._config = config
+        self._config = replace(config, transaction_timeout_s=_TRIAL_S)
         self._cancelled = cancelled
         self._transactional_id = f"{config.prefix}trial.{secrets.token_hex(_ID_BYTES)}"
 

@@ -26,7 +26,7 @@ from halfway.kafka.lane.preflight import Destinations, LaneContext
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
-from halfway.kafka.ownership.giving_up import TRY_AGAIN_S, Trial, Uselessness, has_others
+from halfway.kafka.ownership.giving_up import TRY_AGAIN_S, Trial, Uselessness, has_members
 from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
 from halfway.kafka.ownership.log_watch import LogWatch
 from halfway.kafka.ownership.release import give_back, reserve_time
@@ -448,20 +448,27 @@ class KafkaMembership:
         """Leave the group until Kafka takes from this instance what a claim writes, if others are in the group.
 
         Whatever the cause is, it may be this instance's alone: its clock, its network, its permissions. Alone, it goes
-        on trying, because nobody else could serve the shards.
+        on trying, because nobody else could serve the shards. If all the others leave too, it comes back.
         """
         troubles = self._acquisitions.troubles
-        if not troubles or not await self._blocking(has_others, self._config):
+        if not troubles or not await self._blocking(has_members, self._config, 1):
             return
         shard, error = troubles[0].shard, troubles[0].error
         self._given_up = f"it left its shards to other instances, because it could acquire none of them: {error}"
         log.error("shards_left_to_others", shards=sorted(self._assigned), error=error, remedy=troubles[0].remedy)
         self._group.leave_group()
-        trial, pause_s = Trial(self._config, self._is_stopping), self._useless.take_pause()
-        await asyncio.sleep(pause_s)
-        while (refusal := await self._blocking(trial.refusal, shard)) is not None:
-            log.warning("shards_still_left_to_others", shard=shard, error=refusal)
+        trial = Trial(self._config, self._is_stopping)
+        until = time.monotonic() + self._useless.take_pause()
+        while True:
             await asyncio.sleep(TRY_AGAIN_S)
+            if not await self._blocking(has_members, self._config, 0):
+                break  # all have left at once: what ails them is not this instance's alone
+            if time.monotonic() < until:
+                continue
+            refusal = await self._blocking(trial.refusal, shard)
+            if refusal is None:
+                break
+            log.warning("shards_still_left_to_others", shard=shard, error=refusal)
         self._given_up = None
         log.info("shards_taken_again", shard=shard)
         self._group.join_group()
