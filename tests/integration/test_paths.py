@@ -1,0 +1,37 @@
+"""How far the code of one prepare, one commit and one check is spread, on a real Kafka and over all threads.
+
+`python -m tests.support.structure.paths BOOTSTRAP_SERVERS` prints the paths. Lower a bound when its figure falls.
+"""
+
+import json
+import subprocess
+import sys
+
+from tests.support.brokers.fixtures import Kafka
+from tests.support.structure.figures import ROOT
+
+BOUNDS = {
+    "calls of a prepare": 180,
+    "modules of a prepare": 40,
+    "changes of module of a prepare": 106,
+    "definitions of one verb of a prepare": 8,
+    "calls of a commit": 213,
+    "modules of a commit": 38,
+    "changes of module of a commit": 90,
+    "definitions of one verb of a commit": 5,
+    "calls of a check": 400,
+    "modules of a check": 53,
+    "changes of module of a check": 215,
+    "definitions of one verb of a check": 8,
+}
+
+
+def test_the_paths_do_not_grow(kafka: Kafka) -> None:
+    """Calls and changes have a small reserve: a heartbeat or a timer can add some to each of the measured runs."""
+    measure = (sys.executable, "-m", "tests.support.structure.paths", kafka.bootstrap_servers)
+    done = subprocess.run(measure, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.keys() == BOUNDS.keys()
+    longer = {name: figure for name, figure in figures.items() if figure > BOUNDS[name]}
+    assert not longer, done.stdout

@@ -1,0 +1,233 @@
+"""Follows one prepare, one commit and one check through the code, on a real Kafka and over all threads.
+
+`python -m tests.support.structure.paths BOOTSTRAP_SERVERS` prints the calls in their order, with a star where the
+module changes, and then the figures as one line of JSON. The figures are the least of several runs: other work of the
+coordinator, such as a heartbeat, can only add to a path.
+"""
+
+import http.client
+import http.server
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+from uuid import uuid4
+
+RUNS = 3
+HOST = "127.0.0.1"
+_QUIET_S = 0.35
+"""After this time nothing of the operation before is still under way."""
+_CHECKED_WITHIN_S = 2.2
+"""A second until the check is due, a second until the scan sees it, and the check itself."""
+
+
+@dataclass
+class CallPath:
+    """The functions that were called, in order: thread, module and qualified name."""
+
+    calls: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, int]:
+        """Return how long the path is, and over how many modules it is spread."""
+        from tests.support.structure.figures import definitions
+
+        modules = [module for _, module, _ in self.calls]
+        verbs = {name.rpartition(".")[2] for _, _, name in self.calls}
+        defined = definitions(set(modules))
+        return {
+            "calls": len(self.calls),
+            "modules": len(set(modules)),
+            "changes of module": sum(one != other for one, other in pairwise(modules)),
+            "definitions of one verb": max((defined[verb] for verb in verbs if not verb.startswith("__")), default=0),
+        }
+
+    def without(self, idle: "CallPath") -> "CallPath":
+        """Return this path without as many calls of each function as were made while nothing was asked for."""
+        often = Counter(idle.calls)
+        calls = []
+        for call in self.calls:
+            often[call] -= 1
+            if often[call] < 0:
+                calls.append(call)
+        return CallPath(calls)
+
+    def show(self) -> None:
+        """Print the path and the verbs that are defined most often."""
+        from tests.support.structure.figures import definitions
+
+        before = ""
+        for thread, module, name in self.calls:
+            print(f"{' ' if module == before else '*'} [{thread}] {module.removeprefix('halfway.')} {name}")  # noqa: T201
+            before = module
+        defined = definitions({module for _, module, _ in self.calls})
+        verbs = Counter({name.rpartition(".")[2]: defined[name.rpartition(".")[2]] for _, _, name in self.calls})
+        print(verbs.most_common(8))  # noqa: T201
+
+
+class _Recorder:
+    """Records the calls of halfway's functions in all threads that were started after it was installed."""
+
+    def __init__(self) -> None:
+        self._path: CallPath | None = None
+
+    def install(self) -> None:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        path = self._path
+        if path is None or event != "call":
+            return
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        if module.startswith("halfway.") and not code.co_name.startswith("<"):
+            path.calls.append((threading.current_thread().name, module, code.co_qualname))
+
+    @contextmanager
+    def recording(self) -> Iterator[CallPath]:
+        """Record the calls in the block, once nothing of what came before is under way."""
+        time.sleep(_QUIET_S)
+        self._path = path = CallPath()
+        try:
+            yield path
+        finally:
+            self._path = None
+
+
+class _Answer(http.server.BaseHTTPRequestHandler):
+    """Answers every check with commit."""
+
+    def do_POST(self) -> None:  # the name is the library's
+        self.rfile.read(int(self.headers["content-length"]))
+        body = b'{"outcome":"commit"}'
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+        """Print nothing."""
+
+
+class _Caller:
+    """Calls the coordinator that runs in this process."""
+
+    def __init__(self, port: int, topic: str) -> None:
+        self._port, self._topic, self._group = port, topic, f"paths-{uuid4().hex[:8]}"
+
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(HOST, self._port, timeout=30)
+        connection.request(
+            method, path, None if body is None else json.dumps(body), {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        assert answer.status in {200, 201}, (method, path, answer.status, text)
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def register(self, check_url: str) -> None:
+        self._call("PUT", f"/v1/groups/{self._group}", {"check": {"urls": [check_url]}, "topics": [self._topic]})
+
+    def prepare(self, **more: object) -> str:
+        message = {"topic": self._topic, "key": "1", "value": "x"}
+        prepared = self._call("POST", "/v1/transactions", {"group": self._group, "messages": [message], **more})
+        return str(prepared["id"])
+
+    def commit(self, transaction_id: str) -> None:
+        self._call("POST", f"/v1/transactions/{transaction_id}/end", {"outcome": "commit"})
+
+    def wait_until_committed(self, transaction_id: str) -> None:
+        until = time.monotonic() + 60
+        while self._call("GET", f"/v1/transactions/{transaction_id}")["state"] != "committed":
+            assert time.monotonic() < until, transaction_id
+            time.sleep(0.05)
+
+
+def _measure(recorder: _Recorder, caller: _Caller, check_port: int) -> dict[str, list[CallPath]]:
+    caller.register(f"http://{HOST}:{check_port}/check")
+    for _ in range(3):
+        caller.commit(caller.prepare())
+    paths: dict[str, list[CallPath]] = {"prepare": [], "commit": [], "check": []}
+    for _ in range(RUNS):
+        with recorder.recording() as path:
+            prepared = caller.prepare()
+        paths["prepare"].append(path)
+        with recorder.recording() as path:
+            caller.commit(prepared)
+        paths["commit"].append(path)
+        # A check has no caller: it is what happens in a time in which nothing else is asked for.
+        with recorder.recording() as idle:
+            time.sleep(_CHECKED_WITHIN_S)
+        checked = caller.prepare(check_after_s=1)
+        with recorder.recording() as path:
+            time.sleep(_CHECKED_WITHIN_S)
+        paths["check"].append(path.without(idle))
+        caller.wait_until_committed(checked)
+    return paths
+
+
+def main(bootstrap_servers: str) -> None:
+    """Run a coordinator with two shards at this Kafka, and print its paths."""
+    recorder = _Recorder()
+    recorder.install()
+
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is there
+
+    from halfway.runtime import settings as configuration
+    from halfway.runtime.serve.app import Ready, run
+
+    topic = f"paths-{uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for created in admin.create_topics([NewTopic(topic, 3, 1)]).values():
+        created.result()
+    endpoint = http.server.ThreadingHTTPServer((HOST, 0), _Answer)
+    threading.Thread(target=endpoint.serve_forever, daemon=True).start()
+    paths: dict[str, list[CallPath]] = {}
+
+    def work(ready: Ready) -> None:
+        port = int(ready.url.rpartition(":")[2])
+        try:
+            paths.update(_measure(recorder, _Caller(port, topic), endpoint.server_address[1]))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = configuration.load(
+        file=None,
+        over={
+            "host": HOST,
+            "health_host": HOST,
+            "port": 0,
+            "health_port": 0,
+            "shards": 2,
+            "kafka_prefix": f"_paths-{uuid4().hex[:8]}.",
+            "kafka": {"bootstrap.servers": bootstrap_servers},
+            "log_level": "error",
+            "check_also_networks": [f"{HOST}/32"],
+        },
+    )
+    run(settings, on_ready=lambda ready: threading.Thread(target=work, args=(ready,), name="caller").start())
+    endpoint.shutdown()
+    for name, runs in paths.items():
+        print(f"--- {name}")  # noqa: T201
+        min(runs, key=lambda path: len(path.calls)).show()
+    least = {
+        f"{figure} of a {name}": min(path.figures()[figure] for path in runs)
+        for name, runs in paths.items()
+        for figure in runs[0].figures()
+    }
+    print(json.dumps(least))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
