@@ -107,14 +107,18 @@ def long_form(number: int) -> bytes:
 
 def test_both_engines_read_older_and_newer_versions(spark: "SparkSession") -> None:
     """A field that the writer did not have is null, one that the newest schema has is read."""
-    current, newer = schemas.versions("op")
+    current, former = schemas.versions("op")
     record = Registry("op", (current,)).decode(codec.encode_op(OP))
-    digest = {**record["messages"][0], "headers_hash": b"h" * 16, "partition": 7}
-    written = Registry("op", (newer,)).encode({**record, "messages": [digest]})
-    older, later = on_both(spark, [codec.encode_op(OP), written], "op", decoding.OP)
+    [digest] = record["messages"]
+    added = {"headers_hash": b"h" * 16, "partition": 7}
+    written = [
+        Registry("op", (former,)).encode({**record, "messages": [{k: digest[k] for k in digest if k not in added}]}),
+        Registry("op", (current,)).encode({**record, "messages": [{**digest, **added}]}),
+    ]
+    older, later = on_both(spark, written, "op", decoding.OP)
     assert (older["error"], later["error"]) == (None, None)
-    assert older["messages"] == [{**record["messages"][0], "headers_hash": None, "partition": None}]
-    assert later["messages"] == [digest]
+    assert older["messages"] == [{**digest, "headers_hash": None, "partition": None}]
+    assert later["messages"] == [{**digest, **added}]
     assert {**older, "messages": 0} == {**later, "messages": 0}
 
 
