@@ -111,7 +111,7 @@ def test_both_engines_read_older_and_newer_versions(spark: "SparkSession") -> No
     record = Registry("op", (current,)).decode(codec.encode_op(OP))
     [digest] = record["messages"]
     added = {"headers_hash": b"h" * 16, "partition": 7}
-    written = [
+    written: list[bytes | None] = [
         Registry("op", (former,)).encode({**record, "messages": [{k: digest[k] for k in digest if k not in added}]}),
         Registry("op", (current,)).encode({**record, "messages": [{**digest, **added}]}),
     ]
