@@ -9,10 +9,10 @@ import http.client
 import http.server
 import json
 import os
-import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -193,14 +193,18 @@ def main(bootstrap_servers: str) -> None:
         created.result()
     endpoint = http.server.ThreadingHTTPServer((HOST, 0), _Answer)
     threading.Thread(target=endpoint.serve_forever, daemon=True).start()
-    paths: dict[str, list[CallPath]] = {}
 
     def work(ready: Ready) -> None:
-        port = int(ready.url.rpartition(":")[2])
+        """Measure, print, and end the process at once: with every call recorded, a stop can take half a minute."""
+        status = 1
         try:
-            paths.update(_measure(recorder, _Caller(port, topic), endpoint.server_address[1]))
+            _print(_measure(recorder, _Caller(int(ready.url.rpartition(":")[2]), topic), endpoint.server_address[1]))
+            status = 0
+        except Exception:  # noqa: BLE001 - whatever it is, it is shown
+            traceback.print_exc()
         finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            sys.stdout.flush()
+            os._exit(status)
 
     settings = configuration.load(
         file=None,
@@ -217,7 +221,9 @@ def main(bootstrap_servers: str) -> None:
         },
     )
     run(settings, on_ready=lambda ready: threading.Thread(target=work, args=(ready,), name="caller").start())
-    endpoint.shutdown()
+
+
+def _print(paths: dict[str, list[CallPath]]) -> None:
     for name, runs in paths.items():
         print(f"--- {name}")  # noqa: T201
         min(runs, key=lambda path: len(path.calls)).show()
