@@ -1,13 +1,14 @@
 """Follows one prepare, one commit and one check through the code, on a real Kafka and over all threads.
 
 `python -m tests.support.structure.paths BOOTSTRAP_SERVERS` prints the calls in their order, with a star where the
-module changes, and then the figures as one line of JSON. The figures are the least of several runs: other work of the
-coordinator, such as a heartbeat, can only add to a path.
+module changes, and then the figures as one line of JSON. A path is what all runs of an operation have in common: other work of
+the coordinator, such as a heartbeat, is not in each of them.
 """
 
 import http.client
 import http.server
 import json
+import operator
 import os
 import sys
 import threading
@@ -17,12 +18,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
 from types import FrameType
 from typing import Any
 from uuid import uuid4
 
-RUNS = 3
+RUNS = 4
 HOST = "127.0.0.1"
 _QUIET_S = 0.35
 """After this time nothing of the operation before is still under way."""
@@ -57,6 +59,15 @@ class CallPath:
         for call in self.calls:
             often[call] -= 1
             if often[call] < 0:
+                calls.append(call)
+        return CallPath(calls)
+
+    def only(self, often: Counter[tuple[str, str, str]]) -> "CallPath":
+        """Return this path with at most as many calls of each function."""
+        left, calls = often.copy(), []
+        for call in self.calls:
+            left[call] -= 1
+            if left[call] >= 0:
                 calls.append(call)
         return CallPath(calls)
 
@@ -224,15 +235,15 @@ def main(bootstrap_servers: str) -> None:
 
 
 def _print(paths: dict[str, list[CallPath]]) -> None:
+    figures = {}
     for name, runs in paths.items():
         print(f"--- {name}")  # noqa: T201
-        min(runs, key=lambda path: len(path.calls)).show()
-    least = {
-        f"{figure} of a {name}": min(path.figures()[figure] for path in runs)
-        for name, runs in paths.items()
-        for figure in runs[0].figures()
-    }
-    print(json.dumps(least))  # noqa: T201
+        common = reduce(operator.and_, (Counter(path.calls) for path in runs))
+        shown = [path.only(common) for path in runs]
+        shown[0].show()
+        for figure in shown[0].figures():
+            figures[f"{figure} of a {name}"] = min(path.figures()[figure] for path in shown)
+    print(json.dumps(figures))  # noqa: T201
 
 
 if __name__ == "__main__":
