@@ -1,8 +1,8 @@
 """Follows one prepare, one commit and one check through the code, on a real Kafka and over all threads.
 
 `python -m tests.support.structure.paths BOOTSTRAP_SERVERS` prints the calls in their order, with a star where the
-module changes, and then the figures as one line of JSON. A path is what all runs of an operation have in common: other work of
-the coordinator, such as a heartbeat, is not in each of them.
+module changes, and then the figures as one line of JSON. A path is what all runs of an operation have in common: other
+work of the coordinator, such as a heartbeat, is not in each of them.
 """
 
 import http.client
