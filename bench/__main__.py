@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.runs import beside, checks, client, console, fleets, limits, overload, pipeline, recovery, soak, standard
+from bench.runs import beside, checks, client, fleets, overload, pipeline, recovery, standard
 from bench.system.rig import RigError
 
 
@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     standard.add_to(parser)
     kinds = parser.add_subparsers(title="other runs")
-    for run in (client, console, soak, overload, limits, beside, checks, recovery, fleets, pipeline):
+    for run in (client, overload, beside, checks, recovery, fleets, pipeline):
         run.add(kinds)
     return parser
 

@@ -10,8 +10,7 @@ from typing import Final
 import msgspec
 
 from bench.audit.load_audit import Audit, Findings
-from bench.audit.shard_balance import shard_shares
-from bench.plan import GROUP, SCENARIOS, SHARDS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario, Window
+from bench.plan import GROUP, SCENARIOS, LoadPlan, LoadResult, RawPlan, RawResult, Scenario, Window
 from bench.system.rig import Rig
 from halfway.embedded.ports import HOST
 
@@ -57,8 +56,6 @@ class Line(Findings, frozen=True, kw_only=True):
     transactions: int
     callers: int
     ends_per_kafka_transaction: float
-    shard_shares: tuple[float, float] | None
-    """The lowest and the highest share of a shard within one second; 1 is perfectly even."""
     lanes_lost: int
 
     @property
@@ -68,14 +65,13 @@ class Line(Findings, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a load, its audit, the mean number of ends in a Kafka transaction, and the shards' shares."""
+    """The result of a load, its audit, and the mean number of ends in a Kafka transaction."""
 
     result: LoadResult
     audit: Audit
     ends: float
     lanes_lost: int
     """How often the coordinator lost its lane."""
-    shard_shares: tuple[float, float] | None
 
 
 def run_audited_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> Loaded:
@@ -85,10 +81,10 @@ def run_audited_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] 
     result = run_load(rig, plan, meanwhile=meanwhile)
     kafka_transactions_after, ends_after, lost_after = rig.lane()
     journal = Path(plan.journal_path)
-    audit, shares = auditor.audit([journal]), shard_shares(journal, SHARDS)
+    audit = auditor.audit([journal])
     journal.unlink()
     mean = (ends_after - ends) / max(1, kafka_transactions_after - kafka_transactions)
-    return Loaded(result=result, audit=audit, ends=mean, lanes_lost=lost_after - lost, shard_shares=shares)
+    return Loaded(result=result, audit=audit, ends=mean, lanes_lost=lost_after - lost)
 
 
 def run_load(rig: Rig, plan: LoadPlan, *, meanwhile: Callable[[], None] | None = None) -> LoadResult:
@@ -184,7 +180,6 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
     audits = [part.load.audit for part in slices]
     failures = [part.load.result.first_failure for part in slices]
     rates, ratios = [part.rate for part in slices], [part.ratio for part in slices]
-    shares = [shares for part in slices if (shares := part.load.shard_shares) is not None]
     return Line(
         scenario=name,
         tx_per_s=round(median(rates), 1),
@@ -206,7 +201,6 @@ def line_of(name: str, scenario: Scenario, slices: Sequence[Slice]) -> Line:
         callers=scenario.callers,
         ends_per_kafka_transaction=round(median([part.load.ends for part in slices]), 1),
         lanes_lost=sum(part.load.lanes_lost for part in slices),
-        shard_shares=(min(low for low, _ in shares), max(high for _, high in shares)) if shares else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The scenarios, each with its raw limit, and the cost of partitions."""
+"""The scenarios, each with its raw limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.audit.load_audit import Findings
-from bench.measures.partitions import TouchedLine, touched
 from bench.measures.scenarios import Lengths, Line, run_scenarios
 from bench.plan import SCENARIOS
 from bench.report import wide_console, write_json
@@ -66,14 +65,8 @@ def _bench(arguments: argparse.Namespace) -> int:
             before.broker_pid = rig.broker_pid
         console.print(python_build())
         lines = run_scenarios(rig, chosen, lengths, say=console.print, before=before)
-        cost = touched(rig, lengths.raw_s / lengths.slices, say=console.print) if arguments.only is None else []
     console.print(lines_table(lines))
-    if cost:
-        console.print(cost_table(cost))
     for line in lines:
-        if line.shard_shares is not None:
-            low, high = line.shard_shares
-            console.print(f"{line.scenario}: in one second a shard had from {low:.2f} to {high:.2f} of an even share")
         if line.lanes_lost:
             console.print(f"{line.scenario}: the coordinator lost its lane {line.lanes_lost} times; see its log")
         if line.first_finding:
@@ -111,17 +104,6 @@ def _limit(line: Line) -> tuple[str, ...]:
     if not line.raw_tx_per_s:
         return ("", "", "", "")
     return (f"{line.raw_tx_per_s:,.0f}", f"{line.ratio:.2f}", *(f"{ratio:.2f}" for ratio in line.ratio_spread))
-
-
-def cost_table(lines: Iterable[TouchedLine]) -> Table:
-    """Return the cost of partitions as a table."""
-    table = Table(title="Kafka transactions of 100 ends, by librdkafka alone")
-    for name in ("partitions touched", "ends/s", "broker ms"):
-        table.add_column(name, justify="right")
-    for line in lines:
-        broker = "" if line.broker_ms is None else f"{line.broker_ms:.1f}"
-        table.add_row(str(line.partitions), f"{line.tx_per_s:,.0f}", broker)
-    return table
 
 
 def python_build() -> str:
