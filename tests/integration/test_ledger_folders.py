@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import export, ledger
+from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from halfway.pipeline.tables import delta
 from halfway.pipeline.tables.folders import Folder
@@ -82,7 +82,7 @@ def test_days_are_folders_and_files_tell_the_bounds_of_times(
     assert table.metadata().partition_columns == [ledger.DAY]
     assert len(table.file_uris()) < table.version(), "each batch has added a file"
     exported = tmp_path / "exported"
-    export.to_parquet(spark, Folder(spark, str(tmp_path)), Folder(spark, str(exported)))
+    ledger.export(spark, Folder(spark, str(tmp_path)), Folder(spark, str(exported)))
     read = ds.dataset(exported / ledger.ENDED, partitioning="hive").to_table()
     assert sorted(read["id"].to_pylist()) == sorted(topics.ended)
     assert read.schema.field("ended_at").type == pa.timestamp("us", "UTC")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,10 +17,7 @@ from halfway.pipeline.commands.parameters import (
     SPARK,
     several,
 )
-from halfway.pipeline.commands.running import kafka_access, reporting_failures, running
-
-if TYPE_CHECKING:
-    from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.commands.running import kafka_access, running
 
 
 @click.command()
@@ -79,57 +74,11 @@ def ledger(
 
 @click.command()
 @click.option("--ledger", "ledger_folder", required=True, metavar="FOLDER", help="What halfway-pipeline ledger wrote.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["parquet", "iceberg"]),
-    default="parquet",
-    show_default=True,
-    help="parquet: files in --output; iceberg: tables in --catalog.",
-)
-@click.option("--output", metavar="FOLDER", help="Where the files of Parquet go: a path or a URI.")
-@click.option("--catalog", metavar="NAME", help="Iceberg: a catalog of PyIceberg's configuration; default: default.")
-@click.option("--namespace", metavar="NAME", help="Iceberg: where the tables are in the catalog; default: halfway.")
-@SPARK
-def export(
-    ledger_folder: str,
-    form: str,
-    output: str | None,
-    catalog: str | None,
-    namespace: str | None,
-    **spark_options: Any,
-) -> None:
-    """Write a ledger's tables as of one batch for what reads no Delta: `ended` by day, and `pending`."""
-    if form == "parquet":
-        if output is None:
-            raise click.UsageError("give --output, the folder for the files")
-        if catalog is not None or namespace is not None:
-            raise click.UsageError("--catalog and --namespace are for --format iceberg")
-    elif output is not None:
-        raise click.UsageError("--format iceberg writes into a catalog: give --catalog in place of --output")
-    from halfway.pipeline.jobs import export as job
-
-    if output is not None:
+@several(OUTPUT, SPARK)
+def export(ledger_folder: str, output: str, **spark_options: Any) -> None:
+    """Write a ledger's tables as of one batch as plain Parquet: `ended` by day, and `pending`."""
+    with running("export", kafka=False, packages=False, **spark_options) as spark:
+        from halfway.pipeline.jobs import ledger as job
         from halfway.pipeline.tables.folders import Folder
 
-        with running("export", kafka=False, packages=False, **spark_options) as spark:
-            job.to_parquet(spark, Folder(spark, ledger_folder), Folder(spark, output))
-        return
-    with _opened(ledger_folder, **spark_options) as source:
-        from halfway.pipeline.tables.iceberg import Tables
-
-        written = job.to_iceberg(source, Tables(catalog or "default", namespace or "halfway"))
-    click.echo(f"batch {written.batch}: {written.appended:,} rows into ended, {written.pending:,} in pending")
-
-
-@contextmanager
-def _opened(folder: str, **spark_options: Any) -> Iterator[Folder | LocalFolder]:
-    """Open the folder of a ledger, without Spark if it is on this machine."""
-    from halfway.pipeline.tables.folders import Folder, LocalFolder, is_local
-
-    if is_local(folder):
-        with reporting_failures("export"):
-            yield LocalFolder(folder)
-    else:
-        with running("export", kafka=False, packages=False, **spark_options) as spark:
-            yield Folder(spark, folder)
+        job.export(spark, Folder(spark, ledger_folder), Folder(spark, output))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables.folders import Folder, LocalFolder
+    from halfway.pipeline.tables.folders import Folder
 
 ENDED: Final = "ended"
 PENDING: Final = "pending"
@@ -211,23 +211,33 @@ class Tables:
         return delta.Batch(writer=self._writer, number=number)
 
 
-def last_batch(output: Folder | LocalFolder) -> delta.Batch | None:
-    """Return the last batch that both tables have, None before the first one."""
+def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
+    """Return `ended` and `pending` as of the last batch that both have, None before the first one."""
     if not output.exists(CHECKPOINT, _STREAM):
         return None
     writer = _stream(output)
     # `pending` is written last.
     number = delta.last(output.qualified(PENDING), writer=writer)
-    return None if number < 0 else delta.Batch(writer=writer, number=number)
-
-
-def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
-    """Return `ended` and `pending` as of the last batch that both have, None before the first one."""
-    batch = last_batch(output)
-    if batch is None:
+    if number < 0:
         return None
+    batch = delta.Batch(writer=writer, number=number)
     ended, pending = (delta.read(spark, output.qualified(name), upto=batch) for name in (ENDED, PENDING))
     return ended, pending
+
+
+def export(spark: SparkSession, output: Folder, into: Folder) -> None:
+    """Write `ended`, partitioned by day, and `pending` as of one batch as plain Parquet, in place of what is there.
+
+    Raises:
+        SourceError: the folder holds no ledger.
+
+    """
+    found = tables(spark, output)
+    if found is None:
+        raise SourceError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
+    ended, pending = found
+    pending.write.mode("overwrite").parquet(into.path(PENDING))
+    ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
 
 
 def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
@@ -236,7 +246,7 @@ def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
     return delta.read(spark, output.qualified(QUARANTINE)) if there else None
 
 
-def _stream(output: Folder | LocalFolder) -> str:
+def _stream(output: Folder) -> str:
     return str(json.loads(output.read(CHECKPOINT, _STREAM))["id"])
 
 

@@ -1,1 +1,1 @@
-"""Where results are kept: folders, Delta tables, an Iceberg catalog."""
+"""Where results are kept: folders and Delta tables."""

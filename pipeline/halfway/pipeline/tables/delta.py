@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
-    from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
 LOG: Final = "_delta_log"
@@ -160,9 +159,3 @@ def read(spark: SparkSession, uri: str, *, upto: Batch | None = None) -> DataFra
     # The names of the folders, not the files, have the column by which a table is partitioned.
     reader = spark.read.schema(schema).option("basePath", uri)
     return reader.parquet(*files) if files else spark.createDataFrame([], schema)
-
-
-def dataset(uri: str, *, upto: Batch) -> Dataset:
-    """Return a table, without Spark, as it was before its writer wrote more than a batch."""
-    found: Dataset = _as_of(uri, upto).to_pyarrow_dataset()
-    return found
