@@ -9,6 +9,7 @@
  *   LAST_COUNTS    the last one counts
  *   NOT_READ       an owner answers at once although an earlier prepare of its own was not confirmed
  *   NOT_FINAL      an owner acknowledges a former owner's half that its lane has not written again
+ *   DOUBT_DROPPED  a half that is certainly not stored takes the doubt about an earlier one with it
  */
 #define OWNERS 3
 #ifndef PREPARES
@@ -98,6 +99,11 @@ inline acknowledge_stored(o) {
 #else
 #define IS_FINAL(o) (it[o].final || it[o].writer == o)
 #endif
+#ifdef DOUBT_DROPPED
+#define DOUBT_AFTER_REFUSAL(o) 0
+#else
+#define DOUBT_AFTER_REFUSAL(o) it[o].doubt
+#endif
 /* Calls for an id wait while one of its halves is being stored. */
 #define FREE(o) (it[o].stores == NOTHING)
 
@@ -113,6 +119,9 @@ inline acknowledge_stored(o) {
             :: it[o].stores == c -> it[o].at = length \
             :: else \
             fi } } \
+    /* Or it certainly stores nothing, and an earlier half may still be on its way. */ \
+    :: atomic { it[o].stores == c && it[o].flight & (1 << c) -> d_step { \
+            it[o].flight = it[o].flight & ~(1 << c); it[o].stores = NOTHING; it[o].doubt = DOUBT_AFTER_REFUSAL(o) } } \
     /* A known id with the same content. */ \
     :: atomic { it[o].serves && owner == o && FREE(o) && it[o].held == c && IS_FINAL(o) -> d_step { acknowledge(c) } }
 
