@@ -34,10 +34,11 @@ class Missing(msgspec.Struct, kw_only=True):
     ended: list[Ended] = []
 
 
-def missing(former: ShardState, state: ShardState, *, since: int) -> Missing:
+def missing(former: ShardState, state: ShardState, *, since: int | None) -> Missing:
     """Compare two folds of a shard; outcomes from before `since` (ms since the epoch) may be forgotten. Blocks.
 
-    An outcome that is known wins over a fold in which the transaction is still pending: its op marker is lost.
+    An outcome that is known wins over a fold in which the transaction is still pending: its op marker is lost. If
+    `since` is None, nothing suggests that op has lost anything, and only unresolved transactions are looked for.
     """
     found = Missing()
     unresolved: Iterable[Pending | ParkedEntry] = chain(former.pending(), former.parked())
@@ -45,8 +46,10 @@ def missing(former: ShardState, state: ShardState, *, since: int) -> Missing:
         now = state.find(entry.id)
         if now is None:
             found.unresolved.append(entry)
-        elif isinstance(now, Pending) and isinstance(entry, Pending) and _is_behind(now, entry):
+        elif since is not None and isinstance(now, Pending) and isinstance(entry, Pending) and _is_behind(now, entry):
             found.outdated.append(entry)
+    if since is None:
+        return found
     for ended in former.ended():
         if ended.at < since:
             continue

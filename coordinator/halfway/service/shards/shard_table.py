@@ -213,8 +213,9 @@ class ShardTable:
         self.preparing: dict[str, int] = defaultdict(int)
         """The number of prepares on their way to the log, by group."""
         self.losses = Losses()
-        self._former: dict[int, tuple[ShardState, int]] = {}
-        """The folds of shards that were lost with an incarnation, and when, until the shard is served here again."""
+        self._former: dict[int, tuple[ShardState, int, bool]] = {}
+        """Shards that were lost with an incarnation, until they are served here again: the fold of each, when it was
+        lost, and whether the log lacked some of it."""
         self._missing: dict[int, Missing] = {}
         self._change = asyncio.Event()
         self._rotation = ShardRotation()
@@ -343,10 +344,14 @@ class ShardTable:
 
     def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
         """Find what the former fold of a shard has and its new one lacks. Blocks; called on another thread."""
-        former, lost_at = self._former.get(shard, (None, 0))
-        if former is not None and (suspect or ends_before(former, state)):
-            since = lost_at - round(self._limits.outcome_horizon_s * 1000)
-            self._missing[shard] = missing(former, state, since=since)
+        if (known := self._former.get(shard)) is None:
+            return
+        former, lost_at, had_unwritten = known
+        # To compare all outcomes takes long. Pending transactions are few, and their halves may have been deleted a
+        # moment before the shard was lost, when nobody had noticed it yet.
+        is_thorough = suspect or had_unwritten or ends_before(former, state)
+        since = lost_at - round(self._limits.outcome_horizon_s * 1000) if is_thorough else None
+        self._missing[shard] = missing(former, state, since=since)
 
     def known_log(self, shard: int) -> KnownLog | None:
         """Return what is known of the log of a shard, None if the shard is not served."""
@@ -490,7 +495,7 @@ class ShardTable:
         served = self._served.pop(shard, None)
         self._update_accepting()
         if served is not None:
-            self._former[shard] = served.state, self._clock.now_ms()
+            self._former[shard] = served.state, self._clock.now_ms(), bool(served.unwritten)
             served.close()
             log.info("shard_dropped", shard=shard)
 

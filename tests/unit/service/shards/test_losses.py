@@ -107,11 +107,27 @@ async def test_an_outcome_that_may_be_forgotten_is_not_missed() -> None:
     assert acquired(shards, fold()).find(B.id) is None
 
 
-async def test_a_log_that_goes_on_where_it_was_is_not_compared() -> None:
+async def test_the_outcomes_of_a_log_that_goes_on_where_it_was_are_not_compared() -> None:
     """After the failure of a lane, for example: it would take long with many outcomes."""
     shards = table()
-    assert acquired(shards, fold(100), suspect=False).find(A.id) is None
-    assert shards.losses.found == 0
+    assert acquired(shards, fold(100), suspect=False).find(B.id) is None
+
+
+async def test_a_half_that_was_deleted_just_before_the_shard_was_lost_is_written_again() -> None:
+    """Nobody had noticed it yet, and the log goes on where it was."""
+    shards = table()
+    assert isinstance(acquired(shards, fold(100), suspect=False).find(A.id), Pending)
+    assert shards.get(0).unwritten == {A.id: A, C.id: C}
+
+
+async def test_a_shard_that_is_lost_before_all_is_written_again_forgets_nothing() -> None:
+    """The lane may fail while it writes, for any reason: the log still lacks the rest."""
+    shards = table()
+    acquired(shards, fold())
+    shards.lost(0)
+    state = acquired(shards, fold(200), suspect=False)
+    assert [type(state.find(half.id)) for half in (A, B, C)] == [Pending, Ended, ParkedEntry]
+    assert shards.get(0).unwritten == {A.id: A, B.id: None, C.id: C}
 
 
 async def test_a_log_that_ends_before_what_was_known_is_compared() -> None:
