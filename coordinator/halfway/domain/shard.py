@@ -258,7 +258,9 @@ class ShardState:
         elif self._is_later_life(held, op.at):
             return
         totals = self._op_totals.get(op.id)
-        if totals is not None and offset <= totals.offset:
+        # The outcome of a transaction is its last marker, wherever it stands: op may have been made again meanwhile.
+        is_its_outcome = op.kind.final and held is not None and held.prepared_at == op.prepared_at
+        if totals is not None and offset <= totals.offset and not is_its_outcome:
             return
         if op.kind.final:
             parked = self._parked.get(op.id)

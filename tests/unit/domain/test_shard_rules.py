@@ -343,3 +343,21 @@ class TestCursors:
         state.apply_op(6, op(OpKind.COMMITTED))
         state.apply_op(2, op(OpKind.COMMITTED, "other"))
         assert state.op_tail == 7
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_an_outcome_counts_also_if_it_stands_before_an_earlier_marker(*, parked: bool) -> None:
+    """Op was deleted and created again between the two, and the owner has not noticed it yet."""
+    state = ShardState(0)
+    state.apply_half(1, ID, A)
+    state.apply_op(545, op(OpKind.CHECKED, checks=1))
+    if parked:
+        state.apply_end(546, op(OpKind.PARKED), 2)
+        state.apply_parked(1, ID, parked_of(A))
+        state.apply_op(22, op(OpKind.COMMITTED))
+        state.apply_parked(2, ID, None)
+    else:
+        state.apply_end(22, op(OpKind.COMMITTED), 2)
+    ended = state.find(ID)
+    assert isinstance(ended, Ended)
+    assert ended.state is State.COMMITTED
