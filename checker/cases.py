@@ -17,6 +17,7 @@ from checker.history import (
     Ended,
     Fault,
     Looked,
+    MadeAgain,
     Prepare,
     Prepared,
     Removed,
@@ -85,6 +86,8 @@ class Case:
     acknowledged_at: int | None = None
     verdicts: dict[str, int] = field(default_factory=dict)
     """The outcomes that an authorised caller has decided, each with the line of the first decision."""
+    decided_at: int | None = None
+    """When an authorised caller decided first."""
     answered_states: list[AnsweredState] = field(default_factory=list)
     halves: list[Half] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -106,6 +109,9 @@ class Case:
     """When its outcome may be forgotten, on the history's clock; None: never."""
     commits_ignored: tuple[SaidCommit, ...] = ()
     """Commits that were said before a rollback by policy, and that no fault explains."""
+
+    ended_in_doubt: bool = False
+    """Whether op was deleted while the transaction may have been about to end, and no caller had an outcome."""
 
     @property
     def answered_outcomes(self) -> dict[str, AnsweredState]:
@@ -162,6 +168,7 @@ class _Collector:
         self._uses: defaultdict[str, dict[Contents, str]] = defaultdict(dict)
         """For each id that is used more than once: the name of each use, by its content."""
         self._removed: dict[str, int] = {}
+        self._made_again: list[MadeAgain] = []
         self._disturbances = Disturbances()
 
     def collect(self, events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Evidence:
@@ -191,6 +198,8 @@ class _Collector:
                 self._prepared(line, event)
             case Removed():
                 self._removed[event.topic] = event.at
+            case MadeAgain():
+                self._made_again.append(event)
             case Fault():
                 self._disturbances.add(event)
             case End() | Ended() | Checked() | Taken() | Looked():
@@ -202,10 +211,10 @@ class _Collector:
         """Handle a request or an answer about a transaction."""
         match event:
             case End():
-                _add_verdict(case, event.outcome, line)
+                _add_verdict(case, event.outcome, line, event.at)
             case Checked():
                 case.checked = True
-                _add_verdict(case, event.said, line)
+                _add_verdict(case, event.said, line, event.at)
             case Taken():
                 if event.said == "commit":
                     read = SaidCommit(line=line, at=event.at, by="the answer to a check", answer="which was read")
@@ -273,8 +282,8 @@ class _Collector:
 
     def _assign_uses(self, records: list[AnyRecord]) -> None:
         """Assign the records of reused ids to the use with their content, else to that of the record before."""
-        halves = sorted((record for record in records if isinstance(record, Half)), key=lambda record: record.offset)
-        ops = sorted((record for record in records if isinstance(record, Op)), key=lambda record: record.offset)
+        halves = sorted((record for record in records if isinstance(record, Half)), key=lambda record: record.order)
+        ops = sorted((record for record in records if isinstance(record, Op)), key=lambda record: record.order)
         last: dict[tuple[str, str], str] = {}
         at: dict[tuple[int, int], str] = {}
         for record in [*halves, *ops, *(record for record in records if not isinstance(record, Half | Op))]:
@@ -297,9 +306,10 @@ class _Collector:
     def _finish(self, case: Case) -> None:
         """Sort the records of a case, and record what explains missing ones."""
         for records in (case.halves, case.ops, case.parked):
-            records.sort(key=lambda record: record.offset)
+            records.sort(key=lambda record: record.order)
         if case.asked_at is not None:
             case.removed = frozenset(topic for topic, at in self._removed.items() if at > case.asked_at)
+        case.ended_in_doubt = any(loss.kind == "op" and _in_doubt(case, loss) for loss in self._made_again)
         if LIFE in case.id:  # a request for an id may arrive during its next use
             for outcome, line in self._case(wire_id(case.id)).verdicts.items():
                 case.verdicts.setdefault(outcome, line)
@@ -337,9 +347,21 @@ def marks_of(contents: Contents) -> tuple[tuple[str, str | None, str | None], ..
     return tuple(_message_key(content) for content in contents)
 
 
-def _add_verdict(case: Case, said: Said, line: int) -> None:
+def _add_verdict(case: Case, said: Said, line: int, at: int) -> None:
     if (outcome := _OUTCOME_OF.get(said)) is not None:
         case.verdicts.setdefault(outcome, line)
+        case.decided_at = at if case.decided_at is None else min(case.decided_at, at)
+
+
+def _in_doubt(case: Case, loss: MadeAgain) -> bool:
+    """Return whether an end of a transaction may have been on its way when op was deleted.
+
+    Then Kafka may have committed the messages, and the marker went with the topic: nobody can know it.
+    """
+    begun_at = case.asked_at if case.policy_rolls_back else case.decided_at
+    if begun_at is None or begun_at > loss.at:
+        return False
+    return not any(answer.state in OUTCOMES and answer.at < loss.since for answer in case.answered_states)
 
 
 def _add_unwritten_commit(case: Case, event: Ended, line: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -12,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import fastavro
+import msgspec
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # they are there
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
@@ -74,12 +76,15 @@ class Topics:
         self._internal = _internal_topics(prefix)
         self._topics = (*topics, *self._internal)
         self._positions: Places = since or {}
+        self._lives: Counter[str] = Counter()
+        """How often each topic was created again."""
         self.held: dict[Place, int] = {}
         """Partitions whose committed records could not be read to the end last time, each with that end."""
 
     def begin_again(self, topic: str) -> None:
         """Read a topic from its beginning next time, because it was deleted and created again."""
         self._positions = {place: position for place, position in self._positions.items() if place[0] != topic}
+        self._lives[topic] += 1
 
     def read(self) -> Iterator[AnyRecord]:
         """Yield the committed records from the last position up to the current ends.
@@ -94,7 +99,7 @@ class Topics:
             kind = self._internal.get(message.topic() or "")
             record = _real(message) if kind is None else _internal(kind, message)
             if record is not None:
-                yield record
+                yield msgspec.structs.replace(record, life=self._lives[message.topic() or ""])
         # A newly elected leader may return an end before the position that was read already.
         reached = {place: max(end, read.get(place, 0)) for place, end in ends_now.items() if place not in held}
         self._positions, self.held = {**read, **reached}, held

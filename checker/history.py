@@ -138,6 +138,15 @@ class Removed(Event, frozen=True, kw_only=True):
     topic: str
 
 
+class MadeAgain(Event, frozen=True, kw_only=True):
+    """An internal topic was deleted and created again; it is there again at `at`."""
+
+    kind: str
+    """Its name without the prefix."""
+    since: int
+    """When it was about to be deleted, on the same clock as `at`."""
+
+
 class Serving(Event, frozen=True, kw_only=True):
     """A shard is served from now on, or is not, according to the answers of its callers."""
 
@@ -162,7 +171,20 @@ class Rest(Event, frozen=True, kw_only=True):
 
 
 AnyEvent: TypeAlias = (
-    Run | Prepare | Prepared | End | Ended | Checked | Taken | Looked | Fault | Removed | Serving | Held | Rest
+    Run
+    | Prepare
+    | Prepared
+    | End
+    | Ended
+    | Checked
+    | Taken
+    | Looked
+    | Fault
+    | Removed
+    | MadeAgain
+    | Serving
+    | Held
+    | Rest
 )
 
 _DECODER = msgspec.json.Decoder(AnyEvent)

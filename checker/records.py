@@ -18,11 +18,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     offset: int
     id: str
     """The transaction's id; empty if the record contains none."""
+    life: int = 0
+    """How often its topic had been deleted and created again before."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The order of the records of one partition."""
+        return self.life, self.offset
 
     @property
     def place(self) -> str:
         """The position of the record, for messages."""
-        return f"{type(self).__name__.lower()}[{self.shard}]@{self.offset}"
+        again = f" of life {self.life}" if self.life else ""
+        return f"{type(self).__name__.lower()}[{self.shard}]@{self.offset}{again}"
 
 
 class Real(Record, frozen=True, kw_only=True):

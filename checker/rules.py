@@ -113,6 +113,8 @@ def messages_stand_in_order(case: Case) -> Iterator[Finding]:
 
 def message_stands_once(case: Case) -> Iterator[Finding]:
     """No message of a transaction is written twice; equal messages of one transaction have different numbers."""
+    if case.ended_in_doubt:
+        return
     for number, copies in _by_number(case.messages).items():
         if len(copies) > 1:
             yield _finding("doubled", "message_stands_again", case, f"message {number}", *_places(copies))
@@ -124,7 +126,7 @@ def only_committed_messages_stand(case: Case) -> Iterator[Finding]:
         return
     if not case.requested:
         yield _finding("leaked", "message_nobody_prepared", case, *_places(case.messages))
-    if not any(op.outcome == COMMITTED for op in case.ends):
+    if not any(op.outcome == COMMITTED for op in case.ends) and not case.ended_in_doubt:
         markers = [f"{op.kind} {op.place}" for op in case.ops]
         yield _finding("leaked", "message_without_commit_marker", case, *markers, *_places(case.messages))
     elif COMMITTED not in case.verdicts:
@@ -150,11 +152,15 @@ def half_is_what_was_prepared(case: Case) -> Iterator[Finding]:
 
 
 def one_outcome(case: Case) -> Iterator[Finding]:
-    """There is one outcome, in all answers and markers, written once, and decided by an authorised caller."""
-    if len(case.outcomes) > 1:
+    """There is one outcome, in all answers and markers, written once, and decided by an authorised caller.
+
+    A marker in a later life of op that names no message was written again from memory.
+    """
+    first = [op for op in case.ends if op.messages or not op.life]
+    if len(case.outcomes) > 1 and not (case.ended_in_doubt and len(case.answered_outcomes) < len(case.outcomes)):
         markers = [f"{op.kind} {op.place}" for op in case.ends]
         yield _finding("contradicted", "two_outcomes", case, *case.answered_outcomes.values(), *markers)
-    if len(case.ends) > 1:
+    if len(first) > 1 and not case.ended_in_doubt:
         yield _finding("contradicted", "resolved_twice", case, *(f"{op.kind} {op.place}" for op in case.ends))
     for op in case.ends:
         by_policy = op.outcome == ROLLED_BACK and op.cause == "policy" and case.policy_rolls_back
@@ -174,7 +180,7 @@ def policy_decides_what_nobody_did(case: Case) -> Iterator[Finding]:
         elif not case.checked and not case.fetches:
             counted = f"{op.checks} checks were counted and none arrived"
             yield _finding("contradicted", "policy_before_any_check", case, op.place, counted)
-        written = [verdict.place for verdict in case.ops if verdict.kind == "VERDICT" and verdict.offset < op.offset]
+        written = [verdict.place for verdict in case.ops if verdict.kind == "VERDICT" and verdict.order < op.order]
         said = [*written, *case.commits_recorded, *case.commits_ignored]
         if said:
             yield _finding("contradicted", "policy_against_a_commit", case, op.place, *said)

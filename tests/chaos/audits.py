@@ -68,6 +68,16 @@ def agreement(
     for row in rows:
         seen[row["id"]].append(row)
     astray = {name for name, of_id in seen.items() if _by_a_wrong_clock(of_id, uses[name], began)}
+    # What was ended before op was made again has no marker now, or one that names no message: nothing is proved.
+    latest = max((op.life for case in cases.values() for op in case.ops), default=0)
+    astray |= {
+        name
+        for name, of_id in uses.items()
+        if any(
+            case.ended_in_doubt or any(op.life < latest or (op.life and not op.messages) for op in case.ends)
+            for case in of_id
+        )
+    }
     differences = [
         f"{row['id']}: the audit says {row['verdict']}, the checker {sorted(_outcomes(uses[row['id']])) or 'nothing'}:"
         f" {dict(row)}"
@@ -78,7 +88,7 @@ def agreement(
     differences += [
         f"{name}: the checker says {sorted(_outcomes(of_id))}, the audit does not know it"
         for name, of_id in uses.items()
-        if name not in seen and any(case.ends for case in of_id)
+        if name not in seen and name not in astray and any(case.ends for case in of_id)
     ]
     differences += [
         f"{name}: the checker finds what the audit does not"

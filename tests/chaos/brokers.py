@@ -9,7 +9,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ConfigSource,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -296,6 +297,25 @@ class BrokerCluster:
 
         _insist(is_gone, f"the topic {name} is still there")
 
+    def make_again(self, name: str) -> None:
+        """Delete an internal topic and create it with the same partitions, replicas and settings."""
+        partitions = len(self.admin.list_topics(name, timeout=30).topics[name].partitions)
+        [request] = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values()
+        own = {
+            entry.name: str(entry.value)
+            for entry in request.result(60).values()
+            if entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        }
+        self.remove_topic(name)
+        again = NewTopic(name, num_partitions=partitions, replication_factor=len(NODES), config=own)
+
+        def is_there() -> bool:
+            with suppress(KafkaException):  # also if it exists already
+                self.admin.create_topics([again], operation_timeout=30)[name].result(60)
+            return name in self.admin.list_topics(timeout=30).topics
+
+        _insist(is_there, f"the topic {name} is not there")
+
     def grow_topic(self, name: str, most: int) -> bool:
         """Add one partition, unless it has the maximum already."""
         before: list[int] = []
@@ -356,21 +376,37 @@ class BrokerCluster:
 
     def cut(self, topic: str, ends: Mapping[int, int]) -> None:
         """Delete the records of a compacted topic before these offsets, as a retention that was set by mistake does."""
-        self._set(topic, "cleanup.policy", "delete")
+        self.configure(topic, {"cleanup.policy": "delete"})
         places = [TopicPartition(topic, number, end) for number, end in ends.items()]
 
         def is_cut() -> bool:
             return all(done.result(60) is not None for done in self.admin.delete_records(places).values())
 
         _insist(is_cut, f"the records of {topic} are still there")
-        self._set(topic, "cleanup.policy", "compact")
+        self.configure(topic, {"cleanup.policy": "compact"})
 
-    def _set(self, topic: str, name: str, value: str) -> None:
-        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    def settings(self, topic: str, names: Collection[str]) -> dict[str, str]:
+        """Return the values of some settings of a topic."""
+        found: dict[str, str] = {}
+
+        def are_known() -> bool:
+            [request] = self.admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+            entries = request.result(60)
+            found.update({name: str(entries[name].value) for name in names})
+            return True
+
+        _insist(are_known, f"the settings of {topic} are not known")
+        return found
+
+    def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Set some settings of a topic."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         _insist(
             lambda: all(done.result(60) is None for done in self.admin.incremental_alter_configs([resource]).values()),
-            f"{name} of {topic} is not set",
+            f"{', '.join(settings)} of {topic} is not set",
         )
 
     def committed(self, group: str, topic: str) -> dict[int, int]:

@@ -86,6 +86,8 @@ class Caller:
         self._batches = Batches(self._post_batch, chance)
         self.streams = Streams(session, chance)
         self._free = asyncio.Semaphore(AT_ONCE * len(instances))
+        self.resting: Instance | None = None
+        """Gets no requests from producers, as if a load balancer had taken it out."""
         self.in_flight: Counter[int] = Counter()
         """The unanswered requests of each coordinator, by its number."""
         self.answers: Counter[str] = Counter()
@@ -244,11 +246,14 @@ class Caller:
                 self.in_flight[instance.number] -= 1
 
     def _next(self) -> Instance:
-        while True:
+        for _ in self._instances:
             self._turn += 1
             instance = self._instances[self._turn % len(self._instances)]
-            if self.in_flight[instance.number] < AT_ONCE:
+            if instance is not self.resting and self.in_flight[instance.number] < AT_ONCE:
                 return instance
+        # All but the resting one are full: they share its places.
+        working = [instance for instance in self._instances if instance is not self.resting]
+        return min(working, key=lambda instance: self.in_flight[instance.number])
 
     async def ask(self, instance: Instance, path: str, *, shown: Mapping[str, str] | None = None) -> Answer:
         """Send one call to one coordinator, outside the limit of the producers; by default as an operator."""

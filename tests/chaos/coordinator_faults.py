@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tests.chaos.coordinators import Instance
+from tests.chaos.deletions import TABLES, Deletions
 from tests.chaos.passer_by import PasserBy
 from tests.chaos.requests import Api, Fate, Meeting
 from tests.chaos.stage import SESSION_S, Stage
@@ -20,6 +21,9 @@ _REQUESTS: Final[Mapping[Api, tuple[Fate, ...]]] = {
 }
 _AT_A_START: Final = (Api.INIT_PRODUCER_ID, Api.JOIN_GROUP)
 """Requests of a coordinator that starts, joins or acquires shards: another coordinator is killed to cause them."""
+AWAY: Final = "coordinator_away"
+_TAKEN_OVER_MS: Final = 30_000
+"""For how long an instance that is away explains unserved shards: then others have taken them over."""
 _JOINED_WITHIN_S: Final = 40.0
 _SERVED_AGAIN_LOOKS: Final = 20
 
@@ -95,6 +99,55 @@ class CoordinatorFaults:
         busy = stage.busy(frozen)
         await asyncio.gather(self._pause(frozen, "coordinator_pause"), self._cut(cut, "coordinator_cut", None))
         stage.note(kind, f"{frozen.name} and {cut.name}", counts=busy > 0, since=since)
+
+    async def coordinator_away(self) -> None:
+        """Freeze one or disconnect it for longer than a tombstone lives, while a key is revoked and a group is deleted.
+
+        A frozen one gets no requests from producers: what waits in its sockets would reach it when outcomes are
+        forgotten, and would then be prepared as new transactions.
+        """
+        stage = self._stage
+        for instance in stage.instances:
+            await asyncio.to_thread(instance.wait_until_ready)
+        away = stage.chance.choice(stage.instances)
+        freezes = stage.chance.random() < 0.5
+        for_s = stage.horizon_s + stage.between(1, 4)
+        deletions = Deletions(stage.cluster, stage.caller, stage.instances)
+        await deletions.make()
+        if freezes:
+            stage.caller.resting = away
+            await stage.until_idle(away)
+        since, position = stage.now(), len(away.log)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + for_s
+        await (asyncio.to_thread(away.pause) if freezes else stage.networks[away.number].cut(None))
+        try:
+            async with stage.brokers_free:
+                await deletions.delete(away)
+            while loop.time() < until:
+                if not freezes:
+                    await deletions.look(away)
+                await asyncio.sleep(min(1.0, max(0.0, until - loop.time())))
+        finally:
+            if freezes:
+                away.resume()
+            else:
+                await stage.networks[away.number].mend()
+            stage.caller.resting = None
+        noticed_s = await deletions.noticed(away)
+        for other in stage.instances:
+            await deletions.look(other)
+        stage.admitted += deletions.violations
+        stage.note(
+            AWAY,
+            away.name,
+            counts=away.log[position:].count('"table_swapped"') >= len(TABLES),
+            since=since,
+            stops_ms=_TAKEN_OVER_MS,
+            freezes=freezes,
+            seconds=for_s,
+            noticed_s=noticed_s,
+        )
 
     async def coordinator_slow_network(self) -> None:
         """Delay all traffic of one."""
@@ -205,6 +258,7 @@ COORDINATOR_FAULTS: Final[Mapping[str, int]] = {
     "coordinator_cut": 3,
     "coordinator_cut_from_one_broker": 2,
     "coordinators_pause_and_cut": 1,
+    AWAY: 1,
     "coordinator_stop": 2,
     "coordinator_clock": 2,
     "coordinators_clock": 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,8 @@ from tests.chaos.launcher import ClockFile
 from tests.support.coordinator.process import CoordinatorProcess, halfway_command
 
 _MISSED: Final = "halfway_missing_transactions_total{"
+_UNWRITTEN: Final = "halfway_unwritten_transactions"
+_KEYS_AGE: Final = "halfway_keys_age_seconds"
 
 
 class Instance(CoordinatorProcess):
@@ -43,8 +45,19 @@ class Instance(CoordinatorProcess):
 
     def missed(self) -> int:
         """Return how many transactions it has missed in the log since it started; 0 if it does not answer."""
+        return round(sum(self._samples(_MISSED)))
+
+    def unwritten(self) -> float | None:
+        """Return how many transactions it has in memory only; None if it does not answer."""
+        return next(self._samples(_UNWRITTEN), None)
+
+    def keys_age_s(self) -> float | None:
+        """Return how long ago it has read the keys, as it says itself; None if it does not answer."""
+        return next(self._samples(_KEYS_AGE), None)
+
+    def _samples(self, series: str) -> Iterator[float]:
         lines = (self._got(f"{self.health_url}/metrics") or b"").decode().splitlines()
-        return sum(round(float(line.split()[-1])) for line in lines if line.startswith(_MISSED))
+        return (float(line.split()[-1]) for line in lines if line.startswith(series))
 
     def is_ready(self) -> bool:
         """Return whether it reports that it is ready."""

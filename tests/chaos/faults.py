@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.chaos.broker_faults import BROKER_FAULTS, FULL_STOP, BrokerFaults
-from tests.chaos.coordinator_faults import COORDINATOR_FAULTS, REQUEST_FAULTS, CoordinatorFaults
+from tests.chaos.coordinator_faults import AWAY, COORDINATOR_FAULTS, REQUEST_FAULTS, CoordinatorFaults
 from tests.chaos.stage import LOOK_AGAIN_S, Stage
 from tests.chaos.topic_faults import TOPIC_FAULTS, TopicFaults
 
 KINDS: Final = (*COORDINATOR_FAULTS, *BROKER_FAULTS, *TOPIC_FAULTS)
+LONGEST_AWAY_S: Final = 200.0
+"""If tombstones live longer, no instance is away for as long as that: the run would be too long."""
+
+
+def possible_kinds(horizon_s: float) -> frozenset[str]:
+    """Return the kinds that a run with this outcome horizon plays by default."""
+    return frozenset(kind for kind in KINDS if kind != AWAY or horizon_s <= LONGEST_AWAY_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +53,7 @@ class Faults:
     def __init__(self, stage: Stage, topics: TopicFaults, kinds: Collection[str] = ()) -> None:
         """Keep the parts; `kinds` are the selected kinds, all if it is empty."""
         self._stage = stage
-        self._kinds = kinds
+        self._kinds = frozenset(kinds) or possible_kinds(stage.horizon_s)
         self._coordinators = CoordinatorFaults(stage)
         self._brokers = BrokerFaults(stage)
         self._topics = topics
@@ -87,7 +94,7 @@ class Faults:
 
     def without_effect(self) -> list[str]:
         """Return the selected kinds that never took effect."""
-        return sorted(kind for kind in KINDS if (not self._kinds or kind in self._kinds) and not self._of((kind,)))
+        return sorted(kind for kind in KINDS if kind in self._kinds and not self._of((kind,)))
 
     async def _play(
         self,
@@ -98,7 +105,7 @@ class Faults:
         progress: Callable[[], float],
     ) -> None:
         stage = self._stage
-        kinds = {kind: times for kind, times in kinds.items() if not self._kinds or kind in self._kinds}
+        kinds = {kind: times for kind, times in kinds.items() if kind in self._kinds}
         deck: list[str] = []
         if not kinds:
             return
@@ -154,4 +161,14 @@ class Faults:
             await asyncio.to_thread(instance.wait_until_ready)
 
 
-__all__ = ["BROKER_FAULTS", "COORDINATOR_FAULTS", "FULL_STOP", "KINDS", "TOPIC_FAULTS", "Faults", "Pace", "Paces"]
+__all__ = [
+    "AWAY",
+    "BROKER_FAULTS",
+    "COORDINATOR_FAULTS",
+    "FULL_STOP",
+    "KINDS",
+    "TOPIC_FAULTS",
+    "Faults",
+    "Pace",
+    "Paces",
+]

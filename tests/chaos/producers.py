@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
-from itertools import count
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import count, islice
 from typing import Final
 
 from checker.history import LIFE, Outcome, wire_id
@@ -36,6 +37,8 @@ LATER_S: Final = (2, 40)
 """When an outcome is requested again: within the horizon."""
 AFTERWARDS: Final = 32
 """Producers that continue when there are enough transactions but not enough faults."""
+HELD: Final = 12
+"""Transactions that a fault keeps pending; checks that say unknown are repeated for long in their groups."""
 _STORED: Final = (200, 201)
 _OK: Final = 200
 
@@ -95,6 +98,7 @@ class Producers:
         self._again: deque[tuple[float, Plan]] = deque()
         self._names: dict[str, tuple[str | None, str]] = {}
         """For reused ids: the key of the first message, and the history's name of that use."""
+        self._held = count()
         self.used_again = 0
         self.begun: Counter[str] = Counter()
         self.stored = 0
@@ -165,6 +169,22 @@ class Producers:
 
     def decide(self, transaction: str, outcome: Outcome) -> Outcome:
         return self._decisions.decide(transaction, outcome)
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncIterator[None]:
+        """Keep some transactions pending meanwhile: their producers decide and end them afterwards."""
+        plans = [Plan(self._seed, number, f"h{number}") for number in islice(self._held, HELD)]
+        for plan in plans:
+            plan.id, plan.group = None, plan.chance.choice((PUSHED, PULLED))
+        answers = await asyncio.gather(*map(self.prepare, plans))
+        prepared = [(plan, name) for plan, name in zip(plans, answers, strict=True) if name is not None]
+        names = {name for _, name in prepared}
+        self.undecided |= names
+        try:
+            yield
+        finally:
+            self.undecided -= names
+        await asyncio.gather(*(self._end(plan, name, self.decide(name, plan.outcome)) for plan, name in prepared))
 
     async def plain(self, plan: Plan) -> None:
         """Prepare, decide, end; sometimes look up or end again, at once or when others may own the shard."""

@@ -46,10 +46,9 @@ from tests.chaos.producers import (
     TOPICS,
     Producers,
 )
-from tests.chaos.stage import SESSION_S, Stage
+from tests.chaos.stage import SESSION_S, SHARDS, Stage
 from tests.chaos.topic_faults import TopicFaults
 
-SHARDS: Final = 6
 PREFIX: Final = "_halfway."
 REST_WITHIN_S: Final = 400.0
 """When everything runs again, fewer must be pending after each period: denied ends are retried after 300 s."""
@@ -121,19 +120,22 @@ class Outcome:
     effects: Effects
     forged: list[str]
     """Checks without a signature of their group's secrets, or repeated ones."""
+    admitted: list[str]
+    """Revoked keys that an instance has accepted, and deletions that it has not noticed."""
     audit: Agreement
     """Differences between the pipeline's audit of the topics and the checker."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong, every check was signed, and the audit agrees."""
-        return self.verdict.sound and not self.forged and not self.audit.differences
+        """Whether nothing is wrong, every check was signed, no revoked key was accepted, and the audit agrees."""
+        return self.verdict.sound and not self.forged and not self.admitted and not self.audit.differences
 
     def summary(self) -> dict[str, object]:
         return {
             **self.verdict.summary(),
             **self.effects.summary(),
             "forged": len(self.forged),
+            "admitted": len(self.admitted),
             "audited": self.audit.judged,
             "audit_differs": len(self.audit.differences),
             "deaths": len(self.deaths),
@@ -163,6 +165,7 @@ async def run(options: RunOptions, directory: Path, say: Callable[[str], None]) 
         answers=chaos.caller.by_status,
         effects=effects,
         forged=chaos.endpoints.forged,
+        admitted=chaos.stage.admitted,
         audit=agreement(
             rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name}), began=chaos.started
         ),
@@ -253,7 +256,9 @@ class _Chaos:
             self._chance("faults"),
             follower=self.follower,
             away=lambda: self.probes.away,
+            holding=self.producers.holding,
             clock_steps_s=[step for step in CLOCK_STEPS_S if step < self._options.horizon_s / 2],
+            horizon_s=self._options.horizon_s,
             long=self._options.long_faults,
         )
         of_topics = TopicFaults(self.stage, history, FLEETING, STRICT, PREFIX)

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Final
 
 from checker.history import Fault, HistoryWriter
@@ -16,6 +16,7 @@ from tests.chaos.coordinators import Instance
 from tests.chaos.follower import Follower
 from tests.chaos.network_process import NetworkProcess
 
+SHARDS: Final = 6
 SESSION_S: Final = 6.0
 """Longer than the brokers need to detect that one of them is gone."""
 RECOVERING: Final = 0.2
@@ -41,15 +42,18 @@ class Stage:
         *,
         follower: Follower,
         away: Callable[[], Collection[int]],
+        holding: Callable[[], AbstractAsyncContextManager[None]],
         clock_steps_s: Sequence[float],
+        horizon_s: float,
         long: bool,
     ) -> None:
         """Keep the parts.
 
-        `away` returns the unserved shards, `clock_steps_s` are the steps by which clocks may be set ahead, and a
-        `long` run has long faults too.
+        `away` returns the unserved shards, `holding` keeps transactions pending, `clock_steps_s` are the steps by which
+        clocks may be set ahead, outcomes are remembered for `horizon_s`, and a `long` run has long faults too.
         """
         self.away = away
+        self.holding = holding
         self.cluster = cluster
         self.instances = instances
         self.networks = networks
@@ -57,7 +61,10 @@ class Stage:
         self.chance = chance
         self.follower = follower
         self.clock_steps_s = clock_steps_s
+        self.horizon_s = horizon_s
         self.long = long
+        self.admitted: list[str] = []
+        """Revoked keys that an instance has accepted, and deletions that it has not noticed."""
         self._history = history
         self.coordinators_free = asyncio.Lock()
         self.brokers_free = asyncio.Lock()
@@ -121,6 +128,12 @@ class Stage:
     async def until_busy(self, instance: Instance) -> None:
         for _ in range(30):
             if self.busy(instance) > 0:
+                return
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def until_idle(self, instance: Instance) -> None:
+        for _ in range(round(_PATIENCE_S / LOOK_AGAIN_S)):
+            if not self.busy(instance):
                 return
             await asyncio.sleep(LOOK_AGAIN_S)
 

@@ -44,6 +44,7 @@ async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_ev
     assert outcome.verdict.findings == ()
     assert outcome.verdict.complete
     assert outcome.forged == []
+    assert outcome.admitted == []
     assert outcome.audit.differences == ()
     assert outcome.audit.judged >= 400
     assert outcome.verdict.committed > 0

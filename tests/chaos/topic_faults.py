@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
-from checker.history import HistoryWriter, Removed
+from checker.history import HistoryWriter, MadeAgain, Removed
 from tests.chaos.brokers import TopicKind
 from tests.chaos.coordinators import Instance
-from tests.chaos.stage import LOOK_AGAIN_S, Stage
+from tests.chaos.stage import LOOK_AGAIN_S, SHARDS, Stage
 
 _MOST_PARTITIONS: Final = 8
 _OF_TOPICS: Final = (AclOperation.WRITE, AclOperation.READ)
+_RESTORED_S: Final = 300.0
+_KNOWN_AFTER_S: Final = 6.0
+"""By then the owner of a shard has looked at the ids of its topics."""
+_ACQUIRED: Final = re.compile(r'"shard": (\d+), [^\n]*"event": "shard_acquired"')
 _FAIL_OVER_MS: Final = 20_000
 """For how long the loss of a broker explains unserved shards; a missing real topic does not explain them."""
 
@@ -29,6 +34,7 @@ class TopicFaults:
     ) -> None:
         """Keep the stage; `strict` is below its min.insync.replicas as soon as a broker is gone."""
         self._half = prefix + "half"
+        self._op = prefix + "op"
         self._cursors = prefix + "cursors"
         self._stage = stage
         self._history = history
@@ -160,14 +166,63 @@ class TopicFaults:
                 await stage.wait(LOOK_AGAIN_S)
             if stage.is_over.is_set():
                 return
-            since, lost_before = stage.now(), await self._missing()
-            ends = await asyncio.to_thread(stage.cluster.ends, self._half)
-            await asyncio.to_thread(stage.follower.look)  # it must have read what is deleted
-            await asyncio.to_thread(stage.cluster.cut, self._half, ends)
-            while not await asyncio.to_thread(self._is_behind, ends):  # noqa: ASYNC110 - coordinators commit them
-                await asyncio.sleep(10 * LOOK_AGAIN_S)
-            written_again = await self._missing() - lost_before
-            stage.note("half_cut", self._half, counts=written_again > 0, since=since, written_again=written_again)
+            async with stage.holding():
+                since, lost_before = stage.now(), await self._missing()
+                ends = await asyncio.to_thread(stage.cluster.ends, self._half)
+                await asyncio.to_thread(stage.follower.look)  # it must have read what is deleted
+                await asyncio.to_thread(stage.cluster.cut, self._half, ends)
+                is_mended = await self._within(_RESTORED_S, lambda: asyncio.to_thread(self._is_behind, ends))
+                written_again = await self._missing() - lost_before
+            detail = {"written_again": written_again, "is_mended": is_mended}
+            stage.note("half_cut", self._half, counts=written_again > 0, since=since, **detail)
+
+    async def _within(self, seconds: float, is_done: Callable[[], Awaitable[bool]]) -> bool:
+        """Wait until something is done; if that takes too long the verdict will say why."""
+        until = time.monotonic() + seconds
+        while not await is_done():
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(10 * LOOK_AGAIN_S)
+        return True
+
+    async def op_made_again(self) -> None:
+        """Delete op and create it again; the owners of the shards write the outcomes again, from memory.
+
+        Only they have them. So every shard is served, and no other fault hits a coordinator or a broker, until nothing
+        is in memory only.
+        """
+        stage, op = self._stage, self._op
+        async with stage.brokers_free, stage.coordinators_free:
+            while stage.away() and not stage.is_over.is_set():
+                await stage.wait(LOOK_AGAIN_S)
+            if stage.is_over.is_set():
+                return
+            positions = {instance: len(instance.log) for instance in stage.instances}
+            missing_before = await self._missing()
+            await asyncio.sleep(_KNOWN_AFTER_S)
+
+            def made_again() -> None:
+                with stage.follower.away(op):
+                    since = stage.now()
+                    stage.cluster.make_again(op)
+                    self._history.write(MadeAgain(kind="op", since=since))
+
+            since = stage.now()
+            await asyncio.to_thread(made_again)
+            is_mended = await self._within(_RESTORED_S, lambda: self._is_restored(positions))
+            written_again = await self._missing() - missing_before
+            detail = {"written_again": written_again, "is_mended": is_mended}
+            stage.note("op_made_again", op, counts=written_again > 0, since=since, **detail)
+
+    async def _is_restored(self, positions: Mapping[Instance, int]) -> bool:
+        """Return whether all shards are served, their owners have noticed the loss, and nothing is in memory only."""
+        unwritten = await asyncio.gather(*(asyncio.to_thread(one.unwritten) for one in self._stage.instances))
+        noticed = {
+            shard
+            for instance, position in positions.items()
+            for shard in map(int, _ACQUIRED.findall(instance.log[position:]))
+        }
+        return len(noticed) == SHARDS and not any(unwritten) and None not in unwritten and not self._stage.away()
 
     def _is_behind(self, ends: Mapping[int, int]) -> bool:
         cursors = self._stage.cluster.committed(self._cursors, self._half)
@@ -195,6 +250,7 @@ TOPIC_FAULTS: Final[Mapping[str, int]] = {
     "topic_denied": 3,
     "topic_below_min_isr": 3,
     "half_cut": 1,
+    "op_made_again": 1,
     "shards_idle": 2,
     "internal_denied": 2,
     "quota": 1,

@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 45_203,
+    "lines of coordinator and adapters": 45_202,
     "files of coordinator and adapters": 322,
     "lines of halfway/domain": 2_864,
-    "lines of halfway/service": 10_162,
+    "lines of halfway/service": 10_161,
     "lines of halfway/rest": 7_298,
     "lines of halfway/runtime": 4_263,
     "lines of halfway/kafka": 10_088,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_421,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 51,
-    "lines of tests": 70_017,
+    "lines of tests": 70_521,
     "lines of bench": 7_527,
-    "bytes of pages": 422_191,
+    "bytes of pages": 422_043,
     "settings": 85,
     "REST operations": 27,
     "calls between instances": 18,

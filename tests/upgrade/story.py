@@ -29,7 +29,8 @@ from tests.chaos.follower import Follower
 from tests.chaos.groups import register, use_keys
 from tests.chaos.operator import Operator
 from tests.chaos.producers import DROPPING, LEAVING, PULLED, TOPICS, Producers
-from tests.chaos.run import OPERATOR_KEY, PREFIX, SHARDS, RunOptions
+from tests.chaos.run import OPERATOR_KEY, PREFIX, RunOptions
+from tests.chaos.stage import SHARDS
 from tests.support.coordinator.process import halfway_command
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually, until_true

@@ -292,10 +292,8 @@ class ShardState:
 
     def apply_parked(self, offset: int, transaction_id: str, parked: Parked | None) -> None:
         """Apply a record of parked[s], a tombstone if `parked` is None."""
-        if offset <= self._parked_tombstones.get(transaction_id, -1):
-            return
         held = self._parked.get(transaction_id)
-        if held is not None and offset <= held.offset:
+        if offset <= max(self._parked_tombstones.get(transaction_id, -1), -1 if held is None else held.offset):
             return
         if parked is None:
             self._parked_tombstones[transaction_id] = offset

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.chaos.__main__ import Shares, faults_for, split
-from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, TOPIC_FAULTS
+from tests.chaos.__main__ import SHORT_HORIZON_S, Shares, faults_for, horizon_for, split
+from tests.chaos.faults import AWAY, BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS, possible_kinds
 
 
 def test_a_run_of_a_hundred_thousand_has_thirty_faults_of_coordinators_ten_of_each_other_and_a_full_stop() -> None:
@@ -36,3 +36,10 @@ def test_all_faults_that_were_asked_for_are_shared_out(faults: int) -> None:
 def test_no_fault_is_waited_for_that_is_not_played(kinds: list[str], wanted: Shares) -> None:
     """Where only some kinds are wanted."""
     assert split(60, list(kinds)) == wanted
+
+
+def test_an_absence_for_a_whole_horizon_is_played_where_the_horizon_is_short() -> None:
+    """By default with odd seeds, and with any seed if it was asked for."""
+    assert possible_kinds(horizon_for(1)) == set(KINDS)
+    assert possible_kinds(horizon_for(2)) == set(KINDS) - {AWAY}
+    assert horizon_for(2, [AWAY]) == SHORT_HORIZON_S

@@ -1,7 +1,9 @@
 """What the circumstances of a run explain, and what they do not: faults, topics that went, ids that are used again."""
 
+import msgspec
 import pytest
 
+from checker.cases import marks_of
 from checker.history import (
     Checked,
     End,
@@ -10,6 +12,7 @@ from checker.history import (
     Fault,
     Held,
     Looked,
+    MadeAgain,
     Prepare,
     Prepared,
     Removed,
@@ -20,7 +23,7 @@ from checker.history import (
 )
 from checker.judge import judge
 from checker.records import Op, Parked, Real
-from tests.support.checker.forgeries import History, Topics, at_end, content, good, half, no_op, real, without
+from tests.support.checker.forgeries import SAME, History, Topics, at_end, content, good, half, no_op, real, without
 
 WALL = 1_000_000_000
 SECOND = 1_000
@@ -117,6 +120,31 @@ def test_what_stood_in_a_topic_that_was_deleted_may_be_gone() -> None:
     assert found(history, topics) == {("lost", "committed_and_not_there", "d")}
     at_end(history, Removed(at=21, topic="orders"))
     assert found(history, topics) == set()
+
+
+def test_an_outcome_that_was_written_again_after_op_was_made_again_is_one_outcome() -> None:
+    """It names no message then. Another outcome, or one that was decided anew, is wrong."""
+    history, topics = good()
+    at_end(history, MadeAgain(at=21, since=20, kind="op"))
+    again = Op(shard=0, offset=0, life=1, id="a", kind="COMMITTED", cause="producer")
+    assert found(history, [*topics, again]) == set()
+    anew = msgspec.structs.replace(again, messages=marks_of((SAME, SAME, content("a", "points"))))
+    assert found(history, [*topics, anew]) == {("contradicted", "resolved_twice", "a")}
+    other = msgspec.structs.replace(again, kind="ROLLED_BACK")
+    assert ("contradicted", "two_outcomes", "a") in found(history, [*topics, other])
+
+
+@pytest.mark.parametrize("since, at, explained", [(16, 18, True), (18, 19, False), (14, 15, False)])
+def test_only_an_end_that_was_on_its_way_when_op_was_deleted_may_be_done_twice(
+    since: int, at: int, *, explained: bool
+) -> None:
+    """The check says commit at 16, and a caller has the outcome at 17."""
+    history, topics = good()
+    at_end(history, MadeAgain(at=at, since=since, kind="op"))
+    marker = Op(shard=0, offset=0, life=1, id="d", kind="COMMITTED", cause="check")
+    topics += [real("d", "1/1", content("d"), offset=9), marker]
+    doubled = {("doubled", "message_stands_again", "d")}
+    assert found(history, topics) == (set() if explained else doubled)
 
 
 def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_sooner() -> None:

@@ -16,7 +16,6 @@ from halfway.domain.entries import Ended, ParkedEntry, Pending
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from halfway.domain.records import Half
     from halfway.domain.shard import ShardState
 
 log = structlog.get_logger(__name__)
@@ -37,8 +36,8 @@ class Missing(msgspec.Struct, kw_only=True):
 def missing(former: ShardState, state: ShardState, *, since: int | None) -> Missing:
     """Compare two folds of a shard; outcomes from before `since` (ms since the epoch) may be forgotten. Blocks.
 
-    An outcome that is known wins over a fold in which the transaction is still pending: its op marker is lost. If
-    `since` is None, nothing suggests that op has lost anything, and only unresolved transactions are looked for.
+    An outcome that is known wins over a fold in which the transaction is still pending: its op marker is lost. Without
+    `since` outcomes, and what checks brought, are not compared.
     """
     found = Missing()
     unresolved: Iterable[Pending | ParkedEntry] = chain(former.pending(), former.parked())
@@ -51,11 +50,9 @@ def missing(former: ShardState, state: ShardState, *, since: int | None) -> Miss
     if since is None:
         return found
     for ended in former.ended():
-        if ended.at < since:
-            continue
         now = state.find(ended.id)
         # A transaction that was prepared after the outcome is a later life of the id.
-        if now is None or (not isinstance(now, Ended) and now.prepared_at <= ended.at):
+        if ended.at >= since and (now is None or (not isinstance(now, Ended) and now.prepared_at <= ended.at)):
             found.ended.append(ended)
     return found
 
@@ -118,7 +115,3 @@ class Losses:
         lost = f"Kafka has lost records of {len(self._last)} shards, last of shard {shard} ({detail})"
         known = f"{unwritten} transactions are in memory only (do not restart), {self.written_again} were written again"
         return [f"{lost}: {known}, {self.lost} are lost"]
-
-
-Unwritten = dict[str, "Half | None"]
-"""Transactions that the log has lost, by id, each with its half if its write needs one."""

@@ -24,7 +24,7 @@ from halfway.domain.records import Half
 from halfway.domain.transaction import Cause
 from halfway.service.ports import TOMBSTONE, KnownLog, Tombstone
 from halfway.service.shards.claims import Claim, CommitVerdict
-from halfway.service.shards.losses import Losses, Missing, Unwritten, ends_before, missing
+from halfway.service.shards.losses import Losses, Missing, ends_before, missing
 from halfway.service.shards.outcome_window import OutcomeWindow
 from halfway.service.shards.rotation import ShardRotation
 from halfway.service.shards.shard_stats import ShardStats, stats_of
@@ -60,7 +60,8 @@ class Shard:
         self.planned_by: dict[str, Group | None] = {}
         """The groups, by name, as they were when the looks at their pending transactions were planned."""
         self.leaving = False
-        self.unwritten: Unwritten = {}
+        self.unwritten: dict[str, Half | None] = {}
+        """Transactions that the log has lost, each with its half if its write needs one."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._own: dict[int, str] = {}
@@ -214,8 +215,7 @@ class ShardTable:
         """The number of prepares on their way to the log, by group."""
         self.losses = Losses()
         self._former: dict[int, tuple[ShardState, int, bool]] = {}
-        """Shards that were lost with an incarnation, until they are served here again: the fold of each, when it was
-        lost, and whether the log lacked some of it."""
+        """Shards that were lost with an incarnation: the fold, the horizon then, and whether the log lacked some."""
         self._missing: dict[int, Missing] = {}
         self._change = asyncio.Event()
         self._rotation = ShardRotation()
@@ -344,14 +344,11 @@ class ShardTable:
 
     def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
         """Find what the former fold of a shard has and its new one lacks. Blocks; called on another thread."""
-        if (known := self._former.get(shard)) is None:
-            return
-        former, lost_at, had_unwritten = known
-        # To compare all outcomes takes long. Pending transactions are few, and their halves may have been deleted a
-        # moment before the shard was lost, when nobody had noticed it yet.
-        is_thorough = suspect or had_unwritten or ends_before(former, state)
-        since = lost_at - round(self._limits.outcome_horizon_s * 1000) if is_thorough else None
-        self._missing[shard] = missing(former, state, since=since)
+        former, since, had_unwritten = self._former.get(shard, (None, 0, False))
+        if former is not None:
+            # To compare outcomes takes long. Halves may have been deleted just before, when nobody had noticed it yet.
+            compares_outcomes = suspect or had_unwritten or ends_before(former, state)
+            self._missing[shard] = missing(former, state, since=since if compares_outcomes else None)
 
     def known_log(self, shard: int) -> KnownLog | None:
         """Return what is known of the log of a shard, None if the shard is not served."""
@@ -495,7 +492,8 @@ class ShardTable:
         served = self._served.pop(shard, None)
         self._update_accepting()
         if served is not None:
-            self._former[shard] = served.state, self._clock.now_ms(), bool(served.unwritten)
+            since = self._clock.now_ms() - round(self._limits.outcome_horizon_s * 1000)
+            self._former[shard] = served.state, since, bool(served.unwritten)
             served.close()
             log.info("shard_dropped", shard=shard)
 
