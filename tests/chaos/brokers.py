@@ -39,6 +39,7 @@ from halfway.embedded.process import SupervisedProcess
 from halfway.embedded.properties import LOG4J2_PROPERTIES, Listener, Node, render_properties, server_properties
 from tests.support.brokers.jvm import short_lived
 from tests.support.brokers.quotas import set_quota
+from tests.support.coordinator.process import KillableProcess
 
 NODES: Final = (1, 2, 3)
 DIRECT: Final = "PLAINTEXT"
@@ -98,7 +99,7 @@ class TopicKind:
     partitions: int = 2
 
 
-class Broker:
+class Broker(KillableProcess):
     """One broker, which is also one of the cluster's controllers."""
 
     def __init__(self, node: Node, directory: Path, java: Sequence[str], properties: Mapping[str, str]) -> None:
@@ -106,9 +107,7 @@ class Broker:
         self._directory = directory
         self._java = java
         self._properties = properties
-        self._process: SupervisedProcess | None = None
         self._starts = 0
-        self.paused = False
 
     @property
     def name(self) -> str:
@@ -117,10 +116,6 @@ class Broker:
     @property
     def address(self) -> str:
         return f"{HOST}:{self.node.listeners[DIRECT].port}"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def format(self, cluster_id: str) -> None:
         self._directory.mkdir(parents=True)
@@ -162,24 +157,6 @@ class Broker:
         self._process.terminate()
         if self._process.wait(_STOP_WITHIN_S) is None:
             self._process.kill()
-
-    def kill(self) -> None:
-        """Kill it, as a crash does (SIGKILL)."""
-        self.paused = False
-        if self._process is not None:
-            self._process.kill()
-
-    def pause(self) -> None:
-        """Pause it (SIGSTOP)."""
-        assert self._process is not None
-        self._process.pause()
-        self.paused = True
-
-    def resume(self) -> None:
-        """Continue it (SIGCONT)."""
-        assert self._process is not None
-        self._process.resume()
-        self.paused = False
 
 
 class BrokerCluster:

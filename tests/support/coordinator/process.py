@@ -39,7 +39,37 @@ QUICK: Mapping[str, str] = {
 """Settings under which a test need not wait for what takes minutes in production."""
 
 
-class CoordinatorProcess:
+class KillableProcess:
+    """A process that a test can kill and freeze, once it is started."""
+
+    paused = False
+    """Whether it is frozen."""
+    _process: SupervisedProcess | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it as a crash does (SIGKILL)."""
+        self.paused = False
+        if self._process is not None:
+            self._process.kill()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        assert self._process is not None
+        self._process.pause()
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let a frozen one go on (SIGCONT)."""
+        assert self._process is not None
+        self._process.resume()
+        self.paused = False
+
+
+class CoordinatorProcess(KillableProcess):
     """One coordinator that can be stopped, killed and started again with its topics and its ports.
 
     It ends with the tests, whatever happens to them. `settings` are environment variables over `QUICK`.
@@ -67,9 +97,6 @@ class CoordinatorProcess:
             "HALFWAY_HEALTH_PORT": str(self.health_port),
             **(settings or {}),
         }
-        self.paused = False
-        """Whether it is frozen."""
-        self._process: SupervisedProcess | None = None
         self._looked_through = 0
         self._shown = b""
         self.alone = True
@@ -91,10 +118,6 @@ class CoordinatorProcess:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> str:
@@ -188,24 +211,6 @@ class CoordinatorProcess:
         """End it in order (SIGTERM) and give its exit status."""
         self.terminate()
         return self.exit_status()
-
-    def kill(self) -> None:
-        """End it as a crash does (SIGKILL)."""
-        assert self._process is not None
-        self._process.kill()
-        self.paused = False
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP)."""
-        assert self._process is not None
-        self._process.pause()
-        self.paused = True
-
-    def resume(self) -> None:
-        """Let a frozen one go on (SIGCONT)."""
-        assert self._process is not None
-        self._process.resume()
-        self.paused = False
 
     def close(self) -> None:
         """End it if it runs; its metrics and its OpenAPI document are among `fresh_words` then."""

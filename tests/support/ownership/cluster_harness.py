@@ -15,19 +15,18 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from halfway.domain.entries import Pending
 from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
 from halfway.domain.ids import shard_of
 from halfway.domain.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
-from halfway.domain.shard import ShardState
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.cluster import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.service.ports import TOMBSTONE, LaneWrite, LogLoss, Written
+from halfway.service.ports import TOMBSTONE, LaneWrite, Written
 from tests.support.brokers.offsets import end_of
+from tests.support.contract.instance import Listener
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
 from tests.support.waiting import until_true
@@ -110,43 +109,18 @@ class CountingObserver:
 
 
 @dataclass
-class SmallService:
-    """The real service's handling of shards, and nothing else."""
+class SmallService(Listener):
+    """The same, with shards that it may refuse, hold or have lost."""
 
-    states: dict[int, ShardState] = field(default_factory=dict)
-    events: list[tuple[str, int]] = field(default_factory=list)
     refuse: Callable[[LaneWrite], bool] = lambda _write: False
     hold: asyncio.Event | None = None
     errors: list[str] = field(default_factory=list)
 
-    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
-        """Keep no former fold."""
-
-    def known_log(self, _shard: int) -> None:
-        """Know nothing of the log."""
-
-    def log_lost(self, shard: int, loss: LogLoss) -> None:
-        self.events.append((f"lost records of {loss.topic}", shard))
-
-    def forget(self, shard: int) -> None:
-        """Keep nothing."""
-
-    def acquired(self, shard: int, state: ShardState) -> None:
-        self.states[shard] = state
-        self.events.append(("acquired", shard))
-
-    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
-        entry = self.states[shard].unresolved((key or b"").decode()) if shard in self.states else None
-        return isinstance(entry, Pending) and entry.offset == offset
-
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        state = self.states.get(shard)
-        if state is None:
+        if shard not in self.states:
             self.errors.append(f"appended to shard {shard}, which is not served")
             return
-        for offset, transaction_id, half in records:
-            state.apply_half(offset, transaction_id, half)
-        state.half_tail = position
+        super().appended(shard, records, position)
 
     def may_still_be_written(self, write: LaneWrite) -> bool:
         return not self.refuse(write)
@@ -156,10 +130,6 @@ class SmallService:
             await self.hold.wait()
         del self.states[shard]
         self.events.append(("revoked", shard))
-
-    def lost(self, shard: int) -> None:
-        self.states.pop(shard, None)
-        self.events.append(("lost", shard))
 
 
 class Instance:
