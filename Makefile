@@ -91,7 +91,7 @@ check: $(STAMP) ## Lint, format, types, layers, and the built distributions
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python .ci/wheel.py
 
-bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written
+bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written; ARGS=NAME for other runs
 	$(BIN)/python -m bench $(ARGS)
 
 format: $(STAMP) ## Format the code and apply safe fixes

@@ -1,36 +1,118 @@
-"""`python -m bench`: measures, prints a table and writes build/bench.json. `--help` lists other runs.
+"""`python -m bench [RUN]`: measures, prints a table and writes build/RUN.json (build/bench.json without a RUN).
 
-The exit status is 1 if the checker finds anything, or if a request failed.
+The exit status is 1 if the checker finds anything, if a request failed, or if a lane was lost. `RUN --help` lists the
+options of a run.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
 
-from bench.runs import beside, checks, client, fleets, overload, pipeline, recovery, standard
-from bench.system.rig import RigError
+import msgspec
+
+from bench import checks, frozen, overload, pipeline, recovery, scenarios, takeover
+from bench.figures import Record, wide_console
+from bench.system import RigError, broker
+
+
+class Run(NamedTuple):
+    """A run: its help, its options with their defaults, and what it does on a broker."""
+
+    help: str
+    options: Any
+    measure: Callable[..., Record]
+    needs_broker: bool = True
+
+
+RUNS: Final[dict[str, Run]] = {
+    "bench": Run("the main scenarios, each with its raw limit", scenarios.Options(), scenarios.run),
+    "client": Run(
+        "the Python client beside bare REST",
+        scenarios.Options(seconds=20.0, turns=4),
+        partial(scenarios.run, rows="client"),
+    ),
+    "beside": Run(
+        "a load beside 1,000 groups, and beside 1,000,000 pending transactions",
+        scenarios.Options(seconds=24.0, turns=4),
+        partial(scenarios.run, rows="beside"),
+    ),
+    "instances": Run(
+        "one, two and three instances, and what a forwarded call costs",
+        scenarios.Options(seconds=15.0, lead=2.0, turns=1),
+        partial(scenarios.run, rows="instances"),
+    ),
+    "overload": Run("many times the maximum, or a steady load", overload.Options(), overload.run),
+    "checks": Run("check-backs to a fast endpoint", checks.Options(), checks.run),
+    "recovery": Run("starts with a backlog, or a history", recovery.Options(), recovery.run),
+    "takeover": Run("instances that join, stop and die under load", takeover.Options(), takeover.run),
+    "frozen": Run("how long a frozen instance holds consumers back", frozen.Options(), frozen.run),
+    "pipeline": Run(
+        "audit and sweep over archives, on Spark and DuckDB", pipeline.Options(), pipeline.run, needs_broker=False
+    ),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark that the command line selects, and return the exit status."""
-    options = _parser().parse_args(arguments)
+    """Carry out the run that the command line selects, and return the exit status."""
+    given = vars(_parser().parse_args(arguments))
+    name = given["run"]
+    run = RUNS[name]
+    path = Path(given.get("json") or f"build/{name}.json")
+    options = msgspec.structs.replace(run.options, **_chosen(run.options, given))
+    console = wide_console()
+    say = partial(console.print, markup=False)
     try:
-        return int(options.run(options))
+        with broker(say, given.get("kafka")) if run.needs_broker else nullcontext() as kafka:
+            record = run.measure(kafka, options, say)
     except RigError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    record.show(console)
+    record.write(path)
+    console.print(f"written to {path}", markup=False)
+    return 0 if record.clean else 1
+
+
+def _chosen(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given options of a run."""
+    chosen = {name: given[name] for name in options.__struct_fields__ if name in given}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    standard.add_to(parser)
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, argument_default=argparse.SUPPRESS)
+    _add_options(parser, "bench")
     kinds = parser.add_subparsers(title="other runs")
-    for run in (client, overload, beside, checks, recovery, fleets, pipeline):
-        run.add(kinds)
+    for name, run in RUNS.items():
+        if name != "bench":
+            _add_options(kinds.add_parser(name, help=run.help, argument_default=argparse.SUPPRESS), name)
     return parser
+
+
+def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add an option for each field; one of several values can be repeated."""
+    options = RUNS[name].options
+    parser.set_defaults(run=name)
+    parser.add_argument("--json", help=f"the file for the figures (build/{name}.json)")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a running broker, for figures without its CPU")
+    for field in msgspec.structs.fields(options):
+        value = getattr(options, field.name)
+        kind, meta = get_args(field.type)
+        flag, text = f"--{field.name.replace('_', '-')}", f"{meta.description} ({value!r})".replace("%", "%%")
+        if isinstance(value, bool):
+            parser.add_argument(flag, action="store_true", help=text)
+        elif isinstance(value, tuple):
+            parser.add_argument(flag, type=get_args(kind)[0], action="append", help=f"{text}; repeatable")
+        else:
+            parser.add_argument(flag, type=kind, help=text)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
-"""Percentiles, metrics, and the kernel's figures of a process."""
+"""Percentiles, metrics, the kernel's figures of a process, and the record that every run prints and writes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import platform
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
 _TICK_US: Final = 1_000_000 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _UTIME, _STIME = 11, 12
 _THREADS, _RSS = 17, 21
+_LARGE: Final = 100
+_SMALL: Final = 10
 
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources of a process at a moment."""
-
-    rss_mib: float
-    threads: int
-    fds: int
+Say: TypeAlias = Callable[[str], None]
+Row: TypeAlias = dict[str, Any]
+"""The figures of one line by name, which is the column of the table and the member of the JSON."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -35,6 +37,17 @@ def metric(text: str, name: str) -> float:
     """Return a metric from a text in Prometheus format, summed over its labels."""
     lines = text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((name + " ", name + "{")))
+
+
+# --- a process
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """The resources of a process at a moment."""
+
+    rss_mib: float
+    threads: int
+    fds: int
 
 
 def cpu_us(pid: int) -> float:
@@ -64,3 +77,70 @@ def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat after the process name, which may contain spaces."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     return text[text.rindex(")") + 2 :].split()
+
+
+# --- the record
+
+
+def python_build() -> str:
+    """Return which Python runs everything: a build without profile-guided optimisation is slower."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    profiled = "with" if "--enable-optimizations" in arguments else "without"
+    return (
+        f"{platform.python_implementation()} {platform.python_version()}, built {profiled} profile-guided optimisation"
+    )
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run; `clean`: nothing was lost, doubled or refused without a reason."""
+
+    title: str
+    rows: list[Row]
+    notes: list[str] = []
+    clean: bool = True
+    python: str = msgspec.field(default_factory=python_build)
+
+    def show(self, console: Console) -> None:
+        """Print a line for each row, or for each figure of an only row; figures that no row has are left out."""
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        names = [name for name in names if any(row.get(name) not in (None, "", {}) for row in self.rows)]
+        table = Table(title=f"{self.title} ({self.python})")
+        if len(self.rows) == 1:
+            table.add_column("")
+            table.add_column("", justify="right")
+            for name in names:
+                table.add_row(name, _shown(self.rows[0].get(name)))
+        else:
+            for name in names:
+                table.add_column(name, justify="left" if isinstance(self.rows[0].get(name), str) else "right")
+            for row in self.rows:
+                table.add_row(*(_shown(row.get(name)) for name in names))
+        console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False)
+
+    def write(self, path: Path) -> None:
+        """Write the record as indented JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        digits = 0 if abs(value) >= _LARGE else 1 if abs(value) >= _SMALL else 2
+        return f"{value:,.{digits}f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_shown(count)} {name}" for name, count in sorted(value.items()))
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_shown, value))
+    return str(value)
+
+
+def wide_console() -> Console:
+    """Return a console that does not fold tables when it writes to a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)

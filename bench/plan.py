@@ -3,88 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
+from bench.figures import Standing
+
 GROUP: Final = "bench"
-TOPIC: Final = "bench.orders"
 PARTITIONS: Final = 6
 SHARDS: Final = 4
 VALUE_BYTES: Final = 512
 KEYS: Final = 256
 
+Shape = Literal["single", "batch", "stream", "oneway", "client"]
+"""Callers with a connection each and one transaction or a batch in a request; or callers that share one stream, with
+ends that are confirmed or accepted; or callers that share one `halfway.client`."""
 
-class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Callers, each with one request at a time; `batch` is the number of transactions in a request, 0 for single ones.
 
-    With `client` the callers share one `halfway.client`, with `stream` one stream, on which ends are confirmed unless
-    `oneway`. Otherwise each has its own connection.
-    """
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a load: closed loop, in which a caller begins when its last transaction is done, or by the clock."""
 
     name: str
-    callers: int
-    batch: int = 0
-    client: bool = False
-    stream: bool = False
-    oneway: bool = False
-
-
-SCENARIOS: Final = (
-    Scenario(name="single-1", callers=1),
-    Scenario(name="single-16", callers=16),
-    Scenario(name="single-64", callers=64),
-    Scenario(name="batch-100", callers=8, batch=100),
-    Scenario(name="stream-64", callers=64, stream=True),
-    Scenario(name="stream-64-oneway", callers=64, stream=True, oneway=True),
-    Scenario(name="stream-256", callers=256, stream=True),
-    Scenario(name="stream-1024", callers=1024, stream=True),
-)
+    seconds: float
+    windows: int = 1
+    rate_per_s: float | None = None
+    """Transactions begun per second, however long they take; one that finds no idle caller is given up."""
 
 
 class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of the load process: `lead_s` unmeasured, then `windows` times `window_s`."""
+    """The plan of the load process."""
 
-    host: str
-    port: int
+    ports: tuple[int, ...]
+    """The instances: each request goes to the owner of its transaction, or to the next one."""
+    owners: tuple[int, ...] = ()
+    """The port of each shard's owner; callers then choose the ids."""
+    shards: tuple[int, ...] = ()
+    """The shards of these ids."""
+    to_owner: bool = False
     topic: str
     callers: int
-    batch: int
-    client: bool = False
-    """Whether the callers share one `halfway.client`."""
-    stream: bool = False
-    """Whether the callers share one stream."""
-    oneway: bool = False
-    """Whether an end counts as done once it is accepted."""
+    shape: Shape = "single"
+    batch: int = 100
     groups: tuple[str, ...] = (GROUP,)
-    """The groups of the transactions, in turn; only for callers with their own connections."""
-    lead_s: float
-    window_s: float
-    windows: int = 1
-    rate_per_s: float | None = None
-    """Transactions begun per second, however long they take; None: a caller begins when its last one is done."""
+    """The groups of the transactions, in turn."""
+    phases: tuple[Phase, ...]
+    patience_s: float | None = None
+    """How long a caller waits for an answer; it then gives up a prepare, and repeats an end. Refusals are no failures.
+    None: it waits, and a refusal is a failure."""
+    nice: int = 0
     pids: Mapping[str, int]
-    """The processes to measure the CPU time of, besides the load process."""
+    """The processes to measure the CPU time of, besides the load process; the first one's resources are sampled."""
     journal_path: str
-    """The journal for the result of every transaction; see `journal`."""
+    """The journal for the result of every transaction; see `audit`."""
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one window: transactions whose commit was confirmed, and CPU time in microseconds by process."""
+class Window(msgspec.Struct, kw_only=True):
+    """The result of one window of a phase; CPU time in microseconds by process, answers by status."""
 
-    seconds: float
-    transactions: int
-    p50_ms: float
-    p99_ms: float
-    cpu_us: Mapping[str, float]
+    phase: str
+    seconds: float = 0.0
+    transactions: int = 0
+    """Those whose commit was confirmed."""
+    p50_ms: float = 0.0
+    """From the prepare to the confirmed commit, of transactions that began in this phase."""
+    p99_ms: float = 0.0
+    cpu_us: Mapping[str, float] = {}
+    offered: int = 0
+    without_caller: int = 0
+    prepares: Mapping[str, int] = {}
+    ends: Mapping[str, int] = {}
+    held: Standing | None = None
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the load process; `failed` counts requests with an unexpected answer, including the lead."""
+    """The result of the load process; `failed` counts unexpected answers and lost connections."""
 
     windows: list[Window]
     failed: int
     first_failure: str = ""
+    requests: int = 0
+    connections: int = 0
+    """The most that were open at once."""
+    without_retry_after: int = 0
+    """Refusals (429, 503) without a Retry-After."""
+
+    def of(self, phase: str) -> list[Window]:
+        """Return the windows of a phase."""
+        return [window for window in self.windows if window.phase == phase]
 
 
 class RawPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,19 +99,11 @@ class RawPlan(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     ends: int
     ahead: bool
-    shards: int = 1
-    """The number of shards in one Kafka transaction; groups take turns with them."""
-    partitions: int = PARTITIONS
-    """The number of partitions of the real topic in one Kafka transaction."""
     lead_s: float
     run_s: float
-    pids: Mapping[str, int] = {}
-    """The processes to measure the CPU time of."""
 
 
 class RawResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of librdkafka alone; CPU time in microseconds by process."""
+    """The result of librdkafka alone."""
 
     tx_per_s: float
-    kafka_transactions: int
-    cpu_us: Mapping[str, float]

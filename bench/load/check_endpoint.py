@@ -9,7 +9,8 @@ import asyncio
 import sys
 from typing import Final, cast
 
-from bench.load import event_loop
+import uvloop
+
 from halfway.embedded.ports import HOST
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -55,4 +56,4 @@ async def _serve(port: int, outcome: str) -> None:
 
 
 if __name__ == "__main__":
-    event_loop.run(_serve(int(sys.argv[1]), sys.argv[2]))
+    uvloop.run(_serve(int(sys.argv[1]), sys.argv[2]))

@@ -31,10 +31,9 @@ import msgspec
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
-from bench.figures import cpu_us
 from bench.plan import GROUP, KEYS, PARTITIONS, SHARDS, VALUE_BYTES, RawPlan, RawResult
 from halfway.domain.entries import Pending
-from halfway.domain.ids import partition_for_key, server_id
+from halfway.domain.ids import server_id
 from halfway.domain.records import Half, Message, fingerprint
 from halfway.domain.transaction import Cause, State
 from halfway.kafka.clients.config import MIB, KafkaConfig
@@ -88,13 +87,13 @@ def _measure(config: KafkaConfig, plan: RawPlan) -> RawResult:
     half_producer = Producer(config.producer(**{"linger.ms": 0, "queue.buffering.max.messages": 1_000_000}))
     run = uuid4().hex
     lanes = cycle(initialised(config, [f"raw-{run}.0", f"raw-{run}.1"], time.monotonic() + _REQUEST_S))
-    counted, started, cpu = 0, time.perf_counter(), _cpu(plan)
+    counted, started = 0, time.perf_counter()
     measured_from, until = started + plan.lead_s, started + plan.lead_s + plan.run_s
     group = next(groups)
     _prepare(config, half_producer, group)
     while (now := time.perf_counter()) < until:
         if now < measured_from:
-            started, counted, cpu = now, 0, _cpu(plan)
+            started, counted = now, 0
         following = next(groups)
         half_producer.flush()
         if plan.ahead:
@@ -104,12 +103,7 @@ def _measure(config: KafkaConfig, plan: RawPlan) -> RawResult:
             _prepare(config, half_producer, following)
         group = following
         counted += 1
-    used = {name: after - cpu[name] for name, after in _cpu(plan).items()}
-    return RawResult(tx_per_s=counted * plan.ends / (now - started), kafka_transactions=counted, cpu_us=used)
-
-
-def _cpu(plan: RawPlan) -> dict[str, float]:
-    return {name: cpu_us(pid) for name, pid in plan.pids.items()}
+    return RawResult(tx_per_s=counted * plan.ends / (now - started))
 
 
 def _prepare(config: KafkaConfig, producer: Producer, group: Sequence[Records]) -> None:
@@ -133,21 +127,11 @@ def _end(config: KafkaConfig, producer: TransactionalProducer, group: Sequence[R
 
 
 def _groups(config: KafkaConfig, plan: RawPlan) -> list[list[Records]]:
-    """Return one group for each first shard."""
-    keys = _keys(plan.partitions)
+    """Return one group for each shard."""
     return [
-        [
-            _records(config, plan.topic, (first + number % plan.shards) % SHARDS, keys[number % len(keys)])
-            for number in range(plan.ends)
-        ]
-        for first in range(SHARDS)
+        [_records(config, plan.topic, shard, b"key-%05d" % (number % KEYS)) for number in range(plan.ends)]
+        for shard in range(SHARDS)
     ]
-
-
-def _keys(partitions: int) -> list[bytes]:
-    """Return keys that go to this many partitions of the real topic."""
-    keys = [b"key-%05d" % number for number in range(KEYS)]
-    return [key for key in keys if partition_for_key(key, PARTITIONS) < partitions]
 
 
 def _records(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import aiohttp
 
-from bench.load.stream_client import StreamClient, StreamLostError
 from tests.chaos.answer import NOTHING, Answer
 from tests.chaos.coordinators import Instance
+from tests.support.coordinator.stream_client import StreamClient, StreamLostError
 
 BROKEN_OFF: Final = 0.001
 """How many operations break their connection in flight, with everything else on it."""

@@ -1,52 +1,61 @@
-"""A short run of the benchmark: every scenario with the same code, and its report. The figures are not checked here."""
+"""Every run at its smallest: its record has the figures, and its audit is clean. No figure is judged."""
 
 import json
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import Producer
 
+from bench import checks, frozen, takeover
 from bench.__main__ import main
-from bench.measures.client import compare
-from bench.measures.scenarios import Lengths, run_scenarios
-from bench.plan import SCENARIOS, TOPIC
-from bench.report import write_json
-from bench.system.rig import Rig
+from bench.figures import Row
+from bench.scenarios import ALL, Options, Rigs, Scenario, measure
+from bench.system import Broker
 from tests.support.brokers.fixtures import Kafka
 
-KEYS = {
-    *("scenario", "tx_per_s", "p50_ms", "p99_ms", "coordinator_cpu_us", "broker_cpu_us", "raw_tx_per_s", "ratio"),
-    *("missing", "doubled"),
-}
+TINY = Options(warm_up=0, lead=0.1, seconds=0.3, raw_seconds=0.3, turns=1, pending=200)
+FINDINGS = ("missing", "doubled", "extra", "contradicted", "stuck", "failed", "lanes lost")
 
 
-def test_every_scenario_is_measured_and_its_audit_is_clean(kafka: Kafka, tmp_path: Path) -> None:
-    """The file has a line per scenario with all promised fields; every acknowledged message is stored once."""
-    said: list[str] = []
-    with Rig(say=said.append, bootstrap_servers=kafka.bootstrap_servers, name="bench-smoke") as rig:
-        lengths = Lengths(warm_up_s=0, lead_s=0, run_s=0.5, raw_s=0.5, slices=1)
-        lines = run_scenarios(rig, SCENARIOS, lengths, say=said.append)
-        compared = compare(rig, lengths, say=said.append)
+def measured(kafka: Kafka, scenarios: Sequence[Scenario], name: str) -> dict[str, Row]:
+    """Measure rows once, and return them by name; each has the figures that the page promises."""
+    with Rigs(Broker(kafka.bootstrap_servers), TINY, print, name) as rigs:
+        record = measure(rigs, scenarios, TINY, print)
+    assert record.clean, record.notes
+    for row in record.rows:
+        for figure in ("tx/s", "p50 ms", "p99 ms", "ends/Kafka tx", "transactions", "audited"):
+            assert row[figure] > 0, (figure, row)
+        assert min(row["coordinator"], row["load"]) >= 0, "the kernel counts CPU in ticks of 10 ms"
+        assert not any(row[finding] for finding in FINDINGS), row
+    return {row["scenario"]: row for row in record.rows}
 
-    write_json(tmp_path / "bench.json", lines, said.append)
-    told = json.loads((tmp_path / "bench.json").read_bytes())
-    singles, streams = (
-        ["single-1", "single-16", "single-64"],
-        ["stream-64", "stream-64-oneway", "stream-256", "stream-1024"],
-    )
-    assert [line["scenario"] for line in told] == [*singles, "batch-100", *streams]
-    for line in told:
-        assert line.keys() >= KEYS
-        assert line["raw_tx_per_s"] > 0
-        assert line["audited"] > 0
-        found = (line["missing"], line["doubled"], line["extra"], line["contradicted"], line["stuck"], line["failed"])
-        assert not any(found), line
-    assert [line.scenario for line in compared.lines] == ["rest-1", "client-1", "rest-64", "client-64"]
-    assert all(line.audited for line in compared.lines)
-    assert compared.clean, compared
+
+def test_every_shape_of_load_is_measured(kafka: Kafka) -> None:
+    """Callers of their own, batches, streams and clients, with the raw limit; groups and pending ones beside them."""
+    names = ("single-1", "batch-100", "stream-64", "stream-64-oneway", "client-64", "alone-64", "pending-64")
+    groups = msgspec.structs.replace(ALL["groups-64"], groups=3)
+    rows = measured(kafka, [*(ALL[name] for name in names), groups], "bench-smoke")
+    for name, row in rows.items():
+        assert (row["raw tx/s"] is not None) is ALL[name].raw
+        assert (row["coordinator ratio"] is not None) is (ALL[name].against in rows)
+        if ALL[name].raw:
+            assert row["of raw"] > 0
+
+
+def test_what_is_forwarded_is_measured(kafka: Kafka) -> None:
+    """Nothing is if the owner gets the calls; everything is if the other instance gets them."""
+    names = ("1 owner", "2 owner", "2 in turn", "2 direct", "2 forwarded")
+    few = [msgspec.structs.replace(ALL[name], callers=8) for name in names]
+    rows = measured(kafka, few, "bench-fleet")
+    assert [rows[name]["forwarded"] for name in ("1 owner", "2 owner", "2 direct", "2 forwarded")] == [0, 0, 0, 1]
+    assert 0 < rows["2 in turn"]["forwarded"] < 1
+    assert [len(rows[name]["of each"]) for name in names] == [1, 2, 2, 2, 2]
+    assert rows["2 forwarded"]["coordinator ratio"] > 0
 
 
 @contextmanager
@@ -70,14 +79,46 @@ def foreign_messages(kafka: Kafka, topic: str) -> Iterator[None]:
         producer.flush()
 
 
-def test_the_exit_status_follows_the_checker(kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_version_takes_turns_and_the_exit_status_follows_the_checker(
+    kafka: Kafka, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is 0 if it finds nothing; 1 if the topic has messages that were not prepared, and the first one is named."""
-    arguments = ["--only", "single-1", "--warm-up", "0", "--lead", "0", "--seconds", "1.5", "--raw-seconds", "0.5"]
-    arguments += ["--kafka", kafka.bootstrap_servers, "--json", str(tmp_path / "bench.json")]
-    assert main(arguments) == 0
-    with foreign_messages(kafka, TOPIC):
+    json_path = tmp_path / "bench.json"
+    arguments = ["--warm-up", "0", "--lead", "0", "--seconds", "1.5", "--raw-seconds", "0", "--turns", "1"]
+    arguments += ["--kafka", kafka.bootstrap_servers, "--json", str(json_path), "--only", "single-1"]
+    assert main([*arguments, "--only", "stream-256", "--before", sys.executable]) == 0
+    rows = json.loads(json_path.read_bytes())["rows"]
+    names = ["single-1, before", "single-1", "stream-256, before", "stream-256"]
+    assert [row["scenario"] for row in rows] == names
+    assert [row["coordinator ratio"] is not None for row in rows] == [False, True, False, True]
+    with foreign_messages(kafka, "bench.orders"):
         assert main(arguments) == 1
     assert "leaked message_of_no_transaction" in capsys.readouterr().out
-    (line,) = json.loads((tmp_path / "bench.json").read_bytes())
-    assert line["extra"] > 0
-    assert line["missing"] == line["doubled"] == line["contradicted"] == line["stuck"] == line["failed"] == 0
+    [row] = json.loads(json_path.read_bytes())["rows"]
+    assert row["extra"] > 0
+    assert not any(row[finding] for finding in FINDINGS if finding != "extra"), row
+
+
+def test_takeovers_are_measured_and_nothing_is_lost_or_doubled(kafka: Kafka) -> None:
+    options = takeover.Options(session=(8.0,), rate=20, lead=1, after=1)
+    record = takeover.run(Broker(kafka.bootstrap_servers), options, print)
+    events = ["a fourth joins", "one of four is stopped", "one of three is killed"]
+    assert [row["event"].split(" (")[0] for row in record.rows] == events
+    assert record.clean, record
+    for row in record.rows:
+        assert min(row["shards moved"], row["requests"], row["to"], row["longest s"]) > 0
+
+
+def test_how_long_a_frozen_instance_holds_consumers_back_is_measured(kafka: Kafka) -> None:
+    record = frozen.run(Broker(kafka.bootstrap_servers), frozen.Options(session=(8.0,), timeout=()), print)
+    [row] = record.rows
+    assert (row["instances"], row["copies"]) == (2, 1)
+    assert min(row["consumers held back s"], row["served again s"]) > 0
+
+
+def test_checks_are_measured_for_each_verdict(kafka: Kafka) -> None:
+    """After a commit nothing is pending, after an unknown everything is."""
+    record = checks.run(Broker(kafka.bootstrap_servers), checks.Options(transactions=300, warm_up=0), print)
+    assert [(row["verdict"], row["pending after"]) for row in record.rows] == [("commit", 0), ("unknown", 300)]
+    for row in record.rows:
+        assert min(row["checks"], row["a second"]) > 0

@@ -13,11 +13,11 @@ from uuid import uuid4
 
 import aiohttp
 
-from bench.load.stream_client import StreamClient, StreamLostError
 from halfway.kafka.records import codec
 from tests.faults.plan import Fault
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.rest_client import QUIET, Answer, Connect, Json, Rest, message
+from tests.support.coordinator.stream_client import StreamClient, StreamLostError
 from tests.support.coordinator.topics import Cluster, Record
 
 STATES = {"commit": "committed", "rollback": "rolled_back"}

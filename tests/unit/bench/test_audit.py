@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.audit.journal import Journal, history
-from bench.audit.load_audit import Audit, content
+from bench.audit import Audit, Journal, content, history
 from bench.plan import GROUP
 from checker.judge import judge
 from checker.records import AnyRecord, Half, Op, Real

@@ -1,12 +1,16 @@
-"""Percentiles, and what the kernel tells."""
+"""Percentiles, what the kernel tells, and the record of a run."""
 
+import io
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from bench.figures import cpu_us, percentile, standing
+from bench.figures import Record, cpu_us, percentile, standing
 
 OPENS = """
 import os, sys
@@ -60,3 +64,23 @@ def test_a_process_tells_what_it_holds() -> None:
     assert after.fds == before.fds + 2
     assert after.threads >= 1
     assert after.rss_mib > 1
+
+
+def test_a_record_shows_what_it_writes_without_the_figures_that_no_row_has(tmp_path: Path) -> None:
+    record = Record(
+        title="a run",
+        rows=[
+            {"scenario": "one", "tx/s": 1234.5, "broker": None, "answers": {"429": 2, "201": 1}},
+            {"scenario": "two", "tx/s": 1.25, "broker": None, "answers": {}},
+        ],
+        notes=["a note"],
+    )
+    record.write(tmp_path / "build" / "run.json")
+    told = json.loads((tmp_path / "build" / "run.json").read_bytes())
+    assert told["rows"] == record.rows
+    assert (told["notes"], told["clean"]) == (["a note"], True)
+    text = io.StringIO()
+    record.show(Console(file=text, width=120))
+    for shown in ("scenario", "one", "1,234", "1.25", "1 201, 2 429", "a note"):
+        assert shown in text.getvalue()
+    assert "broker" not in text.getvalue()

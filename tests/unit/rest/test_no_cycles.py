@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import halfway.rest
-from bench.load.stream_client import StreamClient
 from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits
+from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld
 

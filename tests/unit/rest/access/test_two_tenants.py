@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.load.stream_client import StreamClient
 from halfway.domain.entries import Entry
 from halfway.domain.principal import Principal
 from halfway.rest.responses.slices import SLICE_BYTES
@@ -21,6 +20,7 @@ from halfway.service.query import get_and_list
 from halfway.service.query.filters import Filter
 from halfway.service.query.history import NoHistory
 from halfway.service.requests import End, EndResult
+from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import HOST, SHOP
 from tests.support.rest.guarded import Guarded, guarded, own_id
 from tests.support.waiting import GENEROUS_S, until_true

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import aiohttp
 import pytest
 
-from bench.load.stream_client import SUBPROTOCOL, StreamClient
+from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 

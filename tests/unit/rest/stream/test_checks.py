@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.load.stream_client import StreamClient
 from halfway.rest.responses.unsent import Unsent
+from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld

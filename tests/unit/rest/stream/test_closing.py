@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.load.stream_client import StreamClient, StreamLostError
+from tests.support.coordinator.stream_client import StreamClient, StreamLostError
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.stream.conftest import Connects, Opens

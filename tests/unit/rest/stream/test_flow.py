@@ -8,10 +8,10 @@ from functools import partial
 import aiohttp
 import pytest
 
-from bench.load.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.responses.unsent import Unsent
 from halfway.rest.server.limits import ApiLimits
 from halfway.service.requests import ServiceLimits
+from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.waiting import GENEROUS_S, until_true

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import aiohttp
 import pytest
 
-from bench.load.stream_client import SUBPROTOCOL, StreamClient
 from halfway.rest.server.limits import ApiLimits
+from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true
 from tests.unit.rest.conftest import NewWorld

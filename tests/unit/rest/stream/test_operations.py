@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from bench.load.stream_client import StreamClient, StreamLostError
 from halfway.rest.server.limits import ApiLimits
+from tests.support.coordinator.stream_client import StreamClient, StreamLostError
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.rest.conftest import NewWorld

@@ -1,4 +1,4 @@
-"""A compact journal of a load, and its conversion to the checker's history.
+"""Judges a load: its journal becomes a history, and the checker compares that with the topics (docs/checker.md).
 
 One line per transaction, written when its result is known to the caller. The content is a number, because the load
 repeats a few messages. A transaction without a line was never sent, or was refused (429): if it is in a topic, the
@@ -7,22 +7,27 @@ checker finds a message or a half that nobody prepared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Self
+
+import msgspec
 
 from bench.plan import GROUP
-from checker.content import Content
+from checker.content import Content, content_of
+from checker.dump import ends, read_topics
 from checker.history import AnyEvent, End, Ended, Prepare, Prepared, Rest, Run
+from checker.judge import Verdict, judge
 
 COMMITTED: Final = b"+"
 UNCONFIRMED: Final = b"?"
 UNANSWERED: Final = b"!"
 ROLLED_BACK: Final = b"-"
-
 _CREATED: Final = 201
 _OK: Final = 200
 _STEPS: Final = 4
+_SHOWN: Final = 5
 
 SentTransaction = tuple[int, bytes]
 """A transaction: the number of its content, and its id."""
@@ -94,3 +99,77 @@ def _events(line: str, number: int, contents: Sequence[Content]) -> Iterator[Any
         status=_OK if confirmed else 0,
         state="committed" if confirmed else None,
     )
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of judged transactions, and of the checker's findings by kind.
+
+    `missing`: acknowledged, but missing, incomplete, or with other bytes. `doubled`: written more than once. `extra`:
+    of no prepared transaction whose commit was sent. `contradicted`: two outcomes. `stuck`: no outcome.
+    """
+
+    transactions: int = 0
+    missing: int = 0
+    doubled: int = 0
+    extra: int = 0
+    contradicted: int = 0
+    stuck: int = 0
+    first: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Self:
+        """Count the checker's findings."""
+        counts = Counter(finding.count for finding in verdict.findings)
+        return cls(
+            transactions=verdict.transactions,
+            missing=counts["lost"] + counts["torn"],
+            doubled=counts["doubled"],
+            extra=counts["leaked"],
+            contradicted=counts["contradicted"],
+            stuck=counts["stuck"],
+            first=tuple(
+                f"{finding.count} {finding.rule} {finding.id}: {'; '.join(finding.evidence)}"
+                for finding in verdict.findings[:_SHOWN]
+            ),
+        )
+
+    @classmethod
+    def sum(cls, audits: Sequence[Audit]) -> Self:
+        """Return the findings of several audits together."""
+        counts = {name: sum(getattr(audit, name) for audit in audits) for name in ("transactions", *_KINDS)}
+        return cls(**counts, first=tuple(first for audit in audits for first in audit.first))
+
+    @property
+    def found(self) -> dict[str, int]:
+        """The number of findings of each kind."""
+        return {kind: getattr(self, kind) for kind in _KINDS}
+
+    @property
+    def clean(self) -> bool:
+        """Whether the topics contain exactly what was acknowledged."""
+        return not any(self.found.values())
+
+
+_KINDS: Final = ("missing", "doubled", "extra", "contradicted", "stuck")
+
+
+class Auditor:
+    """Judges everything that is written after its creation; only the load may write to the topic."""
+
+    def __init__(self, bootstrap_servers: str, *, prefix: str, topic: str) -> None:
+        """Record the end offsets of the topics."""
+        self._servers = bootstrap_servers
+        self._prefix = prefix
+        self._topic = topic
+        self._start_offsets = ends(bootstrap_servers, prefix=prefix, topics=[topic])
+
+    def audit(self, journals: Sequence[Path], payloads: Sequence[tuple[str, str]]) -> Audit:
+        """Judge the topics by the journals of the load, whose messages have these keys and values."""
+        contents = [content(self._topic, key, value) for key, value in payloads]
+        records = read_topics(self._servers, prefix=self._prefix, topics=[self._topic], since=self._start_offsets)
+        return Audit.of(judge(history(journals, self._topic, contents), records))
+
+
+def content(topic: str, key: str, value: str) -> Content:
+    """Return the hashes of a message, as the checker computes them."""
+    return content_of(topic, key.encode(), value.encode())

@@ -3,7 +3,7 @@
 Halves that stay pending come first, then others that are prepared and committed. The coordinator's own code makes all
 records in half and op: headers, encoding, the writes of a commit and a re-anchor, and the same number of ends in a
 Kafka transaction. Only the times are chosen here, and the real messages are left out, because no recovery reads them.
-`python -m bench.system.log_history <plan> <result>` writes a part of the shards.
+`python -m bench.log_history <plan> <result>` writes a part of the shards.
 """
 
 from __future__ import annotations
@@ -77,6 +77,17 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     op_ends: dict[int, int]
     reanchored: int
     last_pending: str | None
+
+    @classmethod
+    def of(cls, parts: Sequence[History]) -> History:
+        """Return the log whose parts were written separately."""
+        return cls(
+            half_cursors={number: at for part in parts for number, at in part.half_cursors.items()},
+            half_ends={number: at for part in parts for number, at in part.half_ends.items()},
+            op_ends={number: at for part in parts for number, at in part.op_ends.items()},
+            reanchored=sum(part.reanchored for part in parts),
+            last_pending=next((part.last_pending for part in parts if part.last_pending), None),
+        )
 
 
 def payloads(topic: str, value_bytes: int) -> Sequence[tuple[Message, ...]]:
@@ -269,20 +280,17 @@ class Writer:
     def _ends(self, topic: str) -> dict[int, int]:
         """Return the end offsets of the partitions, including the markers of the last Kafka transaction."""
         consumer = Consumer(self._config.consumer())
-        try:
-            deadline = time.monotonic() + _PATIENCE_S
-            while True:
-                ends = {shard.number: self._end_of(consumer, topic, shard.number) for shard in self._shards}
-                time.sleep(0.5)
-                again = {shard.number: self._end_of(consumer, topic, shard.number) for shard in self._shards}
-                if ends == again or time.monotonic() > deadline:
-                    return again
-        finally:
-            consumer.close()
-
-    @staticmethod
-    def _end_of(consumer: Consumer, topic: str, shard: int) -> int:
-        return int(consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=_PATIENCE_S)[1])
+        numbers, deadline = [shard.number for shard in self._shards], time.monotonic() + _PATIENCE_S
+        ends: dict[int, int] = {}
+        before: dict[int, int] | None = None
+        while ends != before and time.monotonic() < deadline:
+            before = ends
+            time.sleep(0.5)
+            places = [TopicPartition(topic, number) for number in numbers]
+            found = [consumer.get_watermark_offsets(place, timeout=_PATIENCE_S)[1] for place in places]
+            ends = dict(zip(numbers, found, strict=True))
+        consumer.close()
+        return ends
 
 
 def _waves(total: int, wave: int) -> Iterable[int]:

@@ -1,1 +1,0 @@
-"""Judges a load: its journal, the checker, and what consumers see."""

@@ -1,1 +1,0 @@
-"""What is measured, a module for each run; `runs` has the command line and the table of each."""

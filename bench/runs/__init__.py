@@ -1,1 +1,0 @@
-"""The runs of `python -m bench`: the command line, the table and the exit status of each."""

@@ -1,1 +1,0 @@
-"""The measured system: brokers and coordinators as processes, their figures, and logs that are filled in advance."""
