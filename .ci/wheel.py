@@ -29,7 +29,7 @@ import importlib, importlib.util, sqlite3, sys
 from halfway.client import Message, SyncHalfway
 from halfway.client.barrier import Barrier, sqlite_transactions
 
-assert importlib.util.find_spec("halfway.service") is None and importlib.util.find_spec("confluent_kafka") is None
+assert importlib.util.find_spec("halfway.coordinator") is None and importlib.util.find_spec("confluent_kafka") is None
 begin = sqlite_transactions("trial.sqlite")
 barrier = Barrier("sqlite", begin)
 barrier.create()

@@ -21,17 +21,16 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from uuid_utils import uuid7
 
 from bench.plan import GROUP, KEYS
-from halfway.domain.entries import Pending
-from halfway.domain.ids import server_id
-from halfway.domain.policy import reanchor_distance
-from halfway.domain.records import Half, Message, Origin, fingerprint
-from halfway.domain.transaction import Cause, State
+from halfway.coordinator import changes
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, InternalRecord, RecordLimits, encode
-from halfway.service.resolve import changes
+from halfway.protocol.entries import Pending
+from halfway.protocol.policy import reanchor_distance
+from halfway.protocol.records import Half, Message, Origin, fingerprint
+from halfway.protocol.transactions import Cause, State, server_id
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
 _END_AFTER_MS: Final = 10

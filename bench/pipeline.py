@@ -28,12 +28,11 @@ from msgspec import Meta
 
 from bench.figures import Record, Row, Say
 from bench.system import RigError
-from halfway.domain.ids import server_id
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind
+from halfway.protocol.transactions import Cause, server_id
 
 JOBS: Final = ("audit", "duckdb", "sweep")
 PREFIX: Final = "_halfway."

@@ -26,13 +26,13 @@ from bench.figures import Record, Row, Say, cpu_us, memory_mib
 from bench.log_history import History, Plan
 from bench.plan import VALUE_BYTES
 from bench.system import ROOT, Broker, Calls, Instance, Job, RigError, repeating, until
-from halfway.embedded.ports import HOST, pick_port
+from halfway.app.metrics.metrics import Metrics
+from halfway.coordinator.ports import Cursors
+from halfway.coordinator.requests import ServiceLimits
 from halfway.embedded.process import SupervisedProcess
+from halfway.embedded.properties import HOST, pick_port
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.runtime.metrics.metrics import Metrics
-from halfway.service.ports import Cursors
-from halfway.service.requests import ServiceLimits
 
 FEW: Final = 10
 _MANY: Final = 10_000

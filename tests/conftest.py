@@ -17,7 +17,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from halfway.embedded import ports
+from halfway.embedded import properties as ports
 from tests.support.late_connections import close_late_connections
 from tests.support.ports import in_turn
 

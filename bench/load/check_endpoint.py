@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import uvloop
 
-from halfway.embedded.ports import HOST
+from halfway.embedded.properties import HOST
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length:"

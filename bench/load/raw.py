@@ -32,15 +32,14 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from bench.plan import GROUP, KEYS, PARTITIONS, SHARDS, VALUE_BYTES, RawPlan, RawResult
-from halfway.domain.entries import Pending
-from halfway.domain.ids import server_id
-from halfway.domain.records import Half, Message, fingerprint
-from halfway.domain.transaction import Cause, State
+from halfway.coordinator import changes
 from halfway.kafka.clients.config import MIB, KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, RecordLimits, encode
-from halfway.service.resolve import changes
+from halfway.protocol.entries import Pending
+from halfway.protocol.records import Half, Message, fingerprint
+from halfway.protocol.transactions import Cause, State, server_id
 
 _REQUEST_S: Final = 30.0
 _STALL_S: Final = 30.0

@@ -18,8 +18,8 @@ import msgspec
 from bench.audit import SentTransaction
 from bench.plan import GROUP, KEYS, VALUE_BYTES, LoadPlan
 from halfway.client import Message
-from halfway.domain.ids import shard_of
-from halfway.embedded.ports import HOST
+from halfway.embedded.properties import HOST
+from halfway.protocol.transactions import shard_of
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LENGTH: Final = b"\r\ncontent-length:"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halfway.client.commit_uncertainty import is_conflict, may_have_committed
+from halfway.client.messages import is_conflict, may_have_committed
 from tests.barrier.test_drivers import Servers, raised
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]

@@ -26,7 +26,7 @@ from halfway.client.barrier import (
     UncountedRowsError,
     UnsupportedConnectionError,
 )
-from halfway.client.commit_uncertainty import may_have_committed
+from halfway.client.messages import may_have_committed
 from tests.support.databases.servers import USER, Server
 from tests.support.waiting import GENEROUS_S, until_true
 

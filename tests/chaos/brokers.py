@@ -34,9 +34,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 )
 
 from halfway.embedded import KAFKA_VERSION, find_java, resolve_jars
-from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import LOG4J2_PROPERTIES, Listener, Node, render_properties, server_properties
+from halfway.embedded.properties import (
+    HOST,
+    LOG4J2_PROPERTIES,
+    Listener,
+    Node,
+    pick_port,
+    render_properties,
+    server_properties,
+)
 from tests.support.brokers.jvm import short_lived
 from tests.support.brokers.quotas import set_quota
 from tests.support.coordinator.process import KillableProcess

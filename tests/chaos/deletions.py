@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from halfway.service.access.key_freshness import REFUSED_S
+from halfway.coordinator.access import REFUSED_S
 from tests.chaos.answer import Answer
 from tests.chaos.brokers import BrokerCluster
 from tests.chaos.caller import Caller

@@ -68,6 +68,6 @@ def _shift_the_clock(path: Path) -> None:
 
 if __name__ == "__main__":
     _shift_the_clock(Path(sys.argv.pop(1)))
-    from halfway.runtime.cli.main import main
+    from halfway.app.cli.main import main
 
     main()

@@ -20,10 +20,9 @@ from checker.dump import Topics
 from checker.history import Held, HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
 from checker.records import read_records
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
-from halfway.embedded.ports import pick_port
-from halfway.embedded.properties import Listener
+from halfway.embedded.properties import Listener, pick_port
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 from tests.chaos.answering import CheckEndpoints, Fetcher
 from tests.chaos.audits import Agreement, agreement, audited
 from tests.chaos.brokers import LOGIN, NODES, BrokerCluster

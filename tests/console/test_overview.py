@@ -5,9 +5,9 @@ from typing import Any
 
 from playwright.async_api import Locator, Page, Route, expect
 
-from halfway.embedded.ports import pick_port
+from halfway.coordinator.records import HealthWarning
+from halfway.embedded.properties import pick_port
 from halfway.memory import Memory
-from halfway.service.records.statistics_records import HealthWarning
 from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint

@@ -4,7 +4,7 @@ import asyncio
 
 from playwright.async_api import Page, expect
 
-from halfway.embedded.ports import pick_port
+from halfway.embedded.properties import pick_port
 from halfway.memory import Memory
 from tests.console.conftest import NewPage
 from tests.support.console.axe import violations

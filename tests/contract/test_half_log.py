@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, RetryableError
-from halfway.domain.records import Message
+from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, RetryableError
+from halfway.protocol.records import Message
 from tests.support.contract.instance import Backend, Instance, half_of, new_id
 from tests.support.replies import appended
 

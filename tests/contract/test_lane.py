@@ -4,11 +4,10 @@ import asyncio
 
 import pytest
 
-from halfway.domain.errors import NotWrittenError, TopicUnavailableError
-from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
-from halfway.domain.transaction import Cause, State
-from halfway.service.resolve import changes
+from halfway.coordinator import changes
+from halfway.protocol.errors import NotWrittenError, TopicUnavailableError
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.protocol.transactions import Cause, State, partition_for_key
 from tests.support.contract.instance import Backend, Instance, half_of, new_id
 from tests.support.domain.states import state_of
 

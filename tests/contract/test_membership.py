@@ -5,13 +5,13 @@ import asyncio
 import msgspec
 import pytest
 
-from halfway.domain.entries import short_key_hash
-from halfway.domain.errors import NotWrittenError
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Group, Message, OpKind
-from halfway.domain.transaction import Cause, State
-from halfway.service.ports import Cursors
-from halfway.service.resolve import changes
+from halfway.coordinator import changes
+from halfway.coordinator.ports import Cursors
+from halfway.protocol.entries import short_key_hash
+from halfway.protocol.errors import NotWrittenError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Group, Message, OpKind
+from halfway.protocol.transactions import Cause, State
 from tests.support.contract.groups import put, remove
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, half_of, new_id, running
 from tests.support.domain.states import state_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.service.ports import OwnerHint
+from halfway.coordinator.ports import OwnerHint
 from tests.support.contract.instance import SHARDS, Backend, running
 from tests.support.waiting import until_true
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.domain.policy import OnExhausted, PolicyOverrides
-from halfway.domain.records import CheckMode, Group
+from halfway.protocol.errors import KafkaUnavailableError
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.records import CheckMode, Group
 from tests.support.contract.groups import put, remove
 from tests.support.contract.instance import Backend, Instance, facts, new_id
 

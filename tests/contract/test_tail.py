@@ -2,8 +2,8 @@
 
 import pytest
 
-from halfway.domain.transaction import State
-from halfway.service.resolve import changes
+from halfway.coordinator import changes
+from halfway.protocol.transactions import State
 from tests.support.contract.instance import SHARDS, Backend, Instance, half_of, new_id
 from tests.support.domain.states import state_of
 from tests.support.waiting import until_true

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from halfway.runtime.cli import main as cli
+from halfway.app.cli import main as cli
 from tests.faults.injection import Injection
 from tests.faults.plan import Faults
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException
 
-from halfway.domain.records import Barrier, Owner
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
-from halfway.kafka.log.partition_reader import PartitionReader, Place
-from halfway.kafka.ownership.acquisition_deadline import AcquireError
+from halfway.kafka.log.tail import PartitionReader, Place
+from halfway.kafka.ownership.former_owners import AcquireError
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
@@ -24,6 +23,7 @@ from halfway.kafka.records.codec import (
     encode_owner,
     record_headers,
 )
+from halfway.protocol.records import Barrier, Owner
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.acquisitions import acquire, acquisition, assert_fenced, lane_of, owner_of
 from tests.support.ownership.cluster_harness import (
@@ -204,7 +204,7 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     produce(config, config.half_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
     for number in range(50):
         produce(config, config.half_topic, 0, f"a-{number}".encode(), b"long")
-    monkeypatch.setattr("halfway.kafka.log.partition_reader.BATCH", 0)
+    monkeypatch.setattr("halfway.kafka.log.tail.BATCH", 0)
     read = PartitionReader.read
 
     def slowly(*args: Any) -> set[Place]:

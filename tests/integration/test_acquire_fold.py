@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import halfway.kafka.ownership.acquisition as acquire_module
-from halfway.domain.records import Message
-from halfway.domain.transaction import State
+from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.log.tail import PartitionReader, Place
 from halfway.kafka.records.codec import (
     KIND_HALF,
     KIND_OP,
@@ -26,7 +25,8 @@ from halfway.kafka.records.codec import (
     encode_op,
     record_headers,
 )
-from halfway.service.ports import Cursors
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import State
 from tests.support.domain.states import state_of
 from tests.support.ownership.acquisitions import GivenCursors, acquire
 from tests.support.ownership.cluster_harness import (

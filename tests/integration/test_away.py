@@ -19,15 +19,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
     ResourceType,
 )
 
-from halfway.domain.keys import Key
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Group
+from halfway.coordinator.access import KeyFreshness
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.compacted_table import CompactedTable
-from halfway.kafka.log.group_registry import KafkaGroups
-from halfway.kafka.log.key_registry import KafkaKeys
+from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
 from halfway.kafka.topics.provisioning import InternalTopics
-from halfway.service.access.key_freshness import KeyFreshness
+from halfway.protocol.keys import Key
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all

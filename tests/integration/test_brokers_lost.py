@@ -13,12 +13,11 @@ import pytest
 from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 
-from halfway.domain.errors import KafkaUnavailableError, LaneLostError, TopicUnavailableError
-from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.end_offsets import PartitionEnds
-from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.partition_availability import WritablePartitions
+from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
+from halfway.protocol.errors import KafkaUnavailableError, LaneLostError, TopicUnavailableError
+from halfway.protocol.records import Message
 from tests.chaos.brokers import Broker, BrokerCluster, TopicKind
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,

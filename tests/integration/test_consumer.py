@@ -312,7 +312,7 @@ def test_a_dead_letter_that_cannot_be_written_is_written_later(shop: Shop, monke
                 raise failure
             produce(self, *given, **more)
 
-    monkeypatch.setattr("halfway.client.consumer.dead_letters.Producer", Failing)
+    monkeypatch.setattr("halfway.client.consumer.record.Producer", Failing)
 
     def handle(record: Record, connection: sqlite3.Connection) -> None:
         if record.value == b"poison":

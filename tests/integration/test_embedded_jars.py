@@ -17,7 +17,7 @@ import pytest
 from jgo.config import GlobalSettings
 
 from halfway.embedded import KAFKA_VERSION, JarsUnavailableError, resolve_jars
-from halfway.embedded import jars as jars_module
+from halfway.embedded import java as jars_module
 
 LARGE = f"kafka-clients-{KAFKA_VERSION}.jar"
 # jgo does not close the connections of answers other than 200.

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from halfway.domain.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
-from halfway.domain.records import Half, Message, Parked
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.records.codec import encode_parked
 from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
+from halfway.protocol.records import Half, Message, Parked
 from tests.support.brokers.fixtures import Kafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce

@@ -16,11 +16,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
     ResourceType,
 )
 
-from halfway.domain.errors import ConfigurationError, NotAuthorisedError
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.protocol.errors import ConfigurationError, NotAuthorisedError
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
 

@@ -12,22 +12,21 @@ from confluent_kafka import TopicCollection, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 from confluent_kafka.cimpl import Consumer
 
-from halfway.domain.errors import ForbiddenError, KafkaUnavailableError
-from halfway.domain.keys import Key
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Group
+from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.log.audit_trail import KafkaAuditTrail, read_events
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.group_registry import KafkaGroups
-from halfway.kafka.log.key_registry import KafkaKeys
+from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
 from halfway.kafka.records.codec import encode_group
 from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory.surroundings import RecordingObserver
-from halfway.service.ports import Cursors
+from halfway.protocol.errors import ForbiddenError, KafkaUnavailableError
+from halfway.protocol.keys import Key
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
 from tests.support.ownership.cluster_harness import create_topics

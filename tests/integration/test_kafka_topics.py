@@ -19,11 +19,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
     ResourceType,
 )
 
-from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import LAYOUT_KEY, decode_layout
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.kafka.topics.required_config import Problem
+from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import add_partitions, create_topics, read_topic
 from tests.support.ownership.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce

@@ -13,21 +13,20 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from msgspec import structs
 
-from halfway.domain.entries import ParkedEntry, Pending
-from halfway.domain.errors import (
+from halfway.coordinator import changes
+from halfway.coordinator.ports import Written
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.lane import quarantine
+from halfway.kafka.records.codec import decode_op
+from halfway.protocol.entries import ParkedEntry, Pending
+from halfway.protocol.errors import (
     MessageTooLargeError,
     NotWrittenError,
     OverloadedError,
     TopicUnavailableError,
 )
-from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Half, Message, OpKind, Parked
-from halfway.domain.transaction import Cause, State
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.lane import quarantine
-from halfway.kafka.records.codec import decode_op
-from halfway.service.ports import Written
-from halfway.service.resolve import changes
+from halfway.protocol.records import Half, Message, OpKind, Parked
+from halfway.protocol.transactions import Cause, State, partition_for_key
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (

@@ -12,16 +12,15 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from halfway.domain.errors import (
-    LaneLostError,
-)
-from halfway.domain.records import Message
-from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import fence
 from halfway.kafka.records.codec import KIND_HALF, record_headers
-from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.partition_availability import WritablePartitions
+from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
+from halfway.protocol.errors import (
+    LaneLostError,
+)
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import State
 from halfway.schemas.single_object import MARKER
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of

@@ -4,9 +4,9 @@ import asyncio
 
 from confluent_kafka import TopicPartition
 
+from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.ownership.log_watch import LogWatch
-from halfway.service.ports import KnownLog, LogLoss
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,

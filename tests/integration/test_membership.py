@@ -9,13 +9,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from halfway.domain.errors import LaneLostError, NotWrittenError
-from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, initialised
 from halfway.kafka.ownership.acquisition import Acquisition
-from halfway.kafka.ownership.acquisition_deadline import AcquireError
-from halfway.kafka.ownership.fenced_owners import FencedOwners
+from halfway.kafka.ownership.former_owners import AcquireError, FencedOwners
+from halfway.protocol.errors import LaneLostError, NotWrittenError
+from halfway.protocol.records import Message
 from tests.support.brokers.fixtures import Kafka
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (

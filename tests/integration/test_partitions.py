@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_BEGINNING
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import initialised
-from halfway.kafka.log.partition_reader import PartitionReader, Place
+from halfway.kafka.log.tail import PartitionReader, Place
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_for, create_topics, delete_topics
 from tests.support.ownership.kafka_adapter import produce

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from halfway.domain.records import Message
-from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.records.codec import decode_owner
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import State
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,

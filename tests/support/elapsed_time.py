@@ -1,4 +1,4 @@
-"""The wall clock as `halfway.service.elapsed` reads it, moved on by a test; the monotonic one goes on as ever."""
+"""The wall clock as `halfway.coordinator.logging` reads it, moved on by a test; the monotonic one goes on as ever."""
 
 import time
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ class WallClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ahead_s = 0.0
         clocks = SimpleNamespace(monotonic=time.monotonic, time=lambda: time.time() + self._ahead_s)
-        monkeypatch.setattr("halfway.service.elapsed.time", clocks)
+        monkeypatch.setattr("halfway.coordinator.logging.time", clocks)
 
     def advance(self, seconds: float) -> None:
         self._ahead_s += seconds

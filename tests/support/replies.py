@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from halfway.domain.records import Half
-from halfway.service.answers import answer_all
-from halfway.service.ports import HalfLog, Lane, LaneAnswers, LaneWrite, Written
+from halfway.coordinator.answers import answer_all
+from halfway.coordinator.ports import HalfLog, Lane, LaneAnswers, LaneWrite, Written
+from halfway.protocol.records import Half
 
 _LISTENED: WeakKeyDictionary[Lane, dict[int, tuple[LaneWrite, asyncio.Future[Written]]]] = WeakKeyDictionary()
 

@@ -1,8 +1,8 @@
 """Writes as they wait for the lane."""
 
-from halfway.domain.records import Message, size_of
-from halfway.domain.transaction import State
-from halfway.service.ports import LaneWrite
+from halfway.coordinator.ports import LaneWrite
+from halfway.protocol.records import Message, size_of
+from halfway.protocol.transactions import State
 
 
 def submission(name: str, *messages: Message, deadline: float = 0) -> LaneWrite:

@@ -19,10 +19,10 @@ from ruamel.yaml import YAML
 
 from examples.orders.serve import command_line
 from examples.orders.service import TOPICS
-from halfway.domain.errors import ForbiddenError
-from halfway.embedded.ports import pick_port
-from halfway.runtime.serve.app import demand_host
-from halfway.runtime.settings import load
+from halfway.app.serve.app import demand_host
+from halfway.app.settings import load
+from halfway.embedded.properties import pick_port
+from halfway.protocol.errors import ForbiddenError
 from tests.support.waiting import GENEROUS_S
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,7 @@
 `Halfway` is the asynchronous client, `SyncHalfway` the client for threads. docs/producing.md is the tutorial.
 """
 
-from halfway.client.calls.key import InvalidKeyError, Key
-from halfway.client.calls.transport import InvalidUrlError
+from halfway.client.calls.transport import InvalidKeyError, InvalidUrlError, Key
 from halfway.client.checks.answers import (
     Check,
     Decide,
@@ -40,8 +39,7 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
-from halfway.client.messages import Data, Message, UnserialisableMessageError, Value
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Data, Message, Outcome, UnserialisableMessageError, Value
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.listener import (
     SyncTransactionListener,
@@ -49,9 +47,8 @@ from halfway.client.producer.listener import (
     TransactionListener,
     TransactionProducer,
 )
-from halfway.client.producer.sending import MixedProducersError, NoBarrierError
 from halfway.client.producer.sync import SyncHalfway, SyncTransaction
-from halfway.client.producer.transaction import Transaction
+from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Transaction
 
 __all__ = [
     "AiohttpChecks",

@@ -12,13 +12,11 @@ from sqlalchemy.util import await_only
 
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.barrier.drivers import is_asynchronous, require_transaction, sqlalchemy_connection
-from halfway.client.concurrency.blocking import wait_for
-from halfway.client.concurrency.forks import ForkSafeLock
-from halfway.client.messages import Data, Message, Value
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Data, Message, Outcome, Value
 from halfway.client.producer.client import Halfway
-from halfway.client.producer.sending import MixedProducersError, NoBarrierError, Sending, SendingClient
 from halfway.client.producer.sync import SyncHalfway
+from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending, SendingClient
+from halfway.client.threads import ForkSafeLock, wait_for
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Dialect, PoolProxiedConnection, RootTransaction

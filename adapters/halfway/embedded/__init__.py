@@ -16,8 +16,7 @@ from halfway.embedded.errors import (
     ReservedPropertyError,
     SupervisorError,
 )
-from halfway.embedded.jars import KAFKA_VERSION, resolve_jars
-from halfway.embedded.java import Java, find_java
+from halfway.embedded.java import KAFKA_VERSION, Java, find_java, resolve_jars
 
 __all__ = [
     "KAFKA_VERSION",

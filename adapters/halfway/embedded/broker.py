@@ -18,6 +18,7 @@ from typing import Self
 
 from halfway.embedded.errors import (
     BrokerExitedError,
+    BrokerLog,
     BrokerNotReadyError,
     DataInUseError,
     FormatError,
@@ -25,20 +26,20 @@ from halfway.embedded.errors import (
     PortTakenError,
     writing_to,
 )
-from halfway.embedded.jars import KAFKA_VERSION, Progress, resolve_jars
-from halfway.embedded.java import find_java
-from halfway.embedded.logs import BrokerLog
-from halfway.embedded.ports import HOST, bind_failure, pick_port, require_free
-from halfway.embedded.process import SupervisedProcess
+from halfway.embedded.java import KAFKA_VERSION, Progress, find_java, resolve_jars
+from halfway.embedded.process import SupervisedProcess, cluster_id_query
 from halfway.embedded.properties import (
     DATA_FOLDER,
+    HOST,
     LOG4J2_PROPERTIES,
     Node,
+    bind_failure,
+    pick_port,
     render_properties,
+    require_free,
     require_unreserved,
     server_properties,
 )
-from halfway.embedded.ready import cluster_id_query
 
 # For brokers that live for seconds: starting takes a third less CPU, but the code runs slower afterwards.
 SHORT_LIVED: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",)

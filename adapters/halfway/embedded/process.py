@@ -1,12 +1,19 @@
-"""A process that always ends with this one: the parent's side of `supervisor.py`."""
+"""A process that always ends with this one: the parent's side of `supervisor.py`.
+
+Checks whether a broker is ready, as a client does.
+"""
 
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from halfway.embedded.errors import SupervisorError
 
@@ -136,3 +143,32 @@ class SupervisedProcess:
             if pipe is not None:
                 pipe.close()
         self._supervisor.wait(_ANSWER_TIMEOUT_S)
+
+
+_REQUEST_S = 0.5
+
+
+@contextmanager
+def cluster_id_query(bootstrap_servers: str) -> Iterator[Callable[[], str | None]]:
+    """Yield a function that returns the cluster's id once a broker there serves clients, else None.
+
+    It requests metadata, which contain a broker once the controller has admitted it. Each call takes at most half a
+    second.
+    """
+    client = AdminClient(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "log_level": 0,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 100,
+        },
+    )
+
+    def answer() -> str | None:
+        try:
+            metadata = client.list_topics(timeout=_REQUEST_S)
+        except KafkaException:
+            return None
+        return str(metadata.cluster_id) if metadata.brokers else None
+
+    yield answer

@@ -6,8 +6,7 @@ coordinator, `memory.records("orders")` returns the records that consumers see, 
 """
 
 from halfway.memory.cluster import Memory, Ports, topic
-from halfway.memory.faults import Faults
-from halfway.memory.log import MemoryLog, Record
+from halfway.memory.log import Faults, MemoryLog, Record
 from halfway.memory.surroundings import (
     ManualClock,
     Observed,

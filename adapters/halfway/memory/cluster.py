@@ -1,44 +1,234 @@
-"""All ports of one instance in memory, over one log."""
+"""All ports of one instance in memory, over one log.
+
+Membership in memory: acquires every shard by folding its log, and tails half.
+
+See docs/protocol.md#ownership-and-fencing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypedDict
 
-from halfway.domain.records import Half
-from halfway.domain.transaction import State
-from halfway.memory.faults import Faults
-from halfway.memory.half_log import MemoryHalfLog
-from halfway.memory.history import MemoryHistory
-from halfway.memory.lane import MemoryLane
-from halfway.memory.log import MemoryLog, RealTopic, Record, half_headers
-from halfway.memory.membership import MemoryMembership
-from halfway.memory.peers import MemoryOwners, MemoryPeers
-from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryKeys, MemoryTopics
-from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
-from halfway.service.access.access import OpenAccess
-from halfway.service.check_ports import CheckCaller
-from halfway.service.ports import (
+from halfway.coordinator.access import OpenAccess
+from halfway.coordinator.ports import (
     AuditTrail,
     Authority,
+    CheckCaller,
     Clock,
+    Cursors,
     CursorStore,
     GroupStore,
     HalfLog,
     History,
     Lane,
     Observer,
+    OwnerHint,
     Owners,
     Peers,
+    ShardListener,
     TopicFacts,
     Topics,
 )
+from halfway.memory.lane import Incarnation, MemoryLane
+from halfway.memory.log import (
+    BARRIER_KEY,
+    Faults,
+    MemoryHalfLog,
+    MemoryHistory,
+    MemoryLog,
+    RealTopic,
+    Record,
+    ShardLog,
+    half_headers,
+    kept_headers,
+)
+from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryKeys, MemoryOwners, MemoryPeers, MemoryTopics
+from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
+from halfway.protocol.records import Barrier, Half, Op, Parked
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
+
+
+class MemoryMembership:
+    """The port `service.ports.Membership`, for an instance that owns every shard, or the shards in `owns`."""
+
+    def __init__(
+        self,
+        log: MemoryLog,
+        lane: MemoryLane,
+        cursors: MemoryCursors,
+        clock: Clock,
+        *,
+        outcome_horizon_s: float,
+        url: str,
+        owns: Collection[int] | None = None,
+    ) -> None:
+        """Keep the parts; no shard is owned before `start`. Other instances call this one at `url`."""
+        self._url = url
+        self._owns = range(len(log.shards)) if owns is None else sorted(owns)
+        self._log = log
+        self._lane = lane
+        self._cursors = cursors
+        self._clock = clock
+        self._horizon_ms = round(outcome_horizon_s * 1000)
+        self._listener: ShardListener | None = None
+        self._incarnation: Incarnation | None = None
+        self._tails: dict[int, _Tail] = {}
+
+    async def start(self, listener: ShardListener) -> None:
+        """Acquire every shard in the next turn of the loop."""
+        self._listener = listener
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    async def stop(self, *, deadline: float) -> None:
+        """Wait until the listener has finished each shard, then release it; drop a shard that is late."""
+        listener, incarnation, self._listener = self._listener, self._incarnation, None
+        if listener is None or incarnation is None:
+            return
+        for shard in sorted(incarnation.shards):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await listener.revoked(shard)
+            except TimeoutError:
+                listener.lost(shard)
+        self.kill()
+
+    def kill(self) -> None:
+        """End as kill -9 does: finish nothing and notify nothing."""
+        incarnation, self._incarnation, self._listener = self._incarnation, None, None
+        self._lane.detach()
+        for tail in self._tails.values():
+            tail.stop()
+        self._tails.clear()
+        if incarnation is not None:
+            for number, shard in enumerate(self._log.shards):
+                if shard.owner == incarnation.number:
+                    shard.owner = None
+                    self._log.owners.pop(number, None)
+
+    def lose(self) -> None:
+        """End the incarnation as fencing or an ambiguous commit does: lose every shard, then acquire it again."""
+        listener = self._listener
+        incarnation = self._incarnation
+        if listener is None or incarnation is None:
+            return  # there is no incarnation, or the next one is about to begin
+        self.kill()
+        for shard in sorted(incarnation.shards):
+            listener.lost(shard)
+        self._listener = listener
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        listener = self._listener
+        if listener is None or self._incarnation is not None:
+            return
+        incarnation = Incarnation(
+            number=self._log.new_incarnation(), shards=set(), listener=listener, on_lost=self.lose
+        )
+        self._incarnation = incarnation
+        self._lane.attach(incarnation)
+        for shard in self._owns:
+            self._acquire(shard, incarnation, listener)
+
+    def _acquire(self, shard: int, incarnation: Incarnation, listener: ShardListener) -> None:
+        log, now = self._log.shards[shard], self._clock.now_ms()
+        log.owner = incarnation.number
+        self._log.owners[shard] = OwnerHint(incarnation=str(incarnation.number), url=self._url)
+        barrier = Barrier(incarnation=str(incarnation.number), at=now)
+        headers = kept_headers("barrier", "", "acquired")
+        position = log.half.append(BARRIER_KEY, barrier, headers) + 1
+        log.op.append(BARRIER_KEY, barrier, headers)
+        log.parked.append(BARRIER_KEY, barrier, headers)
+        for partition in (log.half, log.op, log.parked):
+            partition.mark()
+        state = fold(
+            shard,
+            log,
+            self._cursors.load(shard),
+            remember_since=now - self._horizon_ms,
+            horizon_ms=self._horizon_ms,
+        )
+        state.barrier = position - 1
+        state.half_tail = position
+        state.acquired_at = now
+        state.complete_fold()
+        state.forget(now - self._horizon_ms)
+        incarnation.shards.add(shard)
+        listener.acquired(shard, state)
+        self._tails[shard] = _Tail(log, position, lambda: self._tail(shard, incarnation))
+        self._tails[shard].wake()
+
+    def _tail(self, shard: int, incarnation: Incarnation) -> None:
+        """Pass on the records appended to half[s]; if another incarnation owns the shard, it is lost."""
+        tail, listener = self._tails.get(shard), self._listener
+        if tail is None or listener is None or incarnation is not self._incarnation:
+            return
+        if self._log.shards[shard].owner != incarnation.number:
+            self._tails.pop(shard).stop()
+            incarnation.shards.discard(shard)
+            listener.lost(shard)
+            return
+        records, position = tail.read()
+        listener.appended(shard, records, position)
+
+
+class _Tail:
+    """The tail of one half partition; it reads in a later turn of the loop."""
+
+    def __init__(self, log: ShardLog, position: int, read: Callable[[], None]) -> None:
+        self._half = log.half
+        self._position = position
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self.stop = log.half.watch(self.wake)
+
+    def wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        self._read()
+
+    def read(self) -> tuple[list[tuple[int, str, Half | None]], int]:
+        appended = self._half.since(self._position)
+        self._position = self._half.end
+        records = [
+            (record.offset, record.key, record.value) for record in appended if not isinstance(record.value, Barrier)
+        ]
+        return records, self._position
+
+
+def fold(
+    shard: int, log: ShardLog, cursors: Cursors, *, remember_since: int, horizon_ms: int | None = None
+) -> ShardState:
+    """Fold half and op from their cursors, op also from `remember_since` (ms) for its outcomes, and all of parked."""
+    state = ShardState(shard, horizon_ms=horizon_ms)
+    for parked in log.parked.records:
+        if parked.value is None or isinstance(parked.value, Parked):
+            state.apply_parked(parked.offset, parked.key, parked.value)
+    ops = [(record.offset, record.value) for record in log.op.records if isinstance(record.value, Op)]
+    remembered = next((offset for offset, op in ops if op.at >= remember_since), log.op.end)
+    state.op_start, state.op_recent = min(cursors.op, remembered), remembered
+    for offset, op in ops:
+        if offset >= state.op_start:
+            state.apply_op(offset, op)
+    for half in log.half.since(cursors.half):
+        if half.value is None or isinstance(half.value, Half):
+            state.apply_half(half.offset, half.key, half.value)
+    state.op_tail = log.op.end
+    return state
+
 
 MIB = 1024 * 1024
 
 
 class Ports(TypedDict):
-    """The ports by their parameter names in `halfway.service.coordinator.Coordinator`."""
+    """The ports by their parameter names in `halfway.coordinator.coordinator.Coordinator`."""
 
     lane: Lane
     half_log: HalfLog

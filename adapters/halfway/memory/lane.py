@@ -7,18 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from halfway.domain.errors import (
-    HalfwayError,
-    LaneLostError,
-    MessageTooLargeError,
-    NotAuthorisedError,
-    NotWrittenError,
-    OverloadedError,
-    TopicUnavailableError,
-)
-from halfway.memory.faults import Faults
-from halfway.memory.log import MemoryLog, half_headers, kept_headers, real_headers
-from halfway.service.ports import (
+from halfway.coordinator.ports import (
     Clock,
     LaneAnswer,
     LaneAnswers,
@@ -28,7 +17,17 @@ from halfway.service.ports import (
     Tombstone,
     Written,
 )
-from halfway.service.records.statistics_records import Quarantined
+from halfway.coordinator.records import Quarantined
+from halfway.memory.log import Faults, MemoryLog, half_headers, kept_headers, real_headers
+from halfway.protocol.errors import (
+    HalfwayError,
+    LaneLostError,
+    MessageTooLargeError,
+    NotAuthorisedError,
+    NotWrittenError,
+    OverloadedError,
+    TopicUnavailableError,
+)
 
 _HELD_S = 0.001
 

@@ -1,23 +1,35 @@
 """The log in memory: internal partitions with offsets, real topics, groups, cursors and owners.
 
 It outlives the instances that use it, as Kafka does: a restart is a new instance on the same log.
+
+First prepares and payloads in memory.
+
+The history of one transaction, from the log in memory.
+
+Faults that a test injects.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from halfway.domain.ids import partition_for_key
-from halfway.domain.keys import KeyTable
-from halfway.domain.principal import Principal
-from halfway.domain.records import NO_BARRIER, Barrier, Group, Half, Message, Op, Parked
-from halfway.service.ports import Cursors, OwnerHint, TopicFacts
-from halfway.service.records.peer_calls import PeerCall
+from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
+from halfway.coordinator.records import PeerCall
+from halfway.memory.surroundings import MemoryAuditTrail
+from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError, OverloadedError
+from halfway.protocol.keys import KeyTable
+from halfway.protocol.principal import Principal
+from halfway.protocol.records import NO_BARRIER, AuditEvent, Barrier, Group, Half, Message, Op, Parked
+from halfway.protocol.transactions import State, partition_for_key
 
 BARRIER_KEY = "!barrier"
 """The key of a barrier; no transaction id can be equal to it."""
@@ -188,3 +200,187 @@ def real_headers(own: Iterable[tuple[str, bytes | None]], transaction_id: str, p
         ("halfway-prepared-at", str(prepared_at).encode()),
         ("halfway-prefix", b"memory."),
     )
+
+
+class Faults:
+    """Each requested fault happens once, in order; a switch stays on until it is turned off."""
+
+    def __init__(self) -> None:
+        """Start without faults."""
+        self.unavailable = False
+        """Kafka does not answer: topics, groups, cursors and reads fail."""
+        self.denied_topics: set[str] = set()
+        """Real topics that the lane may not write to."""
+        self._appends: deque[bool] = deque()
+        self._batches: deque[bool] = deque()
+        self._holds = 0
+        self._answer_holds = 0
+
+    def next_append_ambiguous(self, *, stored: bool) -> None:
+        """Leave the caller of the next prepare without an answer; `stored`: the record is stored."""
+        self._appends.append(stored)
+
+    def lose_next_batch(self, *, written: bool) -> None:
+        """End the incarnation with the lane's next Kafka transaction; `written`: the transaction is committed."""
+        self._batches.append(written)
+
+    @contextmanager
+    def lane_held(self) -> Iterator[None]:
+        """Hold the lane inside this block: submitted writes wait, and are then written as one batch."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    @property
+    def holds_lane(self) -> bool:
+        """Whether the lane is held."""
+        return self._holds > 0
+
+    @contextmanager
+    def answers_held(self) -> Iterator[None]:
+        """Delay the lane's answers until the end of this block; it commits inside the block."""
+        self._answer_holds += 1
+        try:
+            yield
+        finally:
+            self._answer_holds -= 1
+
+    @property
+    def holds_answers(self) -> bool:
+        """Whether answers of committed transactions are held."""
+        return self._answer_holds > 0
+
+    def take_append(self) -> bool | None:
+        """Return whether the next append, which gets no answer, is stored; None if it is answered as usual."""
+        return self._appends.popleft() if self._appends else None
+
+    def take_batch(self) -> bool | None:
+        """Return whether the next batch, which ends the incarnation, is written; None if it does not end it."""
+        return self._batches.popleft() if self._batches else None
+
+
+T = TypeVar("T")
+
+
+class MemoryHalfLog:
+    """The port `service.ports.HalfLog`."""
+
+    def __init__(self, log: MemoryLog, faults: Faults, *, max_record_bytes: int) -> None:
+        """Refuse halves with a payload above `max_record_bytes`."""
+        self._log = log
+        self._faults = faults
+        self._max_record_bytes = max_record_bytes
+
+    def append(self, shard: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
+        """Append half records; their offsets come later; errors as in the port."""
+        loop = asyncio.get_running_loop()
+        refused: list[tuple[T, int | Exception]] = []
+        for half, token in halves:
+            if half.size > self._max_record_bytes:
+                detail = f"the transaction takes {half.size} bytes, {self._max_record_bytes} at most: send less"
+                refused.append((token, MessageTooLargeError(detail)))
+            elif loop.time() >= deadline:
+                refused.append((token, OverloadedError("no time was left to write")))
+            else:
+                task = loop.create_task(self._append(shard, half))
+                task.add_done_callback(partial(_pass_on, token, appended))
+        if refused:
+            appended(refused)
+
+    async def _append(self, shard: int, half: Half) -> int:
+        ambiguous = self._faults.take_append()
+        await asyncio.sleep(0)
+        if ambiguous is False:
+            raise OutcomeUnknownError("the prepare was not confirmed", id=half.id)
+        headers = half_headers(half, State.PREPARED)
+        offset = self._log.shards[shard].half.append(half.id, half, headers)
+        await asyncio.sleep(0)
+        if ambiguous:
+            raise OutcomeUnknownError("the prepare was not confirmed", id=half.id)
+        return offset
+
+    async def read_half(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Half:
+        """Read the half record at an offset, after verifying its key; errors as in the port."""
+        await self._answering(deadline)
+        record = self._log.shards[shard].half.at(offset)
+        if record is None or record.key != transaction_id or not isinstance(record.value, Half):
+            raise KafkaUnavailableError(f"half[{shard}]@{offset} does not hold {transaction_id!r}")
+        return record.value
+
+    async def read_parked(self, shard: int, offset: int, transaction_id: str, *, deadline: float) -> Parked:
+        """Read the parked record at an offset, after verifying its key; errors as in the port."""
+        await self._answering(deadline)
+        record = self._log.shards[shard].parked.at(offset)
+        if record is None or record.key != transaction_id or not isinstance(record.value, Parked):
+            raise KafkaUnavailableError(f"parked[{shard}]@{offset} does not hold {transaction_id!r}")
+        return record.value
+
+    async def half_end(self, shard: int, *, deadline: float) -> int:
+        """Return the end offset of half[s]."""
+        await self._answering(deadline)
+        return self._log.shards[shard].half.end
+
+    async def _answering(self, deadline: float) -> None:
+        await asyncio.sleep(0)
+        if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
+            raise KafkaUnavailableError("Kafka did not answer in time")
+
+
+def _pass_on(token: T, appended: Appended[T], done: asyncio.Task[int]) -> None:
+    if done.cancelled():
+        return
+    error = done.exception()
+    if error is None:
+        appended([(token, done.result())])
+    elif isinstance(error, Exception):
+        appended([(token, error)])
+
+
+class MemoryHistory:
+    """The port `service.ports.History`; it reads everything, without limits."""
+
+    def __init__(self, log: MemoryLog, faults: Faults, audit_trail: MemoryAuditTrail) -> None:
+        """Keep the log and the audit trail of this instance."""
+        self._audit_trail = audit_trail
+        self._log = log
+        self._faults = faults
+
+    async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:
+        """Read the op markers of an id."""
+        await self._check_available(deadline)
+        return OpsRead(
+            ops=tuple(
+                LoggedOp(offset=record.offset, timestamp=record.value.at, op=record.value)
+                for record in self._log.shards[shard].op.since(0)
+                if record.key == transaction_id
+                and isinstance(record.value, Op)
+                and record.value.at >= min(starts, default=0)
+            ),
+            complete=True,
+        )
+
+    async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
+        """Find the messages of a commit."""
+        await self._check_available(deadline)
+        places = {}
+        for name in dict.fromkeys(topics):
+            topic = self._log.topics.get(name)
+            for record in () if topic is None else topic.records:
+                headers = dict(record.headers)
+                if headers.get("halfway-transaction-id") == transaction_id.encode() and record.timestamp >= at_ms:
+                    number = int((headers["halfway-message"] or b"").partition(b"/")[0])
+                    places[number] = (record.partition, record.offset)
+        lost = len(topics) - len(places)
+        return PlacesRead(places=places, detail=f"{lost} messages were not found" if lost else None)
+
+    async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
+        """Read the audit events of an id."""
+        await self._check_available(deadline)
+        return [event for event in self._audit_trail.events if event.subject == transaction_id and event.at >= since_ms]
+
+    async def _check_available(self, deadline: float) -> None:
+        await asyncio.sleep(0)
+        if self._faults.unavailable or asyncio.get_running_loop().time() >= deadline:
+            raise KafkaUnavailableError("Kafka did not answer in time")

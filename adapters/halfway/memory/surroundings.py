@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from halfway.domain.audit_trail import AuditEvent
-from halfway.domain.records import Group
-from halfway.domain.transaction import Outcome
-from halfway.service.check_ports import CheckReply, CheckRequest
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.protocol.records import AuditEvent, Group
+from halfway.protocol.transactions import Outcome
 
 Answer = Callable[[CheckRequest], CheckReply | Awaitable[CheckReply]]
 

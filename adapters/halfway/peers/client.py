@@ -20,11 +20,9 @@ import msgspec
 import structlog
 from yarl import URL
 
-from halfway.domain.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
-from halfway.domain.principal import Principal
-from halfway.service.cluster.peer_wire import CONTENT_TYPE, AnswerReader, decode_result, encode_call, encode_request
-from halfway.service.ports import OwnerHint
-from halfway.service.records.peer_calls import (
+from halfway.coordinator.cluster.peers import CONTENT_TYPE, AnswerReader, decode_result, encode_call, encode_request
+from halfway.coordinator.ports import OwnerHint
+from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
     PATH,
     TO_HEADER,
@@ -33,6 +31,8 @@ from halfway.service.records.peer_calls import (
     DueCall,
     PeerCall,
 )
+from halfway.protocol.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
+from halfway.protocol.principal import Principal
 
 log = structlog.get_logger(__name__)
 

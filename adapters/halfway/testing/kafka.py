@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 from pydantic import SecretStr
 
+from halfway.app.serve.backend import running_backend
 from halfway.client.consumer import Record
-from halfway.runtime.serve.backend import running_backend
-from halfway.service.coordinator import Coordinator
+from halfway.coordinator.coordinator import Coordinator
 from halfway.testing.server import Server, ServerError
 
 _TIMEOUT_S: Final = 30.0

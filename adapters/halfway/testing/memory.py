@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
+from halfway.app.serve.backend import check_caller
+from halfway.app.serve.scheduler import ScannedShards, ScanScheduler
 from halfway.client.consumer import Record
+from halfway.coordinator.coordinator import Coordinator
 from halfway.memory import ManualClock, Memory
 from halfway.memory import Record as MemoryRecord
-from halfway.runtime.serve.check_caller import check_caller
-from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler
-from halfway.service.coordinator import Coordinator
 from halfway.testing.server import Server, ServerError
 
 _POLL_S: Final = 0.01

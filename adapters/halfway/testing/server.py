@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
-from halfway.checkback import LOOPBACK_NETWORKS
+from halfway.app.metrics.metrics import Metrics
+from halfway.app.settings import Settings
+from halfway.checks import LOOPBACK_NETWORKS
 from halfway.client.consumer import Record
-from halfway.rest.console import Console
-from halfway.rest.server.api import Api
-from halfway.rest.server.limits import ApiLimits
-from halfway.rest.server.server import HttpServer
-from halfway.runtime.metrics.metrics import Metrics
-from halfway.runtime.settings import Settings
-from halfway.service.coordinator import Coordinator
+from halfway.coordinator.coordinator import Coordinator
+from halfway.http.console import Console
+from halfway.http.server.acceptor import ApiLimits
+from halfway.http.server.api import Api
+from halfway.http.server.server import HttpServer
 
 T = TypeVar("T")
 

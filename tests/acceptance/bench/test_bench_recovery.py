@@ -9,10 +9,10 @@ import msgspec
 from bench import recovery
 from bench.log_history import Plan, Writer
 from bench.system import Broker
+from halfway.app.metrics.metrics import Metrics
+from halfway.coordinator.ports import Cursors
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.topics.provisioning import InternalTopics
-from halfway.runtime.metrics.metrics import Metrics
-from halfway.service.ports import Cursors
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.process import NewCoordinator

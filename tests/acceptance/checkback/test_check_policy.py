@@ -3,9 +3,9 @@
 import asyncio
 from itertools import pairwise
 
-from halfway.domain.policy import JITTER
-from halfway.domain.records import OpKind
-from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.properties import HOST, pick_port
+from halfway.protocol.policy import JITTER
+from halfway.protocol.records import OpKind
 from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import NEVER_S, QUIET, Connect, Json, Rest, message, moment_ms

@@ -1,7 +1,7 @@
 """The end of the checks without a verdict: halfway parks, to be ended or resumed, or rolls back."""
 
-from halfway.domain.records import OpKind
-from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.properties import HOST, pick_port
+from halfway.protocol.records import OpKind
 from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
 from tests.support.coordinator.rest_client import QUIET, Rest, message, moment_ms
 from tests.support.coordinator.topics import Cluster, InternalTopics

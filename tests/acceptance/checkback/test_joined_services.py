@@ -9,9 +9,9 @@ from aiohttp.test_utils import TestServer
 
 from halfway.client import Halfway, Message, join_aiohttp
 from halfway.client.barrier import Barrier, sqlite_transactions
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
-from halfway.embedded.ports import pick_port
+from halfway.embedded.properties import pick_port
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.waiting import eventually
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from halfway.domain.records import OpKind
+from halfway.protocol.records import OpKind
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.rest_client import NEVER_S, QUIET, Json, Rest, message, moment_ms
 from tests.support.coordinator.topics import Cluster, InternalTopics

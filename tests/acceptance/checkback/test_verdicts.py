@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from halfway.domain.records import OpKind
+from halfway.protocol.records import OpKind
 from tests.support.coordinator.endpoints import Endpoints, RawConversation, RawEndpoint, http_response
 from tests.support.coordinator.rest_client import Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics

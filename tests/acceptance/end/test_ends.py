@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from halfway.domain.records import OpKind, digest
+from halfway.protocol.records import OpKind, digest
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, moment_ms
 from tests.support.coordinator.topics import Cluster, InternalTopics

@@ -11,7 +11,7 @@ import pytest
 
 from halfway.client.barrier import sqlite_transactions
 from halfway.client.consumer import Consumer, Inbox, Record, Retries
-from halfway.domain.records import OpKind
+from halfway.protocol.records import OpKind
 from tests.support.brokers.guarded import GuardedKafka
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator

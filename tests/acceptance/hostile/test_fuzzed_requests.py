@@ -17,9 +17,9 @@ from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks as openapi
 
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
-from halfway.rest.handlers.routes import OPERATIONS
+from halfway.http.handlers.routes import OPERATIONS
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 from tests.support.coordinator.by_hand import total
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import NEVER_S, QUIET, Connect, message

@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.command_line import Ended, run
 from tests.support.coordinator.fleet import SHARDS, Fleet, RoundRobin, id_in, settled

@@ -59,7 +59,7 @@ NEWER = '''
 """Makes this process one of the next release: a further field in half, and further fields between instances."""
 import msgspec
 from halfway.kafka.records import codec
-from halfway.service.cluster import peer_wire
+from halfway.coordinator.cluster import peer_wire
 
 _half, _call, _answer = codec.encode_half, peer_wire.encode_call, peer_wire.encode_answer
 
@@ -94,7 +94,7 @@ class Releases:
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
     """Make two copies of the schemas, which a process loads instead of the installed ones."""
-    from halfway.kafka.records.avro import Registry
+    from halfway.kafka.records.codec import Registry
 
     ours = Path(schemas.__file__).parent
     places = {name: tmp_path / name / "halfway" / "schemas" for name in ("now", "next")}

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.domain.errors import HalfwayError, ShardUnavailableError
-from halfway.domain.transaction import Outcome
+from halfway.coordinator.records import EndCall, GetCall
+from halfway.coordinator.requests import End
 from halfway.kafka.records import codec
-from halfway.service.records.peer_calls import EndCall, GetCall
-from halfway.service.requests import End
+from halfway.protocol.errors import HalfwayError, ShardUnavailableError
+from halfway.protocol.transactions import Outcome
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.fleet import (
     CREDENTIAL,

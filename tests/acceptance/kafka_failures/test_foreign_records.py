@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import eq
 
-from halfway.domain.ids import shard_of
-from halfway.domain.records import Barrier, Owner
 from halfway.kafka.records import codec
 from halfway.kafka.records.codec import BARRIER_KEY, LAYOUT_KEY
+from halfway.protocol.records import Barrier, Owner
+from halfway.protocol.transactions import shard_of
 from tests.support.brokers.header_names import append_with_header_name
 from tests.support.coordinator.by_hand import Keyed, Place, append_all, set_offsets, skipped, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 from tests.support.canary import Canaries
 from tests.support.coordinator import command_line
 from tests.support.coordinator.endpoints import Endpoints, RawConversation, http_response

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from halfway.domain.records import OpKind
-from halfway.embedded.ports import HOST, is_free, pick_port
+from halfway.embedded.properties import HOST, is_free, pick_port
+from halfway.protocol.records import OpKind
 from tests.support.coordinator import command_line
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
@@ -158,7 +158,7 @@ async def test_everything_in_one_command(tmp_path: Path, ended_by: str) -> None:
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")}
     dev = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json", "--topic", "orders:3"),
+        *(sys.executable, "-m", "halfway.app.cli", "dev", "--json", "--topic", "orders:3"),
         *("--port", "0", "--health-port", "0", *(["--with-parent"] if ended_by != "Ctrl-C" else [])),
         cwd=tmp_path,
         env=environment,

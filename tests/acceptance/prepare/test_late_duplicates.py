@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import msgspec
 from confluent_kafka import Producer
 
-from halfway.domain.ids import shard_of
-from halfway.domain.records import Half, Message, fingerprint
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.protocol.records import Half, Message, fingerprint
+from halfway.protocol.transactions import shard_of
 from tests.support.coordinator.by_hand import append_half
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from halfway.service.prepare.rules import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from halfway.coordinator.prepare_rules import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, moment_ms
 from tests.support.coordinator.topics import Cluster, Record
 

@@ -14,7 +14,7 @@ from functools import partial
 import aiohttp
 import pytest
 
-from halfway.domain.records import OpKind
+from halfway.protocol.records import OpKind
 from tests.faults.plan import Fault
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.by_hand import append_all

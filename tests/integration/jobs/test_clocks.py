@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from halfway.domain.records import Message
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.tables.folders import LocalFolder
+from halfway.protocol.records import Message
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, committed, found_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, START, Log, LogSource

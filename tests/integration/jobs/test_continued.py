@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from halfway.domain.records import Message, OpKind
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables.folders import LocalFolder
+from halfway.protocol.records import Message, OpKind
 from tests.support.pipeline.audits import (
     MESSAGES,
     OPTIONS,

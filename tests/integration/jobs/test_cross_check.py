@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from halfway.domain.records import Message
 from halfway.pipeline import cli
 from halfway.pipeline.commands.alerts import FailOn
 from halfway.pipeline.commands.audit import say
@@ -21,6 +20,7 @@ from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, cross_check, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.protocol.records import Message
 from tests.integration.jobs.test_random_logs import FIRST, SEEDS
 from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
 from tests.support.pipeline.log_writer import Writer

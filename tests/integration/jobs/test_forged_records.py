@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halfway.domain.records import MessageDigest, Op, OpKind
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
@@ -12,6 +10,8 @@ from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
+from halfway.protocol.records import MessageDigest, Op, OpKind
+from halfway.protocol.transactions import Cause
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, committed, found_in
 from tests.support.pipeline.log_writer import Writer

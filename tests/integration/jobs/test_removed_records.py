@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from halfway.domain.records import Message, OpKind
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.tables.folders import LocalFolder
+from halfway.protocol.records import Message, OpKind
 from tests.support.pipeline.audits import OPTIONS, committed, continued, counts_in, found_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource

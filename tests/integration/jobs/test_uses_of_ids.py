@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from halfway.domain.records import OpKind
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables.folders import LocalFolder
+from halfway.protocol.records import OpKind
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, continued, counts_in, found_in, last_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, START, Log, LogSource

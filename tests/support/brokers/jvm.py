@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is there
 
 from halfway.embedded import KAFKA_VERSION, SHORT_LIVED, EmbeddedConfig, EmbeddedKafka, find_java, resolve_jars
-from halfway.embedded.jars import user_cache_dir
+from halfway.embedded.java import user_cache_dir
 
 STARTED_WITHIN_S = 300.0
 """Several may start at once on a slow machine; halfway itself waits less."""

@@ -14,7 +14,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self
 
-from halfway.embedded.ports import HOST
+from halfway.embedded.properties import HOST
 
 _LENGTH = 4
 _STOP_WITHIN_S = 60.0

@@ -1,7 +1,7 @@
 """Groups that a test has stand in the log, whatever stood there."""
 
-from halfway.domain.records import Group
-from halfway.service.ports import GroupStore
+from halfway.coordinator.ports import GroupStore
+from halfway.protocol.records import Group
 
 
 async def put(groups: GroupStore, group: Group, *, deadline: float) -> None:

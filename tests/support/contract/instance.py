@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
-from halfway.domain.entries import Ended, ParkedEntry, Pending
-from halfway.domain.ids import shard_of
-from halfway.domain.records import Foreign, Half, Message, Op, Parked, fingerprint
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import Cause
-from halfway.service.ports import (
+from halfway.coordinator import changes
+from halfway.coordinator.changes import OpFields
+from halfway.coordinator.ports import (
     CursorStore,
     GroupStore,
     HalfLog,
@@ -25,8 +22,10 @@ from halfway.service.ports import (
     Topics,
     Written,
 )
-from halfway.service.resolve import changes
-from halfway.service.resolve.changes import OpFields
+from halfway.protocol.entries import Ended, ParkedEntry, Pending
+from halfway.protocol.records import Foreign, Half, Message, Op, Parked, fingerprint
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import Cause, shard_of
 from tests.support.replies import appended, submitted
 from tests.support.waiting import until_true
 

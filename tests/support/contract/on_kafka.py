@@ -12,19 +12,19 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.domain.records import Half, Op, Parked
-from halfway.domain.transaction import State
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.log.compacted_table import KafkaOwners
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.group_registry import KafkaGroups
 from halfway.kafka.log.half_log import KafkaHalfLog
-from halfway.kafka.log.owners import KafkaOwners
-from halfway.kafka.ownership.cluster import KafkaCluster
+from halfway.kafka.log.registries import KafkaGroups
+from halfway.kafka.ownership.membership import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_op, decode_parked, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory import RecordingObserver
+from halfway.protocol.errors import KafkaUnavailableError
+from halfway.protocol.records import Half, Op, Parked
+from halfway.protocol.transactions import State
 from tests.support.brokers.offsets import end_of
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
 

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from halfway.domain.records import Barrier, Half
 from halfway.memory import Memory
+from halfway.protocol.records import Barrier, Half
 from tests.support.contract.instance import SHARDS, Ports, Seen, Stored, facts, new_id
 
 

@@ -10,8 +10,8 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.domain.records import Half
 from halfway.kafka.records.codec import KIND_HALF, Headers, encode_half, record_headers
+from halfway.protocol.records import Half
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
 from tests.support.coordinator.topics import Cluster

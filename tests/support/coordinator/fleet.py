@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import aiohttp
 
-from halfway.domain.ids import shard_of
-from halfway.domain.principal import ANYBODY
-from halfway.service.cluster.peer_wire import AnswerReader, decode_result, encode_call, encode_request
-from halfway.service.records.peer_calls import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
+from halfway.coordinator.cluster.peers import AnswerReader, decode_result, encode_call, encode_request
+from halfway.coordinator.records import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
+from halfway.protocol.principal import ANYBODY
+from halfway.protocol.transactions import shard_of
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest, message

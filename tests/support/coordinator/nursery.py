@@ -17,10 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from halfway.app.cli import main as cli
 from halfway.embedded import supervisor
-from halfway.rest.handlers import openapi
-from halfway.runtime.cli import main as cli
-from halfway.runtime.serve import app  # noqa: F401  imported for its forks
+from halfway.http.handlers import openapi
 from tests.faults.injection import Injection
 from tests.faults.plan import Faults
 

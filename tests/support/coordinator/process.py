@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 from uuid import uuid4
 
-from halfway.embedded.ports import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
+from halfway.embedded.properties import HOST, pick_port
 from tests.support.brokers.members import remove_members
 from tests.support.canary import know_secrets
 from tests.support.coordinator.warm_process import WarmProcess
@@ -235,7 +235,7 @@ def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("HALFWAY_")} | dict(settings)
 
 
-def halfway_command(settings: Mapping[str, str], *arguments: str, module: str = "halfway.runtime.cli") -> list[str]:
+def halfway_command(settings: Mapping[str, str], *arguments: str, module: str = "halfway.app.cli") -> list[str]:
     """Give the command line that runs `halfway` with these settings, and none of our own environment's."""
     ours = [name for name in os.environ if name.startswith("HALFWAY_")]
     unset = [word for name in ours for word in ("-u", name)]

@@ -22,8 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     ResourceType,
 )
 
-from halfway.domain.records import Half, Op, OpKind, Parked
 from halfway.kafka.records import codec
+from halfway.protocol.records import Half, Op, OpKind, Parked
 from tests.support.waiting import eventually
 
 READ_WITHIN_S = 180.0

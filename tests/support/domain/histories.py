@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import note
 from hypothesis import strategies as st
 
-from halfway.domain.records import NO_BARRIER, Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import Cause, State
+from halfway.protocol.records import NO_BARRIER, Half, Message, MessageDigest, Op, OpKind, Origin, Parked, fingerprint
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import Cause, State
 from tests.support.domain import naive_fold
 from tests.support.domain.naive_fold import Known, Logs
 from tests.support.domain.states import state_of

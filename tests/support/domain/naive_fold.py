@@ -6,8 +6,8 @@ This is docs/protocol.md#state-is-a-fold-over-the-log in as little code as possi
 import math
 from dataclasses import dataclass, field
 
-from halfway.domain.records import Half, Op, Origin, Parked
-from halfway.domain.transaction import Cause, State
+from halfway.protocol.records import Half, Op, Origin, Parked
+from halfway.protocol.transactions import Cause, State
 
 
 @dataclass

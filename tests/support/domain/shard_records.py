@@ -2,8 +2,8 @@
 
 import msgspec
 
-from halfway.domain.records import Half, Op, OpKind, Origin, Parked
-from halfway.domain.transaction import Cause
+from halfway.protocol.records import Half, Op, OpKind, Origin, Parked
+from halfway.protocol.transactions import Cause
 from tests.support.domain.histories import half_of
 
 ID = "order-1"

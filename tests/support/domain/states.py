@@ -1,7 +1,7 @@
 """The state of an id in the fold of its shard."""
 
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import State
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
 
 
 def state_of(shard: ShardState, transaction_id: str) -> State | None:

@@ -8,12 +8,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from halfway.domain.records import Owner
+from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.ownership.acquisition import Acquired, Acquisition
-from halfway.kafka.ownership.fenced_owners import FencedOwners
-from halfway.service.ports import Cursors
+from halfway.kafka.ownership.former_owners import FencedOwners
+from halfway.protocol.records import Owner
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
 )

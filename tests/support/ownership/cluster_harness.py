@@ -15,16 +15,15 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from halfway.domain.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
-from halfway.domain.ids import shard_of
-from halfway.domain.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
-from halfway.domain.transaction import Cause, State
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.ownership.cluster import KafkaCluster
+from halfway.kafka.ownership.membership import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.service.ports import TOMBSTONE, LaneWrite, Written
+from halfway.protocol.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
+from halfway.protocol.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
+from halfway.protocol.transactions import Cause, State, shard_of
 from tests.support.brokers.offsets import end_of
 from tests.support.contract.instance import Listener
 from tests.support.domain.states import state_of

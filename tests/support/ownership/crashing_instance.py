@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from halfway.domain.records import Message
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.protocol.records import Message
 from tests.support.ownership.cluster_harness import Instance, commit_of, half, in_shard, prepare
 
 

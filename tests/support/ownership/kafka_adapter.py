@@ -6,9 +6,9 @@ from uuid import uuid4
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from halfway.coordinator.ports import Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import Headers
-from halfway.service.ports import Observer
 
 PATIENCE_S = 180.0
 

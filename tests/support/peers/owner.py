@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from halfway.domain.errors import HalfwayError
-from halfway.domain.principal import Principal, PrincipalKind
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator.ports import OwnerHint
+from halfway.coordinator.records import EndCall, PeerCall
+from halfway.coordinator.requests import End, EndResult
+from halfway.http.server.peer_port import PeerPort
 from halfway.peers import HttpPeers
-from halfway.rest.server.peer_port import PeerPort
-from halfway.service.ports import OwnerHint
-from halfway.service.records.peer_calls import EndCall, PeerCall
-from halfway.service.requests import End, EndResult
+from halfway.protocol.errors import HalfwayError
+from halfway.protocol.principal import Principal, PrincipalKind
+from halfway.protocol.transactions import Outcome, State
 
 HOST = "127.0.0.1"
 SECRET = "the secret of this cluster"

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from halfway.domain.records import Message, MessageDigest, Op, OpKind
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.jobs.audit import VERDICTS
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.protocol.records import Message, MessageDigest, Op, OpKind
+from halfway.protocol.transactions import Cause
 
 PREFIX = "_halfway."
 AT = 1_700_000_000_000

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 
-from halfway.domain.records import Message
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.tables.folders import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
+from halfway.protocol.records import Message
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, SLACK, START, Log, LogSource

@@ -8,13 +8,13 @@ from uuid import uuid4
 from confluent_kafka import OFFSET_END, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]  # they are there
 
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from halfway.pipeline.tables.folders import Folder
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.protocol.transactions import Cause
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.protocol.transactions import Cause
 from tests.support.pipeline.logs import PREFIX, Log
 
 

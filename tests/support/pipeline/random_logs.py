@@ -3,8 +3,8 @@
 import random
 from uuid import UUID
 
-from halfway.domain.ids import server_id
-from halfway.domain.records import Message, OpKind
+from halfway.protocol.records import Message, OpKind
+from halfway.protocol.transactions import server_id
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, KINDS, PREFIX, SLACK, START, Log
 

@@ -15,14 +15,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.protocol.transactions import Cause, partition_for_key
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, Headers
 
 DAY: Final = 86_400_000

@@ -1,10 +1,11 @@
 """One record of each kind, as the committed bytes in records.json hold it."""
 
-from halfway.domain.audit_trail import AuditEvent
-from halfway.domain.keys import Key
-from halfway.domain.policy import OnExhausted, PolicyOverrides
-from halfway.domain.principal import PrincipalKind
-from halfway.domain.records import (
+from halfway.kafka.records.codec import Layout
+from halfway.protocol.keys import Key
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.principal import PrincipalKind
+from halfway.protocol.records import (
+    AuditEvent,
     Barrier,
     CheckMode,
     Group,
@@ -17,8 +18,7 @@ from halfway.domain.records import (
     Owner,
     Parked,
 )
-from halfway.domain.transaction import Cause
-from halfway.kafka.records.codec import Layout
+from halfway.protocol.transactions import Cause
 
 HALF = Half(
     id="3-0198b0a0-0000-7000-8000-000000000001",

@@ -10,16 +10,15 @@ from typing import Any, Self
 
 import aiohttp
 
+from halfway.coordinator.access import Keys
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.requests import ServiceLimits
+from halfway.http.console import Console
+from halfway.http.responses.slices import Unsent
+from halfway.http.server.acceptor import ApiLimits, ServerTls
+from halfway.http.server.api import Api
+from halfway.http.server.server import HttpServer
 from halfway.memory import Memory
-from halfway.rest.console import Console
-from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.api import Api
-from halfway.rest.server.limits import ApiLimits
-from halfway.rest.server.server import HttpServer
-from halfway.rest.server.tls import ServerTls
-from halfway.service.access.keys import Keys
-from halfway.service.coordinator import Coordinator
-from halfway.service.requests import ServiceLimits
 from tests.support.waiting import GENEROUS_S
 
 HOST = "127.0.0.1"

@@ -5,13 +5,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from halfway.domain.ids import shard_of
-from halfway.domain.keys import RANDOM_BYTES, MasterSecret, key_text
-from halfway.domain.principal import Principal, PrincipalKind
+from halfway.coordinator.access import KeyedAccess, Keys, KeySpec
+from halfway.http.server.acceptor import ApiLimits
 from halfway.memory import Memory
-from halfway.rest.server.limits import ApiLimits
-from halfway.service.access.access import KeyedAccess
-from halfway.service.access.keys import Keys, KeySpec
+from halfway.protocol.keys import RANDOM_BYTES, MasterSecret, key_text
+from halfway.protocol.principal import Principal, PrincipalKind
+from halfway.protocol.transactions import shard_of
 from tests.support.rest.client import SHOP, Answer, RestWorld
 
 SHARDS = 2

@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass
 
-from halfway.domain.policy import OnExhausted, PolicyOverrides
-from halfway.domain.records import CheckMode, Message
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
 from halfway.memory import Memory, topic
-from halfway.service.coordinator import Coordinator
-from halfway.service.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.transactions import Outcome, State
 from tests.support.waiting import GENEROUS_S
 
 SHARDS = 2

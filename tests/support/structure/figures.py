@@ -7,13 +7,13 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from halfway.rest.handlers.routes import OPERATIONS
-from halfway.runtime.settings import Settings
-from halfway.service.records import peer_calls
+from halfway.app.settings import Settings
+from halfway.coordinator import records
+from halfway.http.handlers.routes import OPERATIONS
 
 ROOT = Path(__file__).parents[3]
 PORTIONS = ("coordinator", "adapters", "pipeline", "schemas")
-PORTS = ("coordinator/halfway/service/ports.py", "coordinator/halfway/service/check_ports.py")
+PORTS = ("coordinator/halfway/coordinator/ports.py",)
 
 
 def product_files() -> dict[str, Path]:
@@ -112,7 +112,7 @@ def static_figures() -> dict[str, int]:
         "settings": len(Settings.model_fields),
         "REST operations": len(OPERATIONS),
         "calls between instances": sum(
-            isinstance(one, type) and name.endswith("Call") for name, one in vars(peer_calls).items()
+            isinstance(one, type) and name.endswith("Call") for name, one in vars(records).items()
         ),
         "ports": port_count,
         "methods of ports": port_methods,

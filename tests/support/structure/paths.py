@@ -195,8 +195,8 @@ def main(bootstrap_servers: str) -> None:
 
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is there
 
-    from halfway.runtime import settings as configuration
-    from halfway.runtime.serve.app import Ready, run
+    from halfway.app import settings as configuration
+    from halfway.app.serve.app import Ready, run
 
     topic = f"paths-{uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})

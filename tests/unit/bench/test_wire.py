@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.load.wire import Batches, Singles, WireError, id_in, items_in, payloads, split
 from bench.plan import KEYS, VALUE_BYTES, LoadPlan
-from halfway.domain.ids import shard_of
+from halfway.protocol.transactions import shard_of
 
 ANSWER = b'HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 9\r\nDate: x\r\n\r\n{"id":"a"'
 

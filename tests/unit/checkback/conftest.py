@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from halfway.checkback import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Group, Message
-from halfway.embedded.ports import pick_port
-from halfway.service.check_ports import CheckReply, CheckRequest
+from halfway.checks import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.embedded.properties import pick_port
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Group, Message
 from tests.support.checkback.servers import response
 from tests.support.waiting import GENEROUS_S
 

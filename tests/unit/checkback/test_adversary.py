@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from halfway.domain.records import Group
-from halfway.domain.transaction import Outcome
-from halfway.service.check_ports import CheckReply, CheckRequest
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.protocol.records import Group
+from halfway.protocol.transactions import Outcome
 from tests.support.hostile.adversary import Adversary
 from tests.unit.checkback.conftest import GROUP, local_caller
 from tests.unit.checkback.test_stray_answers import OTHER_GROUP

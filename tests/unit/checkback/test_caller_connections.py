@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from halfway.checkback import LOOPBACK_NETWORKS, Destinations
+from halfway.checks import LOOPBACK_NETWORKS, Destinations
 from halfway.client import CheckVerifier
-from halfway.domain.records import Message
-from halfway.domain.secrets import CheckSecrets
-from halfway.domain.transaction import Outcome
-from halfway.service.check_ports import CheckRequest
+from halfway.coordinator.ports import CheckRequest
+from halfway.protocol.keys import CheckSecrets
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import Outcome
 from tests.support.certificates import Authority
 from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
 from tests.support.loop_time import LoopTime

@@ -5,7 +5,7 @@ import json
 
 import msgspec
 
-from halfway.domain.transaction import Outcome
+from halfway.protocol.transactions import Outcome
 from tests.support.checkback.servers import Asked, endpoint, hangs, response, sends
 from tests.support.loop_time import LoopTime
 from tests.unit.checkback.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller

@@ -8,8 +8,8 @@ import zlib
 
 import pytest
 
-from halfway.domain.transaction import Outcome
-from halfway.service.check_ports import CheckReply
+from halfway.coordinator.ports import CheckReply
+from halfway.protocol.transactions import Outcome
 from tests.support.checkback.servers import Serve, endpoint, hangs, repeats, response, sends
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until_true

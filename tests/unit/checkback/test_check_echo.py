@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from halfway.domain.transaction import Outcome
-from halfway.runtime.dev.check_echo import CheckEcho
+from halfway.app.dev import CheckEcho
+from halfway.protocol.transactions import Outcome
 from tests.unit.checkback.conftest import Ask
 
 

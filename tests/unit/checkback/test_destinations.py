@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from halfway.checkback import Destinations
-from halfway.checkback.addresses import parse_literal
+from halfway.checks import Destinations
+from halfway.checks.destinations import parse_literal
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfway.checkback.dns import LOOKUPS_PER_GROUP, DnsResolver
-from halfway.domain.transaction import Outcome
-from halfway.service.check_ports import CheckReply
+from halfway.checks.connections import LOOKUPS_PER_GROUP, DnsResolver
+from halfway.coordinator.ports import CheckReply
+from halfway.protocol.transactions import Outcome
 from tests.support.checkback.servers import Endpoint, endpoint, sends
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import GENEROUS_S, until_true
@@ -105,7 +105,7 @@ async def test_a_check_that_found_no_free_thread_says_nothing_about_its_endpoint
     names: NameServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its circuit breaker does not count the effects of other groups' names."""
-    monkeypatch.setattr("halfway.checkback.caller.DnsResolver", lambda: DnsResolver(threads=2))
+    monkeypatch.setattr("halfway.checks.caller.DnsResolver", lambda: DnsResolver(threads=2))
     async with checking(names, timeout_s=100) as checks:
         checks.begin("evil", ["1.slow", "2.slow"])
         await until_true(lambda: len(names.hung) == 2, what="its look-ups have all threads")

@@ -2,10 +2,9 @@
 
 import json
 
-from halfway.checkback import question
-from halfway.domain.message_json import rfc3339
-from halfway.domain.records import Message
-from halfway.service.check_ports import CheckRequest
+from halfway.checks import question
+from halfway.coordinator.ports import CheckRequest
+from halfway.protocol.records import Message, rfc3339
 
 
 def test_a_question_has_the_transaction_and_its_messages_as_a_prepare_takes_them() -> None:

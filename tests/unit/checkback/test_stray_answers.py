@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from halfway.checkback import HttpCheckCaller
-from halfway.domain.records import Group, Message
-from halfway.domain.transaction import Outcome
-from halfway.service.check_ports import CheckReply, CheckRequest
+from halfway.checks import HttpCheckCaller
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.protocol.records import Group, Message
+from halfway.protocol.transactions import Outcome
 from tests.support.checkback.servers import Asked, echoes, endpoint, response, sends
 from tests.unit.checkback.conftest import GROUP, QUESTION, Ask, local_caller
 

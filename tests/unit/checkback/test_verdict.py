@@ -2,9 +2,9 @@
 
 import pytest
 
-from halfway.checkback.verdict import NotAVerdictError, is_json, read_verdict
-from halfway.domain.records import MAX_REMARK_BYTES
-from halfway.domain.transaction import Outcome
+from halfway.checks.question import NotAVerdictError, is_json, read_verdict
+from halfway.protocol.records import MAX_REMARK_BYTES
+from halfway.protocol.transactions import Outcome
 
 NONCE = "Zk3vN0pQ1rS5tUwXyZ-_ab"
 

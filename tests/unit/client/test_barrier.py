@@ -20,8 +20,8 @@ from halfway.client.barrier import (
 )
 from halfway.client.barrier.table import BarrierTable
 from halfway.client.checks.answers import Check
-from halfway.client.commit_uncertainty import may_have_committed
-from halfway.client.consumer.inbox_table import InboxTable
+from halfway.client.consumer.inbox import InboxTable
+from halfway.client.messages import may_have_committed
 
 
 class Shop:

@@ -17,7 +17,7 @@ from werkzeug.exceptions import NotFound
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client as WsgiClient
 
-from halfway.checkback.signing import signed_headers
+from halfway.checks.question import signed_headers
 from halfway.client import (
     AiohttpChecks,
     AsgiChecks,
@@ -29,8 +29,8 @@ from halfway.client import (
     answer_check_sync,
 )
 from halfway.client.checks import answers
-from halfway.client.concurrency.threads import BoundedThreads
-from halfway.domain.secrets import CheckSecrets
+from halfway.client.threads import BoundedThreads
+from halfway.protocol.keys import CheckSecrets
 from tests.support.client.serving import serving
 
 QUESTION: dict[str, Any] = {

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 from aiohttp import web
 
+from halfway.app.settings import Settings
 from halfway.client import (
     AlreadyEndedError,
     CheckWorker,
@@ -32,8 +33,7 @@ from halfway.client import (
     WrongEventLoopError,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
-from halfway.client.calls.retries import ATTEMPT_S
-from halfway.runtime.settings import Settings
+from halfway.client.calls.coalescing import ATTEMPT_S
 from tests.support.client.serving import serving
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld

@@ -15,8 +15,8 @@ from confluent_kafka import Producer
 
 from halfway.client.barrier import NoTransactionError
 from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
-from halfway.client.consumer.foreign_errors import described, loggable
-from halfway.client.consumer.retention import _compare
+from halfway.client.consumer.inbox import _compare
+from halfway.client.consumer.record import described, loggable
 from halfway.client.consumer.settings import connection_settings
 from tests.support.waiting import GENEROUS_S
 

@@ -17,7 +17,7 @@ from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 
-from halfway.checkback.signing import signed_headers
+from halfway.checks.question import signed_headers
 from halfway.client import (
     CheckVerifier,
     InvalidRequestError,
@@ -31,7 +31,7 @@ from halfway.client import (
 )
 from halfway.client.barrier import LateTransactionError, NoTransactionError
 from halfway.client.django import AtomicProducer, DjangoChecks, django_barrier
-from halfway.domain.secrets import CheckSecrets
+from halfway.protocol.keys import CheckSecrets
 from tests.support.client.shop import prepares, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, forget_connection, insert, project

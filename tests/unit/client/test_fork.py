@@ -51,7 +51,7 @@ LOCKED = """
 import os, sys, threading, warnings
 from halfway.client import CheckVerifier, SyncHalfway
 from halfway.client import sqlalchemy
-from halfway.client.concurrency.threads import BoundedThreads
+from halfway.client.threads import BoundedThreads
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point
 verifier, client = CheckVerifier("whsec_" + "A" * 40), SyncHalfway("http://127.0.0.1:1", "shop")

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.client import Message, Outcome
 from halfway.client.barrier import LateTransactionError
-from halfway.client.producer.sending import Sending
+from halfway.client.producer.transaction import Sending
 from tests.unit.client.test_barrier import Shop, check_of
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from halfway.checkback.signing import signed_headers
+from halfway.checks.question import signed_headers
 from halfway.client import (
     Check,
     ClientClosedError,
@@ -25,7 +25,7 @@ from halfway.client import (
     join_aiohttp,
 )
 from halfway.client.barrier import Barrier, InvalidRetentionError, MissingTableError, sqlite_transactions
-from halfway.domain.secrets import CheckSecrets
+from halfway.protocol.keys import CheckSecrets
 from halfway.testing import MemoryServer
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded

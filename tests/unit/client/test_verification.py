@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from halfway.checkback.signing import signed_headers
+from halfway.checks.question import signed_headers
 from halfway.client import (
     CheckVerifier,
     InvalidSecretError,
@@ -18,7 +18,7 @@ from halfway.client import (
     answer_check,
     answer_check_sync,
 )
-from halfway.domain.secrets import CheckSecrets, derived, hkdf
+from halfway.protocol.keys import CheckSecrets, derived, hkdf
 
 MASTER, OLD_MASTER = b"m" * 32, b"o" * 32
 SECRETS = CheckSecrets([MASTER])

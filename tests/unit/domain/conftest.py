@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.domain.shard import ShardState
+from halfway.protocol.shard import ShardState
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from halfway.domain import forgotten_ids
-from halfway.domain.forgotten_ids import ForgottenIds
+from halfway.protocol import outcomes as forgotten_ids
+from halfway.protocol.outcomes import ForgottenIds
 
 HORIZON_MS = 1000
 

@@ -7,7 +7,7 @@ import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.ids import CLIENT_ID, murmur2, parse_server_id, partition_for_key, server_id, shard_of
+from halfway.protocol.transactions import CLIENT_ID, murmur2, parse_server_id, partition_for_key, server_id, shard_of
 
 JAVA_VECTORS = [
     (b"21", -973932308),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.keys import (
+from halfway.protocol.keys import (
     FORM,
     KINDS,
     RANDOM_BYTES,
@@ -19,7 +19,7 @@ from halfway.domain.keys import (
     kind_in,
     public_id,
 )
-from halfway.domain.principal import Principal, PrincipalKind
+from halfway.protocol.principal import Principal, PrincipalKind
 
 RANDOM = st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES)
 KEY = Key(id="0123456789AB", kind=PrincipalKind.GROUP, name="shop", created_at=1, digest=b"d" * 32)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.entries import Ended, MessageIndex
-from halfway.domain.outcomes import Outcomes
-from halfway.domain.records import MessageDigest, Op, OpKind
-from halfway.domain.transaction import Cause, State
+from halfway.protocol.entries import Ended, MessageIndex
+from halfway.protocol.outcomes import Outcomes
+from halfway.protocol.records import MessageDigest, Op, OpKind
+from halfway.protocol.transactions import Cause, State
 
 SHARD = 3
 MADE = "0199a000-0000-7000-8000-0000000000"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfway.domain.policy import (
+from halfway.protocol.policy import (
     AHEAD_MS,
     JITTER,
     Check,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.records import Message, MessageDigest, digest, fingerprint
+from halfway.protocol.records import Message, MessageDigest, digest, fingerprint
 
 optional_bytes = st.none() | st.binary(max_size=4)
 messages = st.builds(

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import State
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
 from tests.support.domain import naive_fold
 from tests.support.domain.histories import GROUP, PARTITIONS, Step, World, expected, known_by, steps
 from tests.support.domain.naive_fold import Logs

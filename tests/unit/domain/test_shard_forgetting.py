@@ -1,7 +1,7 @@
 """The memory of a shard for ended transactions and unknown ids, and when it forgets them."""
 
-from halfway.domain.records import OpKind
-from halfway.domain.shard import ShardState
+from halfway.protocol.records import OpKind
+from halfway.protocol.shard import ShardState
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import ID, A, op, parked_of
 from tests.support.domain.states import state_of

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from halfway.domain.records import OpKind
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import State
+from halfway.protocol.records import OpKind
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
 from tests.support.domain import naive_fold
 from tests.support.domain.histories import Step, World, expected, half_of, known_by, steps_with_later_lives
 from tests.support.domain.naive_fold import Known, Logs

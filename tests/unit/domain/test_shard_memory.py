@@ -10,9 +10,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from halfway.domain.ids import server_id
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, fingerprint
-from halfway.domain.shard import ShardState
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, fingerprint
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import server_id
 from tests.support.domain.shard_records import op
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfway.domain.shard import ShardState
+from halfway.protocol.shard import ShardState
 from tests.support.domain import naive_fold
 from tests.support.domain.histories import Step, World, expected, known_by, steps
 from tests.support.domain.naive_fold import Known, Logs

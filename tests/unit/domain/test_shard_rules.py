@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from halfway.domain.entries import Ended, Pending, short_key_hash
-from halfway.domain.records import FOREIGN, MessageDigest, OpKind
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import State
+from halfway.protocol.entries import Ended, Pending, short_key_hash
+from halfway.protocol.records import FOREIGN, MessageDigest, OpKind
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
 from tests.support.domain.shard_records import A_LATER, ID, LANE_A, A, B, op, parked_of
 from tests.support.domain.states import state_of
 

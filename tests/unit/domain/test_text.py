@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.domain.text import as_text
+from halfway.protocol.records import as_text
 
 
 @pytest.mark.parametrize("text", ["", "v", "ä€\u202e", "a\tb\r\nc", '{"a": "\\u0001"}', "\x7f\x9b"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from halfway.domain.errors import AlreadyEndedError, NotPendingError
-from halfway.domain.transaction import TRANSITIONS, Action, State, conflict
+from halfway.protocol.errors import AlreadyEndedError, NotPendingError
+from halfway.protocol.transactions import TRANSITIONS, Action, State, conflict
 
 PREPARED, PARKED, COMMITTED, ROLLED_BACK = State.PREPARED, State.PARKED, State.COMMITTED, State.ROLLED_BACK
 

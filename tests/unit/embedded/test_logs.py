@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from halfway.embedded import BrokerExitedError
-from halfway.embedded.logs import BrokerLog
+from halfway.embedded.errors import BrokerLog
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from halfway.coordinator.checkback.scan import Scan
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.ownership.acquisition import Acquisition
-from halfway.service.checkback.scan import Scan
 from tests.faults.injection import resolve
 from tests.faults.points import POINTS, STEPS
 
 _ROOT = Path(__file__).resolve().parents[3]
 _COUNT_WRAPPED = """
 import runpy
-from halfway.runtime.cli import main as cli
+from halfway.app.cli import main as cli
 from tests.faults.injection import resolve
 from tests.faults.points import STEPS
 

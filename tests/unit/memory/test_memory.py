@@ -5,18 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from halfway.domain.errors import (
-    KafkaUnavailableError,
-    LaneLostError,
-    MessageTooLargeError,
-    NotAuthorisedError,
-    NotWrittenError,
-    OutcomeUnknownError,
-    OverloadedError,
-)
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Group, Half, Message
-from halfway.domain.transaction import Cause, Outcome, State
+from halfway.coordinator import changes
+from halfway.coordinator.changes import OpFields
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.ports import CheckRequest, Cursors, Lane, LaneWrite, Membership, Observer
+from halfway.coordinator.requests import End, GroupSpec, Prepare, ServiceLimits
 from halfway.memory import (
     ManualClock,
     Memory,
@@ -28,12 +21,18 @@ from halfway.memory import (
     verdict,
 )
 from halfway.memory.log import Partition
-from halfway.service.check_ports import CheckRequest
-from halfway.service.coordinator import Coordinator
-from halfway.service.ports import Cursors, Lane, LaneWrite, Membership, Observer
-from halfway.service.requests import End, GroupSpec, Prepare, ServiceLimits
-from halfway.service.resolve import changes
-from halfway.service.resolve.changes import OpFields
+from halfway.protocol.errors import (
+    KafkaUnavailableError,
+    LaneLostError,
+    MessageTooLargeError,
+    NotAuthorisedError,
+    NotWrittenError,
+    OutcomeUnknownError,
+    OverloadedError,
+)
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Group, Half, Message
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.contract.groups import put
 from tests.support.contract.instance import Listener, half_of, new_id
 from tests.support.domain.states import state_of

@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 import pytest
 from aiohttp import web
 
+from halfway.coordinator.ports import OwnerHint
+from halfway.http.server.server import HttpServer
 from halfway.peers import HttpPeers
-from halfway.rest.server.server import HttpServer
-from halfway.service.ports import OwnerHint
 from tests.support.peers.owner import HOST, SECRET, Serve
 from tests.support.waiting import GENEROUS_S
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from halfway.domain.errors import AlreadyEndedError, PeerLostError, ShardUnavailableError
+from halfway.coordinator.ports import OwnerHint
+from halfway.coordinator.requests import EndResult
 from halfway.peers import HttpPeers
-from halfway.service.ports import OwnerHint
-from halfway.service.requests import EndResult
+from halfway.protocol.errors import AlreadyEndedError, PeerLostError, ShardUnavailableError
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import HOST, Owner, Serve, ask
 

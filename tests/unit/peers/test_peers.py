@@ -5,11 +5,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from halfway.domain.errors import OverloadedError, PeerLostError, ShardUnavailableError
-from halfway.domain.principal import ANYBODY
+from halfway.coordinator.ports import OwnerHint
+from halfway.coordinator.records import DueCall, EndCall
 from halfway.peers import HttpPeers, PeerLimits
-from halfway.service.ports import OwnerHint
-from halfway.service.records.peer_calls import DueCall, EndCall
+from halfway.protocol.errors import OverloadedError, PeerLostError, ShardUnavailableError
+from halfway.protocol.principal import ANYBODY
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import CALLER, SECRET, Owner, Serve, ask, within
 from tests.support.waiting import until_true

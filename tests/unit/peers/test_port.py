@@ -12,10 +12,10 @@ from aiohttp import web
 from structlog.testing import capture_logs
 from yarl import URL
 
-from halfway.domain.errors import ShardUnavailableError
+from halfway.coordinator.records import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
+from halfway.http.server.peer_port import PATH
 from halfway.peers import HttpPeers
-from halfway.rest.server.peer_port import PATH
-from halfway.service.records.peer_calls import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
+from halfway.protocol.errors import ShardUnavailableError
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within
 from tests.support.waiting import GENEROUS_S, until_true
@@ -94,7 +94,7 @@ async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve:
         }
     )
     headers = {CREDENTIAL_HEADER: SECRET, "Halfway-Peer-Version": "1", "Halfway-Peer-To": "one"}
-    from halfway.service.cluster.peer_wire import AnswerReader, decode_result
+    from halfway.coordinator.cluster.peers import AnswerReader, decode_result
 
     async with aiohttp.ClientSession() as session, session.post(at.url + PATH, data=body, headers=headers) as response:
         frames = {frame.index: frame for frame in AnswerReader(10_000).feed(await response.read())}

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 import pytest
 
-from halfway.domain.policy import CheckPolicy
+from halfway.app.settings import NOT_SETTINGS, VARIABLES, Settings
 from halfway.pipeline.access import OPTIONS, Times, load, times
 from halfway.pipeline.cli import pipeline
 from halfway.pipeline.errors import AccessError
-from halfway.runtime.settings import NOT_SETTINGS, VARIABLES, Settings
+from halfway.protocol.policy import CheckPolicy
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
 IDLE = {"connections.max.idle.ms": "120000"}

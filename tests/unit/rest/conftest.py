@@ -6,8 +6,8 @@ from typing import Protocol
 
 import pytest
 
-from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.limits import ApiLimits
+from halfway.http.responses.slices import Unsent
+from halfway.http.server.acceptor import ApiLimits
 from tests.support.rest.client import RestWorld
 
 

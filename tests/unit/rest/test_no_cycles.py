@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import halfway.rest
-from halfway.rest.server.limits import ApiLimits
-from halfway.service.requests import ServiceLimits
+import halfway.http
+from halfway.coordinator.requests import ServiceLimits
+from halfway.http.server.acceptor import ApiLimits
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld
 
 Calls = Callable[[RestWorld], Awaitable[object]]
-COORDINATOR = str(Path(halfway.rest.__path__[0]).parent)
+COORDINATOR = str(Path(halfway.http.__path__[0]).parent)
 TIMES = 5
 ORDER: dict[str, Any] = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}]}
 STRANGE = {**ORDER, "group": "nobody"}

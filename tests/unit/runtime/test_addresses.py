@@ -6,11 +6,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from halfway.domain.errors import ConfigurationError, ForbiddenError
-from halfway.rest.server.server import HttpServer
-from halfway.runtime.serve import app, instance_url
-from halfway.runtime.serve.instance_url import default_instance_url
-from halfway.runtime.settings import load
+from halfway.app.serve import app, instance_url
+from halfway.app.serve.instance_url import default_instance_url
+from halfway.app.settings import load
+from halfway.http.server.server import HttpServer
+from halfway.protocol.errors import ConfigurationError, ForbiddenError
 
 
 async def fail(_: web.BaseRequest) -> web.StreamResponse:

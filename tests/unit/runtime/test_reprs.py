@@ -3,15 +3,14 @@
 import msgspec
 import pytest
 
-from halfway.checkback import HttpCheckCaller
+from halfway.app.settings import load
+from halfway.checks import HttpCheckCaller
 from halfway.client import CheckVerifier, Halfway
-from halfway.domain.keys import MasterSecret
-from halfway.domain.records import Half, Message, Origin, Parked
-from halfway.domain.secrets import CheckSecrets
-from halfway.rest.requests.models import CheckSecretsResponse, PrepareRequest
-from halfway.runtime.settings import load
-from halfway.service.check_ports import CheckRequest
-from halfway.service.requests import Prepare
+from halfway.coordinator.ports import CheckRequest
+from halfway.coordinator.requests import Prepare
+from halfway.http.requests.models import CheckSecretsResponse, PrepareRequest
+from halfway.protocol.keys import CheckSecrets, MasterSecret
+from halfway.protocol.records import Half, Message, Origin, Parked
 from tests.support.canary import Canaries
 
 SECRET, VALUE = "canary-secret-of-32-bytes-or-more", b"canary-payload"

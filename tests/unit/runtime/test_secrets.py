@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from halfway.domain.errors import ConfigurationError
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
-from halfway.runtime.serve.app import demand_guarded
-from halfway.runtime.settings import Settings, load
+from halfway.app.serve.app import demand_guarded
+from halfway.app.settings import Settings, load
+from halfway.protocol.errors import ConfigurationError
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 
 BROKER = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
 GUARDED = {**BROKER, "HALFWAY_MASTER_SECRET": "m" * 32}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from halfway.domain.errors import ConfigurationError
-from halfway.domain.policy import OnExhausted
-from halfway.runtime.settings import load
+from halfway.app.settings import load
+from halfway.protocol.errors import ConfigurationError
+from halfway.protocol.policy import OnExhausted
 
 BOOTSTRAP = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
 

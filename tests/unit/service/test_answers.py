@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from halfway.domain.principal import ANYBODY, Principal, PrincipalKind
-from halfway.service.answers import Answers, CallsOfTurn, Deadlines, answer_all
+from halfway.coordinator.answers import Answers, CallsOfTurn, Deadlines, answer_all
+from halfway.protocol.principal import ANYBODY, Principal, PrincipalKind
 from tests.support.waiting import GENEROUS_S
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from halfway.domain.errors import ShuttingDownError
-from halfway.service.fairness import Places, Shares, Turns
+from halfway.coordinator.fairness import Places, Shares, Turns
+from halfway.protocol.errors import ShuttingDownError
 from tests.support.waiting import GENEROUS_S
 
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import pytest
 
-from halfway.domain.errors import AlreadyEndedError, LaneLostError, OutcomeUnknownError
-from halfway.domain.records import Half, Op, OpKind
-from halfway.domain.transaction import Outcome, State
-from halfway.memory.membership import fold
-from halfway.service.answers import Answers
-from halfway.service.ports import Appended, Cursors, LaneAnswers, LaneWrite, Written
-from halfway.service.requests import End, EndResult, Prepared
+from halfway.coordinator.answers import Answers
+from halfway.coordinator.ports import Appended, Cursors, LaneAnswers, LaneWrite, Written
+from halfway.coordinator.requests import End, EndResult, Prepared
+from halfway.memory.cluster import fold
+from halfway.protocol.errors import AlreadyEndedError, LaneLostError, OutcomeUnknownError
+from halfway.protocol.records import Half, Op, OpKind
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.unit.service.test_many_at_once import SENT, end, nothing_is_held, prepare
 

@@ -5,8 +5,8 @@ import threading
 import structlog
 from structlog.testing import capture_logs
 
-from halfway.service import log_summary
-from halfway.service.log_summary import LogSummary, flush_all
+from halfway.coordinator import logging as log_summary
+from halfway.coordinator.logging import LogSummary, flush_all
 
 log = structlog.get_logger()
 

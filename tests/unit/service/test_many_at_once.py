@@ -7,14 +7,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from halfway.domain.errors import HalfwayError
-from halfway.domain.ids import shard_of
-from halfway.domain.records import Message, Op
-from halfway.domain.transaction import Cause, Outcome
+from halfway.coordinator.answers import Answers
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.memory import Memory
-from halfway.service.answers import Answers
-from halfway.service.coordinator import Coordinator
-from halfway.service.requests import End, EndResult, Prepare, Prepared
+from halfway.protocol.errors import HalfwayError
+from halfway.protocol.records import Message, Op
+from halfway.protocol.transactions import Cause, Outcome, shard_of
 from tests.support.service.world import LIMITS, SHARDS, World
 
 LISTS = 50

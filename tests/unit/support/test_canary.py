@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from halfway.domain.keys import RANDOM_BYTES, key_text
-from halfway.domain.principal import PrincipalKind
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
 from tests.support.canary import MARKED, PAYLOAD, know_secrets, leaks_in
 from tests.support.coordinator.rest_client import Answer, message
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.embedded import ports
+from halfway.embedded import properties as ports
 from tests.support import ports as test_ports
 from tests.support.ports import FIRST, SLICE, SLICES, in_turn, take_slice
 

@@ -12,17 +12,17 @@ from halfway.client.barrier.barrier import (
     OtherDatabaseError,
     UncommittedConnectionError,
 )
-from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
 from halfway.client.barrier.maintenance import BarrierMaintenance
-from halfway.client.barrier.sqlite import sqlite_transactions
 from halfway.client.barrier.table import (
     TABLE,
     ConflictError,
+    Dialect,
     LateTransactionError,
     MissingTableError,
     UncountedRowsError,
     migration,
+    sqlite_transactions,
 )
 
 __all__ = [

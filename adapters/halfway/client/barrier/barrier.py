@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import (
     carry_out,
     carry_out_async,
@@ -21,11 +20,10 @@ from halfway.client.barrier.drivers import (
     require_transaction,
     run_sync,
 )
-from halfway.client.barrier.table import TABLE, BarrierTable, Steps, creation
+from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, Steps, creation
 from halfway.client.checks.answers import Check
-from halfway.client.commit_uncertainty import is_conflict
 from halfway.client.errors import HalfwayError
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Outcome, is_conflict
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
-from halfway.client.cleanup_rate import BATCH, pause_s
-from halfway.client.concurrency.blocking import call_async
+from halfway.client.barrier.table import BATCH, pause_s
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -19,6 +18,7 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.producer.client import Halfway
+from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from halfway.client.checks.verification import CheckVerifier, Headers, InvalidSignatureError
-from halfway.client.concurrency.threads import AllBusyError, BoundedThreads
 from halfway.client.errors import HalfwayError
-from halfway.client.outcome import OUTCOMES, Outcome
+from halfway.client.messages import OUTCOMES, Outcome
+from halfway.client.threads import AllBusyError, BoundedThreads
 
 log = logging.getLogger(__name__)
 

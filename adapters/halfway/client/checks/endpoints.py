@@ -24,9 +24,9 @@ from halfway.client.checks.answers import (
     too_large,
 )
 from halfway.client.checks.verification import CheckVerifier, Headers
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Outcome
 from halfway.client.producer.client import Halfway
-from halfway.client.producer.sending import NoBarrierError
+from halfway.client.producer.transaction import NoBarrierError
 
 _Event = MutableMapping[str, Any]
 _Decider = tuple[Decide, CheckVerifier | None]

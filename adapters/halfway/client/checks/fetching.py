@@ -15,7 +15,7 @@ from halfway.client.errors import (
     RefusedError,
     WrongEventLoopError,
 )
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Outcome
 from halfway.client.producer.client import Halfway
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from halfway.client.concurrency.forks import ForkSafeLock
 from halfway.client.errors import HalfwayError
+from halfway.client.threads import ForkSafeLock
 
 WITHIN_S: Final = 300.0
 """How much the time of a check may differ from the local clock, in seconds."""

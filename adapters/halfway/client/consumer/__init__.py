@@ -11,10 +11,9 @@ except ModuleNotFoundError as error:
     ) from None
 
 from halfway.client.consumer.consumer import Consumer, InvalidSettingError
-from halfway.client.consumer.inbox import Inbox
+from halfway.client.consumer.inbox import Inbox, RetentionTooShortError, UnknownTopicError
 from halfway.client.consumer.record import Record
-from halfway.client.consumer.retention import RetentionTooShortError, UnknownTopicError
-from halfway.client.consumer.retries import RejectedMessageError, Retries
+from halfway.client.consumer.settings import RejectedMessageError, Retries
 
 __all__ = [
     "Consumer",

@@ -20,14 +20,9 @@ from halfway.client.barrier import (
     UncountedRowsError,
     UnsupportedConnectionError,
 )
-from halfway.client.consumer.cleaning import Cleaning
-from halfway.client.consumer.dead_letters import DeadLetters
-from halfway.client.consumer.foreign_errors import described, loggable
-from halfway.client.consumer.inbox import Inbox
-from halfway.client.consumer.record import Record
-from halfway.client.consumer.retention import check_topics
-from halfway.client.consumer.retries import RejectedMessageError, Retries
-from halfway.client.consumer.settings import with_defaults
+from halfway.client.consumer.inbox import Cleaning, Inbox, check_topics
+from halfway.client.consumer.record import DeadLetters, Record, described, loggable
+from halfway.client.consumer.settings import RejectedMessageError, Retries, with_defaults
 from halfway.client.errors import HalfwayError
 
 log = logging.getLogger(__name__)

@@ -1,16 +1,175 @@
-"""A table in the service's own database that records which messages have taken effect."""
+"""A table in the service's own database that records which messages have taken effect.
+
+The inbox's operations on its table, as SQL statements that any driver can execute.
+
+Compares the retention of the inbox with the retention of topics.
+
+Deletes old rows of the inbox while the consumer runs.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but not for mypy
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+)
+
 from halfway.client.barrier.barrier import Connect, UncommittedConnectionError
-from halfway.client.barrier.dialect import Dialect
 from halfway.client.barrier.drivers import carry_out, drive, require_transaction
-from halfway.client.barrier.table import Steps, creation
-from halfway.client.consumer.inbox_table import InboxTable
+from halfway.client.barrier.table import (
+    BATCH,
+    Dialect,
+    Statement,
+    Steps,
+    clean_exclusively,
+    create_table,
+    creation,
+    pause_s,
+    rows_written,
+    table_exists,
+)
+from halfway.client.consumer.record import loggable
+from halfway.client.consumer.settings import connection_settings
+from halfway.client.errors import HalfwayError
+
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Statements:
+    """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
+
+    create: tuple[str, ...]
+    insert: str
+    """Parameters: consumer, message. An existing row stays unchanged, and the row count is 0."""
+    former: str
+    """Returns a row if a message was recorded under its former id. Parameters: consumer, former id, seconds since the
+    epoch: an older row is that of another message."""
+    clean: str
+    """Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
+    elect: str | None = None
+    """Returns 1 if this connection may delete rows now; None if `clean` ensures it, or if only one can write."""
+    resign: str | None = None
+    """Undoes `elect`."""
+
+
+_INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (processed_at)"
+_INSERT_ONCE: Final = (
+    "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
+)
+_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message = {p} AND processed_at >= "
+_ANY_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message > '$' LIMIT 1"
+"""Ids of this release begin with #, which is before $; those of earlier releases begin with what is behind it."""
+_REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
+
+_STATEMENTS: Final = {
+    Dialect.POSTGRESQL: _Statements(
+        create=(
+            (
+                'CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) COLLATE "C" NOT NULL,'
+                ' message varchar(300) COLLATE "C" NOT NULL,'
+                " processed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (consumer, message))"
+            ),
+            _INDEX,
+        ),
+        insert=_INSERT_ONCE,
+        former=_FORMER + "to_timestamp({p})",
+        clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
+        " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND (consumer, message) IN (SELECT consumer, message"
+        " FROM {table} WHERE processed_at < now() - {p} * interval '1 second' ORDER BY processed_at LIMIT {p})",
+    ),
+    Dialect.MYSQL: _Statements(
+        create=(
+            (
+                "CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) NOT NULL, message varchar(300) NOT NULL,"
+                " processed_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), PRIMARY KEY (consumer, message),"
+                " KEY {table}_processed_at (processed_at)) ENGINE=InnoDB CHARACTER SET ascii COLLATE ascii_bin"
+            ),
+        ),
+        insert="INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})",
+        former=_FORMER + "FROM_UNIXTIME({p})",
+        clean="DELETE FROM {table} WHERE processed_at < NOW(3) - INTERVAL {p} SECOND ORDER BY processed_at LIMIT {p}",
+        elect="SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)",
+        resign="SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))",
+    ),
+    Dialect.SQLITE: _Statements(
+        create=(
+            (
+                "CREATE TABLE IF NOT EXISTS {table} (consumer text NOT NULL, message text NOT NULL,"
+                " processed_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),"
+                " PRIMARY KEY (consumer, message)) WITHOUT ROWID"
+            ),
+            _INDEX,
+        ),
+        insert=_INSERT_ONCE,
+        former=_FORMER + "{p}",
+        clean="DELETE FROM {table} WHERE (consumer, message) IN (SELECT consumer, message FROM {table}"
+        " WHERE processed_at < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY processed_at LIMIT {p})",
+    ),
+}
+
+
+class InboxTable:
+    """The inbox's table in one dialect. `insert` runs in the transaction of the effect."""
+
+    def __init__(self, dialect: Dialect | str, name: str) -> None:
+        """Set the table's name; raise ValueError if it is not legal."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
+        self._dialect = Dialect(dialect)
+        self._sql = _STATEMENTS[self._dialect]
+        self._name = name
+
+    def migration(self) -> list[str]:
+        """Return the statements that create the table."""
+        return [sql.replace("{table}", self._name) for sql in self._sql.create]
+
+    def create(self) -> Steps[None]:
+        """Create the table and its index, unless they exist."""
+        yield from create_table(self._dialect, self._name, self._sql.create)
+
+    def exists(self) -> Steps[bool]:
+        """Return whether the table is there."""
+        return (yield from table_exists(self._dialect, self._name))
+
+    def insert(self, consumer: str, message: str) -> Steps[bool]:
+        """Record a message; return False if it was recorded before."""
+        result = yield self._statement(self._sql.insert, consumer, message)
+        return rows_written(result) > 0
+
+    def has_former_rows(self, consumer: str) -> Steps[bool]:
+        """Return whether an earlier release recorded messages that are still there."""
+        return bool((yield self._statement(_ANY_FORMER, consumer)).rows)
+
+    def was_recorded(self, consumer: str, former_id: str, since_s: float) -> Steps[bool]:
+        """Return whether a message was recorded under its former id, at this time or later."""
+        return bool((yield self._statement(self._sql.former, consumer, former_id, since_s)).rows)
+
+    def remove(self, consumer: str, message: str) -> Steps[None]:
+        """Delete the row of a message."""
+        yield self._statement(_REMOVE, consumer, message)
+
+    def clean(self, older_than_s: float, limit: int) -> Steps[int]:
+        """Delete at most `limit` of the oldest rows, unless another instance is deleting; return their number."""
+        elect, resign = (None if sql is None else self._statement(sql) for sql in (self._sql.elect, self._sql.resign))
+        return (yield from clean_exclusively(self._statement(self._sql.clean, older_than_s, limit), elect, resign))
+
+    def _statement(self, sql: str, *parameters: object) -> Statement:
+        return Statement(sql.replace("{table}", self._name), parameters)
+
 
 T = TypeVar("T")
 
@@ -79,3 +238,92 @@ class Inbox:
     def _in_transaction(self, steps: Steps[T]) -> T:
         with self._connect() as connection:
             return carry_out(steps, connection)
+
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 30.0
+
+
+class RetentionTooShortError(HalfwayError, ValueError):
+    """Rows of the inbox would be deleted while a topic still has their records: raise `retention_s`."""
+
+
+class UnknownTopicError(HalfwayError, ValueError):
+    """A topic does not exist: create it first."""
+
+
+def check_topics(
+    settings: Mapping[str, Any], topics: Sequence[str], others: Sequence[str], inbox_s: float | None
+) -> None:
+    """Raise if a topic does not exist, or if one of `topics` has a longer retention than the inbox (`inbox_s`).
+
+    A record that is read again after its row was deleted takes effect again. Topics that the credential may not
+    describe are logged and not compared.
+    """
+    admin = AdminClient(connection_settings(settings))
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in {*topics, *others}]
+    for resource, answer in admin.describe_configs(resources, request_timeout=_TIMEOUT_S).items():
+        try:
+            config = {name: entry.value for name, entry in answer.result().items()}
+        except KafkaException as error:
+            _raise_unless_forbidden(resource.name, error)
+            continue
+        if inbox_s is not None and resource.name in topics:
+            _compare(resource.name, config, inbox_s)
+
+
+def _raise_unless_forbidden(topic: str, error: KafkaException) -> None:
+    code = error.args[0].code()
+    if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        raise UnknownTopicError(f"the topic {topic} does not exist: create it first") from None
+    if code != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise error
+    log.warning("cannot read the settings of topic %s: its retention is not checked; allow DescribeConfigs", topic)
+
+
+def _compare(topic: str, config: Mapping[str, str | None], inbox_s: float) -> None:
+    retention_ms = int(config.get("retention.ms") or -1)
+    if "delete" not in (config.get("cleanup.policy") or "") or retention_ms < 0:
+        raise RetentionTooShortError(
+            f"the topic {topic} keeps records for ever, the inbox keeps rows for {inbox_s:.0f} s: give the inbox"
+            " retention_s=None, or the topic a retention"
+        )
+    # Kafka deletes a record together with its segment, which is closed up to segment.ms after its first record.
+    topic_s = (retention_ms + int(config.get("segment.ms") or 0)) / 1000
+    if inbox_s < topic_s:
+        raise RetentionTooShortError(
+            f"the topic {topic} keeps records for up to {topic_s:.0f} s (retention.ms and segment.ms), the inbox keeps"
+            f" rows for {inbox_s:.0f} s: give the inbox a retention_s of {topic_s:.0f} or more"
+        )
+
+
+class Cleaning(threading.Thread):
+    """Deletes old rows about every `every_s` seconds, on its own connections. One instance deletes at a time."""
+
+    def __init__(self, inbox: Inbox, every_s: float) -> None:
+        """Take the inbox and the interval in seconds."""
+        super().__init__(name="halfway-inbox-cleaning", daemon=True)
+        self._inbox = inbox
+        self._every_s = every_s
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Run until stopped. Failures are logged and retried."""
+        while not self._stopping.wait(self._every_s * random.uniform(0.5, 1.5)):  # noqa: S311 - instances take turns
+            try:
+                self._clean()
+            except Exception as error:
+                log.error("old rows of the inbox were not deleted", exc_info=loggable(error))  # noqa: TRY400
+
+    def _clean(self) -> None:
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            if self._inbox.clean(BATCH) < BATCH:
+                return
+            self._stopping.wait(pause_s(time.monotonic() - started))
+
+    def stop(self) -> None:
+        """Stop after the current batch, and wait for it."""
+        self._stopping.set()
+        self.join()

@@ -1,15 +1,24 @@
-"""A record for a handler, with the id that identifies it."""
+"""A record for a handler, with the id that identifies it.
+
+Dead letters: messages that could not be processed go to their own topic, with their origin and the reason.
+
+Exceptions of handlers, drivers and libraries, made safe for log lines and headers.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final
 
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message, Producer
+
+from halfway.client.consumer.settings import connection_settings
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -109,3 +118,92 @@ def _headers(message: Message) -> Headers:
 
 def _data(data: str | bytes | None) -> bytes | None:
     return data.encode() if isinstance(data, str) else data
+
+
+class _StandInError(Exception):
+    """Takes the place of an exception whose text cannot be encoded, with its traceback."""
+
+
+def described(error: BaseException | None) -> str:
+    """Return the type and the text of an exception, whatever its class does, as text that can be encoded."""
+    kind = type(error).__name__
+    try:
+        text = f"{kind}: {error}"
+    except Exception:  # noqa: BLE001 - its class is not ours
+        text = f"{kind}: its text cannot be read"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def loggable(error: BaseException | None) -> BaseException | None:
+    """Return an exception for `exc_info`: with a text that cannot be encoded, a log would lose the line."""
+    try:
+        "".join(traceback.format_exception(error)).encode()
+    except Exception:  # noqa: BLE001 - the same
+        return _StandInError(described(error)).with_traceback(None if error is None else error.__traceback__)
+    return error
+
+
+Delivered = Callable[[str | None], None]
+"""Called with None if the dead letter was delivered, and otherwise with the error."""
+
+_DELIVERY_TIMEOUT_S: Final = 30
+_MAX_BYTES: Final = 1_000_000_000
+_MAX_REASON_CHARACTERS: Final = 1000
+
+
+class DeadLetters:
+    """Writes dead letters to one topic.
+
+    A dead letter has the key, value and headers of its message, and the headers `dead-letter-…`. If it is produced
+    unchanged to the original topic, it is processed again. If it fails again, its new headers replace the old ones.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], topic: str, group: str) -> None:
+        """Take librdkafka's settings, the topic, and the consumer group that writes the dead letters."""
+        self._topic = topic
+        self._group = group
+        self._producer = Producer(
+            {
+                **connection_settings(settings),
+                "acks": "all",
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "message.timeout.ms": _DELIVERY_TIMEOUT_S * 1000,
+                "message.max.bytes": _MAX_BYTES,  # the topic's limit applies
+                "partitioner": "murmur2_random",
+            }
+        )
+
+    def send(self, record: Record, reason: str, attempts: int, delivered: Delivered) -> None:
+        """Send a dead letter. A later `poll` or `close` calls `delivered`; if it cannot be sent at all, this does."""
+
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
+            delivered(None if error is None else error.str())
+
+        own = {
+            "dead-letter-topic": record.topic,
+            "dead-letter-partition": str(record.partition),
+            "dead-letter-offset": str(record.offset),
+            "dead-letter-group": self._group,
+            "dead-letter-attempts": str(attempts),
+            "dead-letter-reason": reason[:_MAX_REASON_CHARACTERS],
+        }
+        headers: list[tuple[str, str | bytes | None]] = [
+            *(header for header in record.headers if header[0] not in own),
+            *own.items(),
+        ]
+        try:
+            self._producer.produce(
+                self._topic, key=record.key, value=record.value, headers=headers, on_delivery=on_delivery
+            )
+        except Exception as error:  # noqa: BLE001 - of whatever others wrote into the record: it is tried again
+            delivered(described(error))
+
+    def poll(self) -> None:
+        """Call the delivery callbacks that are due."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Wait until all sent dead letters are delivered or have failed."""
+        self._producer.flush(_DELIVERY_TIMEOUT_S)
+        self._producer.close()

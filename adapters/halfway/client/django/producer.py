@@ -1,18 +1,28 @@
-"""Sends messages inside `transaction.atomic()`: they are committed or rolled back with the database transaction."""
+"""Sends messages inside `transaction.atomic()`: they are committed or rolled back with the database transaction.
+
+The barrier in a database of a Django project.
+
+The check endpoint as a view.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, Error, connections
+from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
+from django.http import HttpResponse
 
-from halfway.client.barrier import NoTransactionError
-from halfway.client.messages import Data, Message, Value
-from halfway.client.producer.sending import MixedProducersError, NoBarrierError, Sending
+from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError
+from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, DecideSync
+from halfway.client.checks.endpoints import answer_request
+from halfway.client.checks.verification import CheckVerifier
+from halfway.client.messages import Data, Message, Outcome, Value
 from halfway.client.producer.sync import SyncHalfway
+from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending
 
 
 class AtomicProducer:
@@ -125,3 +135,58 @@ def _intercept_commits(connection: Any) -> None:
 
     connection.commit = commit
     _intercepted.add(connection)
+
+
+def django_barrier(using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retention_s: float = RETENTION_S) -> Barrier:
+    """Return the barrier in the database `using` of DATABASES. The other parameters are those of `Barrier`.
+
+    Checks and deletions use their own short-lived connections, outside of a pool in OPTIONS. They therefore work in a
+    view with ATOMIC_REQUESTS, in any thread, and when the pool is exhausted.
+    """
+
+    @contextmanager
+    def connect() -> Iterator[Any]:
+        connection = connections.create_connection(using)
+        options = {name: value for name, value in connection.settings_dict["OPTIONS"].items() if name != "pool"}
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
+        try:
+            connection.set_autocommit(False)
+            yield connection
+            connection.commit()
+        finally:
+            connection.close()
+
+    return Barrier(connections[using].vendor, connect, table=table, retention_s=retention_s)
+
+
+class DjangoChecks:
+    """A view: `path("check", DjangoChecks(barrier.decide))`. It needs no CSRF token, and runs outside a transaction."""
+
+    csrf_exempt = True
+
+    def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
+        """Take the function that decides checks, and the verifier of their signatures."""
+        self._decide = decide
+        self._verifier = verifier
+        for alias in connections:  # otherwise ATOMIC_REQUESTS would hold a transaction open during the barrier's
+            transaction.non_atomic_requests(alias)(self)
+
+    def __call__(self, request: Any) -> HttpResponse:
+        """Answer one request. The body is limited here, not by DATA_UPLOAD_MAX_MEMORY_SIZE."""
+        # Only the transaction of a test (`TestCase`) can be open here. Other threads would not see its writes.
+        in_test = any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+        status, answer = answer_request(
+            request.method,
+            request.read,
+            self._decide if in_test else self._decide_and_close,
+            within_s=None if in_test else ANSWER_WITHIN_S,
+            headers=request.headers,
+            verifier=self._verifier,
+        )
+        return HttpResponse(answer, status=status, content_type=CONTENT_TYPE)
+
+    def _decide_and_close(self, check: Check) -> Outcome:
+        try:
+            return self._decide(check)
+        finally:
+            connections.close_all()  # the connections of this thread, which ends

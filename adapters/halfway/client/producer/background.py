@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.checks.fetching import CheckWorker
-from halfway.client.producer.sending import NoBarrierError
+from halfway.client.producer.transaction import NoBarrierError
 
 if TYPE_CHECKING:
     from halfway.client.checks.answers import Decide

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from halfway.client.calls.coalescing import Coalescer
-from halfway.client.calls.key import Key
-from halfway.client.calls.retries import ATTEMPT_S, send_until_final
-from halfway.client.calls.transport import Reply, Transport
+from halfway.client.calls.coalescing import ATTEMPT_S, Coalescer, send_until_final
+from halfway.client.calls.transport import Key, Reply, Transport
 from halfway.client.checks.verification import CheckVerifier
-from halfway.client.concurrency.blocking import call_async
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -30,9 +27,9 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
-from halfway.client.messages import Message
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Message, Outcome
 from halfway.client.producer.transaction import Transaction, demand_no_block
+from halfway.client.threads import call_async
 
 if TYPE_CHECKING:
     from halfway.client.barrier import AsyncBarrier, Barrier

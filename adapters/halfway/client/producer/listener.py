@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, Protocol
 
 from halfway.client.checks.answers import Check, Decide, DecideSync
-from halfway.client.concurrency.blocking import call_async
-from halfway.client.messages import Message
-from halfway.client.outcome import OUTCOMES, Outcome
+from halfway.client.messages import OUTCOMES, Message, Outcome
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.sync import SyncHalfway
+from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,15 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from halfway.client.barrier import AsyncBarrier, Barrier
-from halfway.client.calls.key import Key
+from halfway.client.calls.transport import Key
 from halfway.client.checks.answers import Decide
 from halfway.client.checks.verification import CheckVerifier
-from halfway.client.concurrency.blocking import wait_for
-from halfway.client.concurrency.forks import ForkSafeLock
 from halfway.client.errors import ClientClosedError, HalfwayError
-from halfway.client.messages import Message
-from halfway.client.outcome import Outcome
+from halfway.client.messages import Message, Outcome
 from halfway.client.producer.background import log_failure
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.transaction import Transaction
+from halfway.client.threads import ForkSafeLock, wait_for
 
 T = TypeVar("T")
 

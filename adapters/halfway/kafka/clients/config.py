@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from halfway.domain.errors import ConfigurationError
-from halfway.kafka.clients.librdkafka_log import LibrdkafkaLog
-from halfway.kafka.clients.throttling import THROTTLING
-from halfway.service.requests import ServiceLimits
+from halfway.coordinator.requests import ServiceLimits
+from halfway.kafka.clients.librdkafka_events import THROTTLING, LibrdkafkaLog
+from halfway.protocol.errors import ConfigurationError
 
 KINDS: Final = ("half", "op", "parked", "groups", "owners", "keys", "audit")
 KIB: Final = 1024

@@ -10,7 +10,13 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 from msgspec import structs
 
-from halfway.domain.errors import (
+from halfway.coordinator.ports import LaneAnswer, LaneAnswers, LaneWrite, Observer, ShardListener
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.threads import Loop
+from halfway.kafka.lane.quarantine import Quarantine
+from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, RecordLimits, UserRecord, encode, oversized
+from halfway.kafka.topics.metadata import WritablePartitions
+from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,
     MessageTooLargeError,
@@ -18,12 +24,6 @@ from halfway.domain.errors import (
     NotWrittenError,
     TopicUnavailableError,
 )
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop
-from halfway.kafka.lane.quarantine import Quarantine
-from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, RecordLimits, UserRecord, encode, oversized
-from halfway.kafka.topics.partition_availability import WritablePartitions
-from halfway.service.ports import LaneAnswer, LaneAnswers, LaneWrite, Observer, ShardListener
 
 log = structlog.get_logger()
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from halfway.domain.errors import (
+from halfway.coordinator.records import Quarantined
+from halfway.protocol.errors import (
     HalfwayError,
     MessageTooLargeError,
     NotAuthorisedError,
     RetryableError,
     TopicUnavailableError,
 )
-from halfway.service.records.statistics_records import Quarantined
 
 FIRST_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
-from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
-from halfway.service.fairness import Shares
-from halfway.service.ports import LaneWrite
+from halfway.coordinator.fairness import Shares
+from halfway.coordinator.ports import LaneWrite
+from halfway.protocol.errors import HalfwayError, NotWrittenError, OverloadedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -17,12 +17,17 @@ from typing import Any, Final
 import structlog
 from confluent_kafka import KafkaError
 
-from halfway.domain.errors import MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.transactional_ids import rehearsal_id
-from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, fence, initialised
+from halfway.kafka.clients.transactional_producer import (
+    ProducerFailedError,
+    TransactionalProducer,
+    fence,
+    initialised,
+    rehearsal_id,
+)
 from halfway.kafka.lane.quarantine import Blame
 from halfway.kafka.records.lane_records import UserRecord
+from halfway.protocol.errors import MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 
 log = structlog.get_logger()
 

@@ -14,13 +14,9 @@ from typing import Final
 
 import structlog
 
-from halfway.domain.errors import (
-    HalfwayError,
-    KafkaUnavailableError,
-    OverloadedError,
-    TopicUnavailableError,
-)
-from halfway.kafka.clients.owned_thread import OwnedThread
+from halfway.coordinator.logging import LogSummary
+from halfway.coordinator.ports import LaneAnswer, LaneWrite
+from halfway.kafka.clients.threads import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Blame, Route
@@ -28,8 +24,12 @@ from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.rehearsal import Rehearsal, RehearsalFailure
 from halfway.kafka.lane.transaction import write_transaction
 from halfway.kafka.records.lane_records import Encoded, UserRecord
-from halfway.service.log_summary import LogSummary
-from halfway.service.ports import LaneAnswer, LaneWrite
+from halfway.protocol.errors import (
+    HalfwayError,
+    KafkaUnavailableError,
+    OverloadedError,
+    TopicUnavailableError,
+)
 
 log = structlog.get_logger()
 _refused: Final = LogSummary(log, "info", "end_refused")

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from halfway.coordinator.ports import LaneAnswers, Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.records.lane_records import Encoded, InternalRecord
-from halfway.service.ports import LaneAnswers, Written
 
 _MOST_AHEAD_MS: Final = 50 * 60_000
 """Kafka's default limit is an hour ahead of the broker's clock, which may differ from this one."""

@@ -13,14 +13,14 @@ import msgspec
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.domain.audit_trail import AuditEvent
-from halfway.domain.errors import HalfwayError, KafkaUnavailableError
-from halfway.domain.principal import PrincipalKind
+from halfway.coordinator.ports import Observer
 from halfway.kafka.clients.config import MIB, KafkaConfig
-from halfway.kafka.log.appender import RecordWriter
+from halfway.kafka.log.half_log import RecordWriter
 from halfway.kafka.records.codec import KIND_AUDIT, UndecodableError, decode_audit, encode_audit, record_headers
-from halfway.kafka.records.validation import note_skipped
-from halfway.service.ports import Observer
+from halfway.kafka.records.lane_records import note_skipped
+from halfway.protocol.errors import HalfwayError, KafkaUnavailableError
+from halfway.protocol.principal import PrincipalKind
+from halfway.protocol.records import AuditEvent
 
 log = structlog.get_logger(__name__)
 

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import structlog
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 
-from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
+from halfway.coordinator.ports import Cursors, Observer
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.service.ports import Cursors, Observer
+from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
 log = structlog.get_logger(__name__)
 

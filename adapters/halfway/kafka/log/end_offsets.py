@@ -1,25 +1,35 @@
-"""End offsets of partitions: one request serves all waiting callers."""
+"""End offsets of partitions: one request serves all waiting callers.
+
+Reads single records by offset: payloads that the cache has evicted.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Final
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+import structlog
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AdminClient,
     ListOffsetsResultInfo,
     OffsetSpec,
 )
 
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.kafka.clients.client_closer import drop_last
+from halfway.coordinator.answers import answer_all
+from halfway.coordinator.ports import Observer
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.partition_reader import LEADER_MOVES, Place, refresh_leaders
-from halfway.service.answers import answer_all
+from halfway.kafka.clients.threads import Loop, drop_last
+from halfway.kafka.log.tail import LEADER_MOVES, Place, refresh_leaders
+from halfway.kafka.records.codec import UndecodableError
+from halfway.kafka.records.lane_records import note_skipped
+from halfway.protocol.errors import KafkaUnavailableError
 
 RETRY_S: Final = 0.1
 _TRY_S: Final = 2.0
@@ -141,3 +151,211 @@ def request_ends(
 
 def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:
     return KafkaUnavailableError(f"Kafka did not return the end offset of {topic}: {reason}")
+
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+MAX_WAITING: Final = 2_000
+_BATCH: Final = 500
+_POLL_S: Final = 0.1
+_METADATA_S: Final = 1.0
+_MAX_READ_GAP: Final = 200
+"""A gap of up to this many records is read, not skipped: a seek costs a round trip."""
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+
+
+@dataclass(kw_only=True, eq=False)
+class _ReadRequest:
+    """The request for one record; `deadline` is on `time.monotonic()`."""
+
+    place: Place
+    offset: int
+    key: bytes
+    decode: Callable[[bytes | None], Any]
+    deadline: float
+    future: asyncio.Future[Any]
+    result: Any = field(default=None)
+
+
+class RecordReader:
+    """Reads records at known offsets, many at a time, with a consumer and a thread of its own."""
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Keep the configuration; nothing connects before `start`."""
+        self._config = config
+        self._observer = observer
+        self._condition = threading.Condition()
+        self._waiting: list[_ReadRequest] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="halfway-readback", daemon=True)
+        self._loop: Loop | None = None
+        self._futures: set[asyncio.Future[Any]] = set()
+
+    def start(self) -> None:
+        """Start the thread; call it on the loop's thread."""
+        self._loop = Loop(asyncio.get_running_loop())
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread; callers that still wait get KafkaUnavailableError."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        for future in list(self._futures):
+            if not future.done():
+                future.set_exception(KafkaUnavailableError("halfway was stopped"))
+
+    async def read(
+        self, place: Place, offset: int, key: bytes, decode: Callable[[bytes | None], T], *, deadline: float
+    ) -> T:
+        """Return the decoded value of the record at an offset whose key is `key`.
+
+        Raises:
+            KafkaUnavailableError: the record could not be read in time, or the record at the offset has another key.
+
+        """
+        if self._loop is None:
+            raise KafkaUnavailableError("halfway is not running")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        request = _ReadRequest(
+            place=place,
+            offset=offset,
+            key=key,
+            decode=decode,
+            deadline=self._loop.monotonic(deadline),
+            future=future,
+        )
+        with self._condition:
+            if self._stopping or len(self._waiting) >= MAX_WAITING:
+                raise KafkaUnavailableError(f"{len(self._waiting)} reads are already waiting for Kafka")
+            self._waiting.append(request)
+            self._condition.notify()
+        self._futures.add(future)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except TimeoutError:
+            raise KafkaUnavailableError(
+                f"the record at {_label(place, offset)} could not be read in time", topic=place[0]
+            ) from None
+        finally:
+            self._futures.discard(future)
+
+    # --- the reading thread
+
+    def _run(self) -> None:
+        consumer = Consumer(
+            self._config.consumer(
+                **{
+                    "enable.partition.eof": True,
+                    # A missing offset must be an error, not a reason to read the whole partition.
+                    "auto.offset.reset": "error",
+                    # Fetch only the requested records, and nothing ahead.
+                    "queued.min.messages": 1,
+                    "fetch.wait.max.ms": 50,
+                    # A caller waits for the record.
+                    "socket.timeout.ms": 3_000,
+                    "fetch.queue.backoff.ms": 5,
+                    "max.partition.fetch.bytes": 256 * 1024,
+                }
+            )
+        )
+        try:
+            # Without metadata the first read would wait up to a second for librdkafka's own refresh.
+            with suppress(KafkaException):
+                consumer.list_topics(self._config.half_topic, timeout=_METADATA_S)
+            while batch := self._next():
+                self._read_batch(consumer, batch)
+        finally:
+            consumer.close()
+
+    def _next(self) -> list[_ReadRequest]:
+        """Wait for requested records; return an empty list only after `stop`."""
+        with self._condition:
+            while not self._waiting and not self._stopping:
+                self._condition.wait()
+            if self._stopping:
+                return []
+            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            return batch
+
+    def _read_batch(self, consumer: Consumer, batch: list[_ReadRequest]) -> None:
+        rows: dict[Place, list[_ReadRequest]] = {}
+        for request in sorted(batch, key=lambda request: request.offset, reverse=True):
+            rows.setdefault(request.place, []).append(request)
+        until = max(request.deadline for request in batch)
+        try:
+            consumer.assign([TopicPartition(*place, row[-1].offset) for place, row in rows.items()])
+            while rows and not self._stopping and (left := until - time.monotonic()) > 0:
+                message = consumer.poll(min(left, _POLL_S))
+                if message is not None:
+                    self._take(consumer, rows, message)
+                elif self._waiting:
+                    # Records behind an open Kafka transaction must not hold up the others.
+                    self._put_back(rows)
+                    break
+            consumer.unassign()
+        except KafkaException as exception:
+            log.warning("readback_failed", error=exception.args[0].str())
+            for row in rows.values():
+                self._answer_row(row, KafkaUnavailableError(f"Kafka cannot be read: {exception.args[0].str()}"))
+        except Exception:
+            # The thread must continue to serve the other callers.
+            log.exception("readback_failed")
+            for row in rows.values():
+                self._answer_row(row, KafkaUnavailableError("a record could not be read"))
+        # The callers of the remaining rows have given up.
+
+    def _put_back(self, rows: dict[Place, list[_ReadRequest]]) -> None:
+        now = time.monotonic()
+        with self._condition:
+            self._waiting += [request for row in rows.values() for request in row if request.deadline > now]
+
+    def _take(self, consumer: Consumer, rows: dict[Place, list[_ReadRequest]], message: Message) -> None:
+        """Answer the callers that wait for this record; each row is sorted, with the lowest offset last."""
+        place = (message.topic() or "", message.partition() or 0)
+        row, error, offset = rows.get(place), message.error(), message.offset()
+        if row is None or offset is None:
+            return
+        if error is not None and error.code() != _EOF:
+            if not error.retriable():
+                self._answer_row(row, KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
+                del rows[place]
+            return
+        skipped = list(_pop_before(row, offset))
+        self._answer_row(skipped, KafkaUnavailableError(f"the record is no longer in {place[0]}[{place[1]}]"))
+        if error is None:
+            for request in _pop_before(row, offset + 1):
+                self._answer_row([request], self._decoded(request, message))
+        if not row:
+            del rows[place]
+            consumer.incremental_unassign([TopicPartition(*place)])
+        elif row[-1].offset > offset + _MAX_READ_GAP and error is None:
+            consumer.seek(TopicPartition(*place, row[-1].offset))
+
+    def _decoded(self, request: _ReadRequest, message: Message) -> Any:
+        if message.key() != request.key:
+            return KafkaUnavailableError(f"another record is at {_label(request.place, request.offset)}")
+        try:
+            return request.decode(message.value())
+        except UndecodableError as error:
+            note_skipped(message, error, self._observer.skipped_record)
+            return KafkaUnavailableError(f"the record at {_label(request.place, request.offset)} cannot be decoded")
+
+    def _answer_row(self, row: list[_ReadRequest], result: Any) -> None:
+        if row and self._loop is not None:
+            self._loop.post(answer_all, [(request.future, result) for request in row])
+
+
+def _pop_before(row: list[_ReadRequest], offset: int) -> Iterator[_ReadRequest]:
+    """Remove the records before an offset from a row, and yield them."""
+    while row and row[-1].offset < offset:
+        yield row.pop()
+
+
+def _label(place: Place, offset: int) -> str:
+    return f"{place[0]}[{place[1]}]@{offset}"

@@ -10,12 +10,12 @@ from typing import Final, TypeVar
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.domain.audit_trail import AuditEvent
-from halfway.domain.errors import KafkaUnavailableError, OverloadedError
+from halfway.coordinator.ports import LoggedOp, OpsRead, PlacesRead
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError, decode_audit
-from halfway.kafka.records.validation import headers_of, op_in
-from halfway.service.ports import LoggedOp, OpsRead, PlacesRead
+from halfway.kafka.records.lane_records import headers_of, op_in
+from halfway.protocol.errors import KafkaUnavailableError, OverloadedError
+from halfway.protocol.records import AuditEvent
 
 T = TypeVar("T")
 

@@ -11,9 +11,7 @@ from typing import Any, Final, Protocol
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 
-from halfway.domain.errors import HalfwayError
-from halfway.domain.records import FOREIGN, Barrier, Half, Owner
-from halfway.domain.shard import ShardState
+from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import explained
 from halfway.kafka.clients.transactional_producer import (
@@ -22,10 +20,15 @@ from halfway.kafka.clients.transactional_producer import (
     initialised,
     kafka_error,
 )
-from halfway.kafka.log.partition_reader import PartitionReader, Place
-from halfway.kafka.ownership.acquisition_deadline import CLOCK, AcquireError, AcquisitionDeadline
-from halfway.kafka.ownership.fenced_owners import FencedOwners
-from halfway.kafka.ownership.former_owners import FormerOwners, FormerOwnerUnknownError
+from halfway.kafka.log.tail import PartitionReader, Place
+from halfway.kafka.ownership.former_owners import (
+    CLOCK,
+    AcquireError,
+    AcquisitionDeadline,
+    FencedOwners,
+    FormerOwners,
+    FormerOwnerUnknownError,
+)
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
     KIND_BARRIER,
@@ -35,7 +38,7 @@ from halfway.kafka.records.codec import (
     encode_owner,
     record_headers,
 )
-from halfway.kafka.records.validation import (
+from halfway.kafka.records.lane_records import (
     NewerReleaseError,
     barrier_in,
     demand_no_newer,
@@ -46,7 +49,9 @@ from halfway.kafka.records.validation import (
     owner_key,
     parked_in,
 )
-from halfway.service.ports import Cursors
+from halfway.protocol.errors import HalfwayError
+from halfway.protocol.records import FOREIGN, Barrier, Half, Owner
+from halfway.protocol.shard import ShardState
 
 log = structlog.get_logger()
 

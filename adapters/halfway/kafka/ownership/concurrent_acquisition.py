@@ -16,9 +16,8 @@ import structlog
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.ownership.acquisition import Acquired, Acquisition, CursorLoader
-from halfway.kafka.ownership.acquisition_deadline import AcquireError, stuck_remedy
-from halfway.kafka.ownership.incarnation import Incarnation
-from halfway.kafka.ownership.retry_backoff import pause_after
+from halfway.kafka.ownership.former_owners import AcquireError, stuck_remedy
+from halfway.kafka.ownership.incarnation import Incarnation, pause_after
 
 log = structlog.get_logger()
 

@@ -18,8 +18,8 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import denial
-from halfway.kafka.clients.librdkafka_log import SessionWatch
-from halfway.kafka.clients.owned_thread import OwnedThread
+from halfway.kafka.clients.librdkafka_events import SessionWatch
+from halfway.kafka.clients.threads import OwnedThread
 
 log = structlog.get_logger()
 

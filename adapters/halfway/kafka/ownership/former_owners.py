@@ -9,13 +9,18 @@ contained one with a null value, which leaves no trace. A record with halfway's 
 then it hides the records before it. Each claim also wrote a barrier to parked[s] and half[s] in the same Kafka
 transaction, and the last barrier there names the last claimant. If owners[s] contains a foreign record and none of the
 three names the former owner, the former owner is unknown and the shard is not served.
+
+How long an acquisition may take, and the error that it raises.
+
+The former owners that an incarnation has fenced: each one once, even if several of its shards are acquired.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -24,17 +29,13 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from halfway.domain.records import Owner
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.transactional_ids import lane_ids
-from halfway.kafka.clients.transactional_producer import fence
+from halfway.kafka.clients.transactional_producer import fence, lane_ids
 from halfway.kafka.lane.rehearsal import end_rehearsal
 from halfway.kafka.log.end_offsets import RETRY_S, request_ends
-from halfway.kafka.log.partition_reader import LEADER_MOVES, PartitionReader, Place, refresh_leaders
-from halfway.kafka.ownership.acquisition_deadline import AcquisitionDeadline
-from halfway.kafka.ownership.fenced_owners import FencedOwners
+from halfway.kafka.log.tail import LEADER_MOVES, PartitionReader, Place, refresh_leaders
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
-from halfway.kafka.records.validation import (
+from halfway.kafka.records.lane_records import (
     Count,
     barrier_in,
     has_halfway_headers,
@@ -43,6 +44,145 @@ from halfway.kafka.records.validation import (
     owner_in,
     owner_key,
 )
+from halfway.protocol.records import Owner
+
+_KINDS: Final = ("half", "op", "parked", "owners")
+
+
+def stuck_remedy(config: KafkaConfig, shard: int) -> str:
+    """Return what an operator can do if a shard cannot be acquired, and the error has no remedy of its own."""
+    bootstrap = config.properties["bootstrap.servers"]
+    topics = "|".join(config.topic(kind).replace(".", "[.]") for kind in _KINDS)
+    hanging = "; ".join(
+        f"kafka-transactions.sh --bootstrap-server {bootstrap} find-hanging --topic {config.topic(kind)} "
+        f"--partition {shard}"
+        for kind in _KINDS
+    )
+    return (
+        f"see whether partition {shard} has a leader and enough replicas in sync in each of the topics: "
+        f"kafka-topics.sh --bootstrap-server {bootstrap} --describe --topic '{topics}'; then look for a hanging Kafka "
+        f"transaction: {hanging}; and end it: kafka-transactions.sh --bootstrap-server {bootstrap} abort --topic TOPIC "
+        f"--partition {shard} --start-offset OFFSET, with the topic and the offset that were printed"
+    )
+
+
+CLOCK: Final = (
+    "set the clock of this instance or of the brokers right, or raise message.timestamp.after.max.ms and "
+    "message.timestamp.before.max.ms of the internal topics"
+)
+
+
+class AcquireError(Exception):
+    """An acquisition failed; the shard may be tried again.
+
+    `fenced`: another instance is acquiring the shard. `outdated`: only a newer release can read some record of the log.
+    `remedy`: what the operator can do if the error persists; None for `stuck_remedy`.
+    """
+
+    def __init__(
+        self, step: str, detail: str, *, remedy: str | None = None, fenced: bool = False, outdated: bool = False
+    ) -> None:
+        """Keep the step and what happened there."""
+        super().__init__(f"{step}: {detail}")
+        self.remedy = remedy
+        self.fenced = fenced
+        self.outdated = outdated
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcquisitionDeadline:
+    """The deadline of one acquisition, which is extended while its reader makes progress.
+
+    Reading a long log may take its time: without an owner record all of half is read.
+    """
+
+    until: float
+    """On `time.monotonic()`, like every time here."""
+    stall_s: float
+    """How long reading may make no progress."""
+    reader: PartitionReader
+    cancelled: Callable[[], bool]
+
+    @property
+    def deadline(self) -> float:
+        """The deadline as of now; the reader's progress extends it."""
+        return max(self.until, self.reader.moved_at + self.stall_s)
+
+    def is_stalled(self, since: float) -> bool:
+        """Return whether the reader has made no progress for too long, counted from `since` at the earliest."""
+        return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
+
+    def check(self, step: str) -> None:
+        """Raise AcquireError if the shard is no longer wanted, or the deadline has passed."""
+        self.check_wanted(step)
+        if time.monotonic() >= self.deadline:
+            raise AcquireError(step, "out of time")
+
+    def check_wanted(self, step: str) -> None:
+        """Raise AcquireError if the shard is no longer wanted."""
+        if self.cancelled():
+            raise AcquireError(step, "the shard is no longer wanted")
+
+
+_CHECK_S: Final = 0.25
+
+
+class FencedOwners:
+    """The fenced owners of one incarnation. A fenced owner stays fenced: it initialises its lane ids only once."""
+
+    def __init__(self, own: str) -> None:
+        """Start with the incarnation itself, which must not be fenced."""
+        self._lock = threading.Lock()
+        self._fenced = {own}
+        self._under_way: dict[str, Future[None]] = {}
+
+    def __contains__(self, incarnation: str) -> bool:
+        """Return whether an incarnation is fenced, or is this one."""
+        return incarnation in self._fenced
+
+    def once(self, incarnation: str, fence: Callable[[], None], check: Callable[[], None]) -> None:
+        """Fence an incarnation by calling `fence`, or wait while another thread does so for another shard.
+
+        While it waits it calls `check`, which raises to stop the wait. An error of the other thread's `fence` is raised
+        here too; the next call tries again.
+        """
+        with self._lock:
+            if incarnation in self._fenced:
+                return
+            running = self._under_way.get(incarnation)
+            outcome: Future[None] = Future()
+            if running is None:
+                self._under_way[incarnation] = outcome
+        if running is None:
+            self._fence(incarnation, fence, outcome)
+        else:
+            _wait(running, check)
+
+    def _fence(self, incarnation: str, fence: Callable[[], None], outcome: Future[None]) -> None:
+        try:
+            fence()
+        except BaseException as error:
+            with self._lock:
+                del self._under_way[incarnation]
+            outcome.set_exception(error)
+            raise
+        with self._lock:
+            del self._under_way[incarnation]
+            self._fenced.add(incarnation)
+        outcome.set_result(None)
+
+
+def _wait(running: Future[None], check: Callable[[], None]) -> None:
+    while True:
+        try:
+            running.result(_CHECK_S)
+        except TimeoutError:
+            if running.done():
+                raise
+            check()
+        else:
+            return
+
 
 log = structlog.get_logger()
 

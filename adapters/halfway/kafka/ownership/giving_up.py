@@ -14,10 +14,10 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from halfway.domain.records import Barrier
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, initialised
 from halfway.kafka.records.codec import BARRIER_KEY, KIND_BARRIER, encode_barrier, record_headers
+from halfway.protocol.records import Barrier
 
 USELESS_S: Final = 10.0
 """How long an instance that serves none of its shards tries to acquire them."""

@@ -1,6 +1,14 @@
 """An incarnation: one life of an instance as a writer. It begins a new one whenever its lane has failed.
 
 See docs/protocol.md#ownership-and-fencing.
+
+Releases shards, after the work in flight for them is finished.
+
+See docs/protocol.md#ownership-and-fencing.
+
+Consecutive failures: the last error, and how long to pause before the next attempt.
+
+Measures how long a shard was unserved, as far as its next owner can know.
 """
 
 from __future__ import annotations
@@ -8,26 +16,32 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum, auto
 from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError
 
-from halfway.domain.errors import LaneLostError
+from halfway.coordinator.ports import LaneWrite, Observer, ShardListener
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import explained
-from halfway.kafka.clients.loop import Loop
-from halfway.kafka.clients.transactional_ids import lane_ids, rehearsal_id
-from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
+from halfway.kafka.clients.threads import Loop
+from halfway.kafka.clients.transactional_producer import (
+    ProducerFailedError,
+    TransactionalProducer,
+    initialised,
+    lane_ids,
+    rehearsal_id,
+)
 from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.lane.queue import Release
 from halfway.kafka.lane.rehearsal import Rehearsal
 from halfway.kafka.lane.suspect_lane import SuspectLane
 from halfway.kafka.log.tail import OnAppended, Tail, TailEvents
-from halfway.kafka.ownership.fenced_owners import FencedOwners
-from halfway.service.ports import LaneWrite, Observer
+from halfway.kafka.ownership.former_owners import FencedOwners
+from halfway.protocol.errors import LaneLostError
 
 log = structlog.get_logger()
 
@@ -221,3 +235,151 @@ class Incarnation:
 
     def _record_skipped(self, topic: str, reason: str) -> None:
         self._loop.post(self._observer.skipped_record, topic, reason)
+
+
+OnLost = Callable[[Collection[int]], None]
+"""Called with shards that are dropped although work for them is in flight."""
+
+_RESERVE_S: Final = 2.0
+
+
+def reserve_time(deadline: float) -> float:
+    """Return an earlier deadline, on the loop's clock, that leaves some time for the steps afterwards."""
+    return deadline - min(_RESERVE_S, (deadline - asyncio.get_running_loop().time()) / 4)
+
+
+class Drop(Enum):
+    """How `finish` has dropped a shard from an incarnation."""
+
+    FINISHED = auto()
+    LATE = auto()
+    BY_ANOTHER_CALLER = auto()
+    """Another caller has dropped it and releases it, for example a revocation during a stop."""
+
+
+async def give_back(
+    incarnation: Incarnation, shards: Collection[int], listener: ShardListener, on_lost: OnLost, deadline: float
+) -> None:
+    """Finish the work in flight for the shards that an incarnation owns, then release them by `deadline`.
+
+    `deadline` is on the loop's clock. If a shard is not finished early enough, nothing is released and the incarnation
+    ends: a shard leaves an incarnation by a confirmed release, or with the incarnation.
+    """
+    owned = sorted(incarnation.shards.intersection(shards))
+    finish_by = reserve_time(deadline)
+    drops = await asyncio.gather(*(finish(incarnation, shard, listener, on_lost, finish_by) for shard in owned))
+    if incarnation.failed:
+        return
+    late = [shard for shard, drop in zip(owned, drops, strict=True) if drop is Drop.LATE]
+    finished = [shard for shard, drop in zip(owned, drops, strict=True) if drop is Drop.FINISHED]
+    if late:
+        incarnation.fail(ProducerFailedError("release", f"shards {late} were not finished in time"))
+    released = bool(finished) and await incarnation.release(finished, deadline)
+    log.info("shards_given_back", shards=finished, unfinished=late, released=released)
+
+
+async def finish(
+    incarnation: Incarnation, shard: int, listener: ShardListener, on_lost: OnLost, deadline: float
+) -> Drop:
+    """Wait until the service has finished the work in flight for a shard, then drop it.
+
+    The shard is dropped in the same turn of the loop, so that nothing more is appended to it.
+    """
+    try:
+        async with asyncio.timeout_at(deadline):
+            await listener.revoked(shard)
+    except TimeoutError:
+        log.warning("revoke_out_of_time", shard=shard)
+    except Exception:
+        log.exception("revoke_failed", shard=shard)
+    else:
+        return Drop.FINISHED if incarnation.drop(shard) else Drop.BY_ANOTHER_CALLER
+    if not incarnation.drop(shard):
+        return Drop.BY_ANOTHER_CALLER
+    if not incarnation.failed:  # else the failure has reported it already
+        on_lost([shard])
+    return Drop.LATE
+
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 10.0
+_DOUBLINGS: Final = 16
+_RESET_AFTER_S: Final = 60.0
+"""An incarnation that has lived this long resets the back-off."""
+
+
+def pause_after(failures: int) -> float:
+    """Return how long to pause after a failure that follows `failures` consecutive ones."""
+    return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, _DOUBLINGS))
+
+
+class RetryBackoff:
+    """The back-off of one instance, which replaces its incarnation after each failure."""
+
+    def __init__(self, fenced_pause_s: float) -> None:
+        """Start without a failure; a fenced instance pauses for at least `fenced_pause_s`."""
+        self.last_error: str | None = None
+        """Why the last attempt failed; None after a success."""
+        self.pause_s = 0.0
+        """How long to pause before the next attempt."""
+        self._fenced_pause_s = fenced_pause_s
+        self._incarnation_begun_at = 0.0
+        self._failures = 0
+
+    def incarnation_begun(self) -> None:
+        """Record that an incarnation begins."""
+        self._incarnation_begun_at = time.monotonic()
+
+    def succeeded(self) -> None:
+        """Record that an acquisition succeeded: clear the error."""
+        self.last_error = None
+
+    def failed(self, error: str, *, fenced: bool = False) -> None:
+        """Record a failure, and pause longer each time.
+
+        A fenced instance waits for at least a heartbeat, so that the group can update its assignment. Otherwise two
+        instances could keep fencing each other.
+        """
+        if time.monotonic() - self._incarnation_begun_at > _RESET_AFTER_S:
+            self._failures = 0
+        self.last_error = error
+        self.pause_s = pause_after(self._failures)
+        if fenced:
+            self.pause_s = max(self.pause_s, self._fenced_pause_s)
+        self._failures += 1
+
+    def take_pause(self) -> float:
+        """Return how long to pause, and reset it."""
+        pause, self.pause_s = self.pause_s, 0.0
+        return pause
+
+
+class UnservedTime:
+    """The shards that are assigned to this instance and not served, each with the start time (seconds since the epoch).
+
+    It is unknown when an owner died: the group takes up to the session time-out to notice, which is not counted here.
+    """
+
+    def __init__(self) -> None:
+        """Start now: earlier releases do not count, because no instance may have run since then."""
+        self._started = time.time()
+        self._since: dict[int, float] = {}
+
+    def begin(self, shards: Iterable[int]) -> None:
+        """Record that shards are assigned to this instance and not served yet."""
+        now = time.time()
+        for shard in shards:
+            self._since.setdefault(shard, now)
+
+    def forget(self, shards: Iterable[int]) -> None:
+        """Record that shards are no longer assigned to this instance."""
+        for shard in shards:
+            self._since.pop(shard, None)
+
+    def end(self, shard: int, released_ms: int | None) -> float:
+        """Return how long the shard was unserved, in seconds. `released_ms` is when its former owner released it."""
+        now = time.time()
+        since = self._since.pop(shard, now)
+        if released_ms is not None and released_ms / 1000 >= self._started:
+            since = min(since, released_ms / 1000)
+        return max(0.0, now - since)

@@ -16,9 +16,9 @@ import structlog
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # public, but not for mypy
 
+from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.partition_reader import Place
-from halfway.service.ports import KnownLog, LogLoss
+from halfway.kafka.log.tail import Place
 
 log = structlog.get_logger()
 

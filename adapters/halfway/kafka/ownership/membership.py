@@ -1,6 +1,8 @@
 """The life of an instance in the cluster: incarnations, acquisitions, releases.
 
 See docs/protocol.md#ownership-and-fencing.
+
+The lane and the membership of one instance.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from halfway.domain.records import Foreign, Half
+from halfway.coordinator.ports import LogLoss, Observer, ShardListener
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop
+from halfway.kafka.clients.threads import Loop
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.lane import KafkaLane
 from halfway.kafka.lane.preflight import Destinations, LaneContext
@@ -27,13 +29,18 @@ from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
 from halfway.kafka.ownership.giving_up import TRY_AGAIN_S, Trial, Uselessness, has_members
-from halfway.kafka.ownership.incarnation import Incarnation, lane_producers, new_incarnation_id
+from halfway.kafka.ownership.incarnation import (
+    Incarnation,
+    RetryBackoff,
+    UnservedTime,
+    give_back,
+    lane_producers,
+    new_incarnation_id,
+    reserve_time,
+)
 from halfway.kafka.ownership.log_watch import LogWatch
-from halfway.kafka.ownership.release import give_back, reserve_time
-from halfway.kafka.ownership.retry_backoff import RetryBackoff
-from halfway.kafka.ownership.unserved_time import UnservedTime
 from halfway.kafka.records.lane_records import RecordLimits
-from halfway.service.ports import LogLoss, Observer, ShardListener
+from halfway.protocol.records import Foreign, Half
 
 log = structlog.get_logger()
 
@@ -550,3 +557,14 @@ class KafkaMembership:
 
     async def _blocking(self, call: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         return await self._loop.asyncio.run_in_executor(self._workers, call, *args)
+
+
+class KafkaCluster:
+    """The lane and the membership of one instance. Start it by `await cluster.membership.start(service)`."""
+
+    def __init__(
+        self, config: KafkaConfig, observer: Observer, destinations: Destinations, cursors: CursorLoader
+    ) -> None:
+        """Create both parts. They connect in `membership.start`, which needs the internal topics to exist."""
+        self.lane = KafkaLane()
+        self.membership = KafkaMembership(config, self.lane, observer, destinations, cursors)

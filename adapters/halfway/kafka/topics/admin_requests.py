@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
 
-from halfway.domain.errors import ConfigurationError, KafkaUnavailableError
 from halfway.kafka.clients.config import KafkaConfig, named_variables
 from halfway.kafka.clients.denials import acl_command, acl_flags
+from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.protocol.errors import ConfigurationError
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS

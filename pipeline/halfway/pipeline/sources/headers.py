@@ -31,7 +31,7 @@ def server_made(dialect: Dialect, text: str = "id") -> str:
 def shards_of(engine: Engine, ids: Frame, shards: int) -> Frame:
     """Return `shard_id` and `shard` of ids: one that halfway made names its shard, any other is hashed as a key.
 
-    The hash is Kafka's murmur2, as in `halfway.domain.ids.partition_for_key`. An id has ASCII characters only.
+    The hash is Kafka's murmur2, as in `halfway.protocol.transactions.partition_for_key`. An id is ASCII.
     """
     d, mask, factor = engine.dialect, 0xFFFFFFFF, 0x5BD1E995
 

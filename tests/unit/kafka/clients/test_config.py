@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.admin_requests import demand_properties
+from halfway.protocol.errors import ConfigurationError
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:1"}
 

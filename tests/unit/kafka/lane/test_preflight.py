@@ -8,20 +8,20 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.domain.errors import (
+from halfway.coordinator.ports import LaneAnswer, LaneWrite
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.lane.preflight import LaneContext, admit
+from halfway.kafka.records.lane_records import RecordLimits
+from halfway.kafka.topics.metadata import WritablePartitions
+from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,
     NotAuthorisedError,
     NotWrittenError,
     TopicUnavailableError,
 )
-from halfway.domain.ids import partition_for_key
-from halfway.domain.records import Message
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.lane.preflight import LaneContext, admit
-from halfway.kafka.records.lane_records import RecordLimits
-from halfway.kafka.topics.partition_availability import WritablePartitions
-from halfway.service.ports import LaneAnswer, LaneWrite
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import partition_for_key
 from tests.support.submissions import submission
 
 SLOW_S = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from halfway.domain.errors import MessageTooLargeError, TopicUnavailableError
 from halfway.kafka.lane.quarantine import (
     FIRST_BACKOFF_S,
     FIRST_WATCH_S,
@@ -15,6 +14,7 @@ from halfway.kafka.lane.quarantine import (
     Quarantine,
     Route,
 )
+from halfway.protocol.errors import MessageTooLargeError, TopicUnavailableError
 
 GONE = Blame(refusal=TopicUnavailableError, topic="orders", detail="orders cannot be written")
 LARGE = Blame(refusal=MessageTooLargeError, topic="orders", detail="too large")

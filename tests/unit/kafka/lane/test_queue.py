@@ -6,10 +6,10 @@ import asyncio
 
 import msgspec
 
-from halfway.domain.errors import HalfwayError, NotWrittenError, OverloadedError
-from halfway.domain.records import Message
+from halfway.coordinator.ports import LaneWrite
 from halfway.kafka.lane.queue import Batch, BatchLimits, LaneQueue, Release
-from halfway.service.ports import LaneWrite
+from halfway.protocol.errors import HalfwayError, NotWrittenError, OverloadedError
+from halfway.protocol.records import Message
 from tests.support.submissions import submission
 from tests.support.waiting import GENEROUS_S
 

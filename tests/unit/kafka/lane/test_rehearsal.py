@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from halfway.domain.errors import HalfwayError, MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 from halfway.kafka.lane.rehearsal import RehearsalFailure
+from halfway.protocol.errors import HalfwayError, MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from halfway.domain.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
+from halfway.coordinator.answers import answer_all
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log import appender
-from halfway.kafka.log.appender import Record, RecordWriter
-from halfway.service.answers import answer_all
+from halfway.kafka.log import half_log as appender
+from halfway.kafka.log.half_log import Record, RecordWriter
+from halfway.protocol.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
 from tests.support.brokers.fatal import fail_for_good
 from tests.support.loop_time import LoopTime
 from tests.support.waiting import until_true

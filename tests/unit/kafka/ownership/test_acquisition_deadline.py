@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.partition_reader import PartitionReader
-from halfway.kafka.ownership.acquisition_deadline import AcquireError, AcquisitionDeadline
+from halfway.kafka.log.tail import PartitionReader
+from halfway.kafka.ownership.former_owners import AcquireError, AcquisitionDeadline
 
 LONG_S = 1_000.0
 """Longer than any test takes."""

@@ -12,9 +12,8 @@ import pytest
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.ownership import concurrent_acquisition
 from halfway.kafka.ownership.acquisition import Acquired
-from halfway.kafka.ownership.acquisition_deadline import AcquireError
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions
-from halfway.kafka.ownership.fenced_owners import FencedOwners
+from halfway.kafka.ownership.former_owners import AcquireError, FencedOwners
 from halfway.kafka.ownership.incarnation import Incarnation
 from tests.support.waiting import GENEROUS_S
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from halfway.kafka.ownership.fenced_owners import FencedOwners
+from halfway.kafka.ownership.former_owners import FencedOwners
 
 LONG_S = 30.0
 

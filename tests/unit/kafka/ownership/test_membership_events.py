@@ -10,12 +10,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from structlog.testing import capture_logs
 
-from halfway.domain.shard import ShardState
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.loop import Loop
+from halfway.kafka.clients.threads import Loop
 from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.incarnation import Incarnation
+from halfway.protocol.shard import ShardState
 from tests.support.ownership.cluster_harness import Instance
 from tests.support.waiting import until_true
 

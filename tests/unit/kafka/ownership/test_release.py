@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
-from halfway.kafka.ownership.incarnation import Incarnation
-from halfway.kafka.ownership.release import give_back
-from halfway.service.ports import ShardListener
+from halfway.coordinator.ports import ShardListener
+from halfway.kafka.ownership.incarnation import Incarnation, give_back
 
 
 class OwnerLog:

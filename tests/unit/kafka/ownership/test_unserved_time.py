@@ -2,14 +2,14 @@
 
 import pytest
 
-from halfway.kafka.ownership.unserved_time import UnservedTime
+from halfway.kafka.ownership.incarnation import UnservedTime
 
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Return a clock that the test sets."""
     clock = {"now": 1000.0}
-    monkeypatch.setattr("halfway.kafka.ownership.unserved_time.time.time", lambda: clock["now"])
+    monkeypatch.setattr("halfway.kafka.ownership.incarnation.time.time", lambda: clock["now"])
     return clock
 
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfway import schemas
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
-from halfway.kafka.records.avro import Registry, registry
+from halfway.kafka.records.codec import Registry, registry
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import MARKER
 from tests.support.records.samples import HALF, OP, RECORDS
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.domain.transaction import Cause
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import decode_half, decode_op, decode_parked, encode_half, encode_op
 from halfway.kafka.records.lane_records import Encoded, RecordLimits, encode, oversized
-from halfway.service.ports import TOMBSTONE, LaneWrite
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.protocol.transactions import Cause
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
 MESSAGES = (

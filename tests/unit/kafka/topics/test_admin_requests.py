@@ -2,9 +2,9 @@
 
 import pytest
 
-from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.admin_requests import admin_client
+from halfway.protocol.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
 
-from halfway.domain.errors import KafkaUnavailableError, NotAuthorisedError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics import metadata
-from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.partition_availability import WritablePartitions
+from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
+from halfway.protocol.errors import KafkaUnavailableError, NotAuthorisedError
 
 LONG_S = 30.0
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from halfway.domain.errors import ConfigurationError
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.provisioning import check_broker
 from halfway.kafka.topics.required_config import (
@@ -16,6 +15,7 @@ from halfway.kafka.topics.required_config import (
     require_tested_shard_count,
     surplus_partitions,
 )
+from halfway.protocol.errors import ConfigurationError
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "kafka:9092"}, max_prepare_bytes=1_000_000, shards=4)
 BROKER = {"transaction.partition.verification.enable": "true", "transaction.max.timeout.ms": "900000"}

@@ -9,12 +9,12 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from halfway import schemas
-from halfway.domain.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.domain.transaction import Cause
 from halfway.kafka.records import codec
-from halfway.kafka.records.avro import Registry
+from halfway.kafka.records.codec import Registry
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.jobs import reading
+from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
+from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import HEADER_BYTES
 from tests.support.records.samples import AUDIT_EVENT
 

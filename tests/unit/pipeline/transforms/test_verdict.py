@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from halfway.domain.ids import partition_for_key
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, SparkEngine
+from halfway.protocol.transactions import partition_for_key
 from tests.support.pipeline import scenarios
 from tests.support.pipeline.scenarios import (
     EVERYTHING_STANDS,

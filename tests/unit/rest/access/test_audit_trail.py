@@ -1,6 +1,6 @@
 """The audit trail of calls over REST, through any instance."""
 
-from halfway.domain.audit_trail import AuditEvent
+from halfway.protocol.records import AuditEvent
 from tests.support.canary import Canaries
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded, own_id

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.rest.console import Console
-from halfway.rest.handlers.routes import OPERATIONS
-from halfway.rest.server.health_port import HealthPort
-from halfway.rest.server.peer_port import PATH, PeerPort
-from halfway.rest.server.server import HttpServer
-from halfway.runtime.metrics.event_loop_lag import LoopPauses
-from halfway.runtime.metrics.metrics import Metrics
-from halfway.runtime.serve.app import _Stage
+from halfway.app.metrics.instruments import LoopPauses
+from halfway.app.metrics.metrics import Metrics
+from halfway.app.serve.app import _Stage
+from halfway.http.console import Console
+from halfway.http.handlers.routes import OPERATIONS
+from halfway.http.server.health_port import HealthPort
+from halfway.http.server.peer_port import PATH, PeerPort
+from halfway.http.server.server import HttpServer
 from tests.support.rest.client import HOST
 from tests.support.rest.guarded import Guarded
 

@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.domain.principal import Permission
-from halfway.service.access.access import KeyedAccess
-from halfway.service.access.key_freshness import KeyFreshness
+from halfway.coordinator.access import KeyedAccess, KeyFreshness
+from halfway.protocol.errors import KafkaUnavailableError
+from halfway.protocol.principal import Permission
 from tests.support.elapsed_time import WallClock
 from tests.support.rest.guarded import FIRST, SECRET, Guarded
 from tests.support.waiting import until_true

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from halfway.domain.principal import RULES, Permission, PrincipalKind
-from halfway.rest.handlers.calls import Operation
-from halfway.rest.handlers.routes import OPERATIONS
-from halfway.rest.server.api import Routes
+from halfway.http.handlers.handlers import Operation
+from halfway.http.handlers.routes import OPERATIONS
+from halfway.http.server.api import Routes
+from halfway.protocol.principal import RULES, Permission, PrincipalKind
 from tests.support.rest.client import SHOP, Answer, RestWorld
 from tests.support.rest.guarded import Guarded, guarded, own_id
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfway.domain.principal import PrincipalKind
+from halfway.protocol.principal import PrincipalKind
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded, own_id
 

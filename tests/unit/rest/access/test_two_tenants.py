@@ -9,17 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from halfway.domain.entries import Entry
-from halfway.domain.principal import Principal
-from halfway.rest.responses.slices import SLICE_BYTES
-from halfway.rest.responses.unsent import MAX_BYTES
-from halfway.rest.server.limits import ApiLimits
-from halfway.service.answers import Answers
-from halfway.service.ports import OpsRead
-from halfway.service.query import get_and_list
-from halfway.service.query.filters import Filter
-from halfway.service.query.history import NoHistory
-from halfway.service.requests import End, EndResult
+from halfway.coordinator.answers import Answers
+from halfway.coordinator.ports import OpsRead
+from halfway.coordinator.queries import queries as get_and_list
+from halfway.coordinator.queries.history import NoHistory
+from halfway.coordinator.queries.queries import Filter
+from halfway.coordinator.requests import End, EndResult
+from halfway.http.responses.slices import MAX_BYTES, SLICE_BYTES
+from halfway.http.server.acceptor import ApiLimits
+from halfway.protocol.entries import Entry
+from halfway.protocol.principal import Principal
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import HOST, SHOP
 from tests.support.rest.guarded import Guarded, guarded, own_id

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from halfway.domain.principal import PrincipalKind
+from halfway.protocol.principal import PrincipalKind
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded
 from tests.support.waiting import until_true

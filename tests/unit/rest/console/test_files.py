@@ -6,9 +6,9 @@ from hashlib import sha256
 
 import pytest
 
-from halfway.rest.console import Console
-from halfway.rest.console.console import TYPES
-from halfway.rest.server.server import HttpServer
+from halfway.http.console import Console
+from halfway.http.console.console import TYPES
+from halfway.http.server.server import HttpServer
 from tests.support.rest.client import HOST, RestWorld
 
 MOST_BYTES = 200 * 1024

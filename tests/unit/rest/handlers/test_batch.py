@@ -2,7 +2,7 @@
 
 import json
 
-from halfway.rest.server.limits import ApiLimits
+from halfway.http.server.acceptor import ApiLimits
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.conftest import NewWorld
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from halfway.domain.errors import OutcomeUnknownError
-from halfway.domain.records import Half
-from halfway.domain.transaction import Outcome
+from halfway.coordinator.ports import Appended
 from halfway.memory import verdict
-from halfway.service.ports import Appended
+from halfway.protocol.errors import OutcomeUnknownError
+from halfway.protocol.records import Half
+from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.rest.conftest import NewWorld
 

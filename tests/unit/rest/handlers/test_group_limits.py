@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from halfway.rest.server.limits import ApiLimits
-from halfway.service.requests import ServiceLimits
+from halfway.coordinator.requests import ServiceLimits
+from halfway.http.server.acceptor import ApiLimits
 from tests.unit.rest.conftest import NewWorld
 
 ORDER = {"group": "shop", "messages": [{"topic": "orders", "value": "v" * 600}]}

@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfway.domain.transaction import Outcome
+from halfway.coordinator.ports import CheckAttempt, CheckReply, OpsRead
+from halfway.coordinator.queries.history import NoHistory
 from halfway.memory import Memory, verdict
-from halfway.service.check_ports import CheckAttempt, CheckReply
-from halfway.service.ports import OpsRead
-from halfway.service.query.history import NoHistory
+from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.waiting import GENEROUS_S

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from halfway.coordinator.cluster import jobs
+from halfway.coordinator.logging import flush_all
+from halfway.coordinator.records import FindResult
 from halfway.memory import Memory, no_verdict
-from halfway.service.jobs import jobs
-from halfway.service.log_summary import flush_all
-from halfway.service.records.peer_calls import FindResult
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.waiting import GENEROUS_S, eventually

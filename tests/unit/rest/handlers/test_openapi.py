@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from halfway.domain.errors import HalfwayError
-from halfway.rest.handlers.openapi import document
-from halfway.rest.handlers.routes import OPERATIONS
-from halfway.rest.responses.problems import STATUS
+from halfway.http.handlers.openapi import document
+from halfway.http.handlers.routes import OPERATIONS
+from halfway.http.responses.problems import STATUS
+from halfway.protocol.errors import HalfwayError
 from tests.support.rest.client import RestWorld
 
 DOCUMENT = document(OPERATIONS)

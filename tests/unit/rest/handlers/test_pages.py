@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from halfway.service.cluster import fan_out
-from halfway.service.requests import ServiceLimits
-from halfway.service.shards import groups
+from halfway.coordinator.cluster import forward as fan_out
+from halfway.coordinator.requests import ServiceLimits
+from halfway.coordinator.shards import groups
 from tests.support.rest.client import SHOP, RestWorld
 
 

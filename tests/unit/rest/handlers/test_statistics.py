@@ -9,14 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from halfway.domain.errors import TopicUnavailableError
-from halfway.domain.principal import PrincipalKind
-from halfway.domain.transaction import Outcome
+from halfway.coordinator.ports import CheckAttempt, CheckReply, LaneWrite
+from halfway.coordinator.records import Quarantined
+from halfway.http.server import events
 from halfway.memory import Memory
-from halfway.rest.server import events
-from halfway.service.check_ports import CheckAttempt, CheckReply
-from halfway.service.ports import LaneWrite
-from halfway.service.records.statistics_records import Quarantined
+from halfway.protocol.errors import TopicUnavailableError
+from halfway.protocol.principal import PrincipalKind
+from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
 from tests.support.waiting import GENEROUS_S

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from halfway.rest.requests.admission import Admission, HeldRefusals, held_s
-from halfway.rest.server.limits import ApiLimits
+from halfway.http.requests.admission import Admission, HeldRefusals, held_s
+from halfway.http.server.acceptor import ApiLimits
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.waiting import GENEROUS_S

@@ -6,9 +6,9 @@ import contextlib
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.rest.requests import admission
-from halfway.rest.server.limits import ApiLimits
-from halfway.rest.server.server import HttpServer
+from halfway.http.requests import admission
+from halfway.http.server.acceptor import ApiLimits
+from halfway.http.server.server import HttpServer
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.raw import BODY, POST, problem_of
@@ -19,7 +19,7 @@ from tests.unit.rest.conftest import NewWorld
 @pytest.fixture
 def short_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the server close a connection soon whose request it has not read to its end."""
-    monkeypatch.setattr("halfway.rest.server.server.LINGER_S", 0.1)
+    monkeypatch.setattr("halfway.http.server.server.LINGER_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_lingering")

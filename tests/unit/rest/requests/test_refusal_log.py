@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.service.log_summary import flush_all
+from halfway.coordinator.logging import flush_all
 from tests.support.rest.client import RestWorld
 
 MESSAGE = {"topic": "orders", "value": "v"}

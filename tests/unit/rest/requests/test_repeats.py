@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.domain.errors import InvalidRequestError
-from halfway.rest.requests.explain import repeated
-from halfway.rest.requests.models import BatchRequest, EndRequest, PrepareRequest
-from halfway.rest.requests.validation import Validation
+from halfway.http.requests.explain import repeated
+from halfway.http.requests.models import BatchRequest, EndRequest, PrepareRequest
+from halfway.http.requests.validation import Validation
+from halfway.protocol.errors import InvalidRequestError
 
 VALIDATION = Validation(internal_prefix="_halfway.")
 MESSAGE = '{"topic": "t", "value": "v"}'

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from halfway.domain.errors import HalfwayError
-from halfway.rest.requests import models
-from halfway.rest.requests.validation import Validation
-from halfway.rest.responses.problems import encoded, problem
+from halfway.http.requests import models
+from halfway.http.requests.validation import Validation
+from halfway.http.responses.problems import encoded, problem
+from halfway.protocol.errors import HalfwayError
 from tests.support.rest.client import SHOP, RestWorld
 
 MESSAGE = {"topic": "orders", "value": "v"}

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from halfway.rest.responses.answer import Answer, WholeResponse
-from halfway.rest.server.server import HttpServer
+from halfway.http.responses.answer import Answer, WholeResponse
+from halfway.http.server.server import HttpServer
 
 HOST = "127.0.0.1"
 

@@ -5,11 +5,10 @@ import random
 import msgspec
 import pytest
 
-from halfway.domain.message_json import ShownMessage, shown_message
-from halfway.domain.records import Message
-from halfway.rest.responses import slices
-from halfway.rest.responses.answer import ENCODER
-from halfway.rest.responses.slices import is_large, with_messages
+from halfway.http.responses import slices
+from halfway.http.responses.answer import ENCODER
+from halfway.http.responses.slices import is_large, with_messages
+from halfway.protocol.records import Message, ShownMessage, shown_message
 
 KINDS = [b"", b"plain", "é\U0001f600".encode(), b'"\\\n\t', b"\x00\x01", b"\xff\xfe", b"a\xc3"]
 

@@ -14,11 +14,11 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from halfway.domain.errors import ShuttingDownError
-from halfway.rest.responses.unsent import SLOW_LOOKS, Unsent
-from halfway.rest.server.limits import ApiLimits
-from halfway.rest.server.server import HttpServer
-from halfway.service.requests import ServiceLimits
+from halfway.coordinator.requests import ServiceLimits
+from halfway.http.responses.slices import SLOW_LOOKS, Unsent
+from halfway.http.server.acceptor import ApiLimits
+from halfway.http.server.server import HttpServer
+from halfway.protocol.errors import ShuttingDownError
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.raw import BODY, POST, problem_of

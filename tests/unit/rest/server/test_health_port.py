@@ -4,12 +4,12 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.rest.console import Console
-from halfway.rest.server.health_port import HealthPort, Reason, ShardNotAcquired
-from halfway.rest.server.server import HttpServer
-from halfway.runtime.metrics.event_loop_lag import LoopPauses
-from halfway.runtime.metrics.metrics import MAX_GROUPS, Metrics
-from halfway.service.records.statistics_records import HealthWarning
+from halfway.app.metrics.instruments import LoopPauses
+from halfway.app.metrics.metrics import MAX_GROUPS, Metrics
+from halfway.coordinator.records import HealthWarning
+from halfway.http.console import Console
+from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
+from halfway.http.server.server import HttpServer
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import guarded
 
@@ -105,7 +105,7 @@ def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monke
     metrics, troubles = Metrics(), dict[int, float]()
     metrics.show_troubles(lambda: troubles)
     assert "halfway_shard_not_acquired_seconds{" not in metrics.render()[0].decode()
-    monkeypatch.setattr("halfway.runtime.metrics.metrics.time.time", lambda: 1_000.0)
+    monkeypatch.setattr("halfway.app.metrics.metrics.time.time", lambda: 1_000.0)
     troubles[3] = 400.0
     assert 'halfway_shard_not_acquired_seconds{shard="3"} 600.0' in metrics.render()[0].decode()
 
@@ -138,7 +138,7 @@ async def test_a_deleted_group_leaves_no_series_and_its_place_to_others(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last figures are scraped once more. However many have come and gone, a new one is not counted as `other`."""
-    monkeypatch.setattr("halfway.runtime.metrics.metrics.MAX_GROUPS", 3)
+    monkeypatch.setattr("halfway.app.metrics.metrics.MAX_GROUPS", 3)
     metrics = Metrics()
     metrics.show(world.coordinator, world.api)
 

@@ -13,8 +13,8 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from halfway.rest.server.server import HttpServer
-from halfway.rest.server.tls import ServerTls
+from halfway.http.server.acceptor import ServerTls
+from halfway.http.server.server import HttpServer
 from tests.support.certificates import Authority
 
 HOST = "127.0.0.1"

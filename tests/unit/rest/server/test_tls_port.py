@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from halfway.domain.errors import ConfigurationError
-from halfway.domain.principal import Permission, PrincipalKind
+from halfway.coordinator.access import KeySpec
+from halfway.http.requests.authentication import caller_of, names_in
+from halfway.http.server.acceptor import ServerTls
+from halfway.http.server.server import HttpServer
 from halfway.memory import Memory
-from halfway.rest.requests.authentication import caller_of, names_in
-from halfway.rest.server.server import HttpServer
-from halfway.rest.server.tls import ServerTls
-from halfway.service.access.keys import KeySpec
+from halfway.protocol.errors import ConfigurationError
+from halfway.protocol.principal import Permission, PrincipalKind
 from tests.support.certificates import Authority
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import OPERATOR, deadline, enable_access

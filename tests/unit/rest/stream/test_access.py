@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.domain.principal import PrincipalKind
-from halfway.rest.stream.stream import StreamLimits
+from halfway.http.stream.stream import StreamLimits
+from halfway.protocol.errors import KafkaUnavailableError
+from halfway.protocol.principal import PrincipalKind
 from tests.support.rest.client import SHOP
 from tests.support.rest.guarded import Guarded, guarded, own_id
 from tests.support.waiting import GENEROUS_S
@@ -92,7 +92,7 @@ async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(
     both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the middle of a long wait for the first check."""
-    monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 3600.0)
+    monkeypatch.setattr("halfway.http.stream.stream._WAIT_S", 3600.0)
     await both.call("operator", "PUT", "/v1/groups/shop", {**SHOP, "check": {"mode": "pull"}})
     token = await both.new_key(PrincipalKind.GROUP, "shop")
     stream = await opened(both.here, authorization(token))

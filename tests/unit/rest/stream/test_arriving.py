@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from halfway.rest.stream.arriving import ArrivingPayload
+from halfway.http.stream.accumulator import ArrivingPayload
 
 TEXT, PING, CONTINUATION = 0x81, 0x89, 0x00
 

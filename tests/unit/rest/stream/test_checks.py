@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfway.rest.responses.unsent import Unsent
+from halfway.http.responses.slices import Unsent
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
@@ -142,7 +142,7 @@ async def test_only_a_group_that_fetches_its_checks_may_be_subscribed_to(
 async def test_a_subscription_whose_group_is_deleted_ends_with_a_problem(
     world: RestWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 0.05)
+    monkeypatch.setattr("halfway.http.stream.stream._WAIT_S", 0.05)
     stream = await opened(world)
     await stream.subscribe("shop", 1)
     assert (await world.call("DELETE", "/v1/groups/shop")).status == 204
@@ -155,7 +155,7 @@ async def test_a_subscription_begins_anew_if_it_ends_while_it_is_asked_for_again
     world: RestWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its group was deleted; after the end is reported, the new subscription finds the group that exists again."""
-    monkeypatch.setattr("halfway.rest.stream.subscription._WAIT_S", 0.05)
+    monkeypatch.setattr("halfway.http.stream.stream._WAIT_S", 0.05)
     stream = await opened(world)
     await stream.subscribe("shop", 5)
     lease_checks = world.coordinator.lease_checks

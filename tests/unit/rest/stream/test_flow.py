@@ -8,9 +8,9 @@ from functools import partial
 import aiohttp
 import pytest
 
-from halfway.rest.responses.unsent import Unsent
-from halfway.rest.server.limits import ApiLimits
-from halfway.service.requests import ServiceLimits
+from halfway.coordinator.requests import ServiceLimits
+from halfway.http.responses.slices import Unsent
+from halfway.http.server.acceptor import ApiLimits
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld

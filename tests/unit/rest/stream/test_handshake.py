@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import aiohttp
 import pytest
 
-from halfway.rest.server.limits import ApiLimits
+from halfway.http.server.acceptor import ApiLimits
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true

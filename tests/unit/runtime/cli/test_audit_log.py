@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from halfway.domain.audit_trail import AuditEvent
-from halfway.domain.errors import KafkaUnavailableError
+from halfway.app.cli import administration as audit_log
+from halfway.app.cli.main import halfway
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.runtime.cli import audit_log
-from halfway.runtime.cli.main import halfway
+from halfway.protocol.errors import KafkaUnavailableError
+from halfway.protocol.records import AuditEvent
 from tests.support.records.samples import AUDIT_EVENT
 
 NOW_MS = 1_767_323_045_678

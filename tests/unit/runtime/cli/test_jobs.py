@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner, Result
 
-from halfway.runtime.cli import jobs as cli_jobs
-from halfway.runtime.cli.main import halfway
+from halfway.app.cli import transactions as cli_jobs
+from halfway.app.cli.main import halfway
 from tests.support.rest.client import RestWorld
 from tests.unit.rest.handlers.test_jobs import ids_in_state, park
 from tests.unit.runtime.cli.test_transactions import HOSTILE, Answer, answer

@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner, Result
 
+from halfway.app.cli import administration as topics
+from halfway.app.cli.main import halfway
 from halfway.kafka.topics.admin_requests import AdminRequests
-from halfway.runtime.cli import topics
-from halfway.runtime.cli.main import halfway
 
 
 def list_topics(**settings: str) -> Result:

@@ -19,8 +19,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from halfway.runtime.cli.main import halfway
-from halfway.runtime.settings import NOT_SETTINGS, load
+from halfway.app.cli.main import halfway
+from halfway.app.settings import NOT_SETTINGS, load
 from tests.support.certificates import Authority
 from tests.support.waiting import GENEROUS_S
 
@@ -157,7 +157,7 @@ def test_a_row_is_one_line_at_any_width_and_its_columns_can_be_copied(answer: An
     long = "g" * 100
     rows = [transaction(next_check_at=TIME, checks=3, topics=["orders", "ä" * 200]), transaction(id="x", group=long)]
     answer.set({"transactions": rows, "next": "a b"})
-    program = [sys.executable, "-m", "halfway.runtime.cli", "transactions", "list"]
+    program = [sys.executable, "-m", "halfway.app.cli", "transactions", "list"]
     main, terminal = pty.openpty()
     try:
         termios.tcsetwinsize(terminal, (24, 80))
@@ -385,7 +385,7 @@ def test_a_variable_of_the_command_line_is_no_unknown_setting() -> None:
 
 
 def command(arguments: str, url: str) -> str:
-    return f"HALFWAY_URL={url} exec {sys.executable} -m halfway.runtime.cli {arguments}"
+    return f"HALFWAY_URL={url} exec {sys.executable} -m halfway.app.cli {arguments}"
 
 
 def shell(line: str) -> subprocess.CompletedProcess[bytes]:

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import halfway.embedded
-from halfway.embedded.ports import pick_port
-from halfway.runtime.cli.main import halfway as command_line
-from halfway.runtime.dev import dev as dev_module
-from halfway.runtime.dev.dev import DevOptions, _announce, logging_for
-from halfway.runtime.serve.app import Ready
-from halfway.runtime.settings import load
+from halfway.app import dev as dev_module
+from halfway.app.cli.main import halfway as command_line
+from halfway.app.dev import DevOptions, _announce, logging_for
+from halfway.app.serve.app import Ready
+from halfway.app.settings import load
+from halfway.embedded.properties import pick_port
 
 
 def test_lines_of_the_kafka_client_go_to_the_log(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from halfway.runtime.metrics.event_loop_lag import LoopPauses
+from halfway.app.metrics.instruments import LoopPauses
 
 
 async def test_a_pause_is_measured() -> None:

@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from halfway.app.metrics.metrics import Metrics, export_zeros
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError
-from halfway.kafka.records.validation import SKIP_REASONS
-from halfway.runtime.metrics.metrics import Metrics
-from halfway.runtime.metrics.zeros import export_zeros
+from halfway.kafka.records.lane_records import SKIP_REASONS
 from tests.support.rest.client import RestWorld
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000, prefix="h.")

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.runtime.serve import app
-from halfway.runtime.serve.deaths import supervised
-from halfway.runtime.settings import load
+from halfway.app.serve import app
+from halfway.app.serve.process import supervised
+from halfway.app.settings import load
 
 ALONE = {
     "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1",
@@ -48,7 +48,7 @@ def test_a_death_is_logged_and_ends_the_process_with_an_error(
 
     monkeypatch.setattr(app, "configure", lambda **_: None)
     monkeypatch.setattr(app, "collect_rarely", lambda: None)
-    monkeypatch.setattr("halfway.runtime.serve.backend.wait_for_topics", wait_for_topics)
+    monkeypatch.setattr("halfway.app.serve.backend.wait_for_topics", wait_for_topics)
     monkeypatch.setattr(threading, "Timer", Mock())  # it would end the tests if the stop hung
     hook = threading.excepthook
     with capture_logs() as logs:

@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from halfway.rest.server.server import MAX_CONNECTIONS
-from halfway.runtime.serve.file_descriptors import connections_within, raise_limit
+from halfway.app.serve.process import connections_within, raise_limit
+from halfway.http.server.server import MAX_CONNECTIONS
 
 
 @pytest.mark.parametrize("limit", [256, 1_024, 4_096, 20_000, 1_048_576])

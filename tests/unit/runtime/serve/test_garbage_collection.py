@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.runtime.serve.garbage_collection import collect_periodically, collect_rarely, freeze_existing
+from halfway.app.serve.process import collect_periodically, collect_rarely, freeze_existing
 from tests.support.waiting import GENEROUS_S
 
 IN_FLIGHT = 20_000

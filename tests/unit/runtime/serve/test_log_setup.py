@@ -9,7 +9,7 @@ from tests.support.waiting import GENEROUS_S
 SCRIPT = """
 import logging, structlog
 from pydantic import SecretStr
-from halfway.runtime.serve.log_setup import configure
+from halfway.app.serve.process import configure
 configure(form="json", level="info")
 log = structlog.get_logger("test")
 log.info("joined", sasl_password="open sesame", given=SecretStr("open sesame"), shard=3)
@@ -37,7 +37,7 @@ def test_secrets_are_redacted_by_name_and_by_type() -> None:
 
 CONSOLE = """
 import structlog
-from halfway.runtime.serve.log_setup import configure
+from halfway.app.serve.process import configure
 configure(form="console", level="info")
 log = structlog.get_logger("test")
 log.info("refused", remark="\\x1b]0;title\\x07 \\u202egnp.exe\\na line of its own", errors=["\\x1b[31m"])

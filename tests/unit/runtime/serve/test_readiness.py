@@ -6,15 +6,15 @@ from typing import Any, cast
 
 import pytest
 
+from halfway.app.serve import readiness
+from halfway.app.serve.backend import Backend
+from halfway.app.serve.readiness import Readiness
+from halfway.coordinator.access import KeyFreshness
+from halfway.coordinator.ports import OwnerHint
+from halfway.coordinator.queries.queries import TailFreshness
+from halfway.coordinator.shards.losses import Losses
 from halfway.kafka.ownership.concurrent_acquisition import ShardTrouble
 from halfway.kafka.ownership.membership import MembershipStatus
-from halfway.runtime.serve import readiness
-from halfway.runtime.serve.backend import Backend
-from halfway.runtime.serve.readiness import Readiness
-from halfway.service.access.key_freshness import KeyFreshness
-from halfway.service.ports import OwnerHint
-from halfway.service.query.tail_freshness import TailFreshness
-from halfway.service.shards.losses import Losses
 from tests.support.waiting import until_true
 
 TROUBLE = ShardTrouble(shard=0, since=1.0, tries=3, error="folding: held", remedy="look")

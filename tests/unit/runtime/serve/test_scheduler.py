@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from halfway.runtime.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.app.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
 from tests.support.service.world import SHARDS, World
 
 
@@ -56,7 +56,7 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, mon
     monkeypatch.setattr(scheduler, "arm", armed.append)
     await asyncio.sleep(0)
     real = time.time
-    monkeypatch.setattr("halfway.runtime.serve.scheduler.time.time", lambda: real() - 3600)
+    monkeypatch.setattr("halfway.app.serve.scheduler.time.time", lambda: real() - 3600)
     await world.until(lambda: set(armed) == set(range(SHARDS)))
     monkeypatch.undo()
     await scheduler.stop()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from halfway.runtime.serve.app import time_to_finish
-from halfway.runtime.settings import load
+from halfway.app.serve.app import time_to_finish
+from halfway.app.settings import load
 
 
 @pytest.mark.parametrize("stop_s,finishing_s", [(25, 18), (20, 13), (14, 7), (3, 1.5), (0.1, 0.05)])

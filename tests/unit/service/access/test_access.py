@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from halfway.domain.errors import ForbiddenError, UnauthenticatedError
-from halfway.domain.keys import RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, public_id
-from halfway.domain.principal import ANYBODY, PEER, RULES, Permission, PrincipalKind
+from halfway.coordinator.access import KeyedAccess, OpenAccess
 from halfway.memory import ManualClock
-from halfway.service.access.access import KeyedAccess, OpenAccess
+from halfway.protocol.errors import ForbiddenError, UnauthenticatedError
+from halfway.protocol.keys import RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, public_id
+from halfway.protocol.principal import ANYBODY, PEER, RULES, Permission, PrincipalKind
 
 SECRET, OLD = MasterSecret(b"new" * 12), MasterSecret(b"old" * 12)
 TEXT = key_text(PrincipalKind.GROUP, bytes(range(RANDOM_BYTES)))

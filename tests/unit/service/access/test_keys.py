@@ -8,7 +8,9 @@ from functools import partial
 import msgspec
 import pytest
 
-from halfway.domain.errors import (
+from halfway.coordinator.access import EXPIRED_KEPT_MS, KeyedAccess, Keys, KeySpec, NewKey
+from halfway.memory import Memory
+from halfway.protocol.errors import (
     ForbiddenError,
     InvalidRequestError,
     KafkaUnavailableError,
@@ -17,11 +19,8 @@ from halfway.domain.errors import (
     UnauthenticatedError,
     UnknownKeyError,
 )
-from halfway.domain.keys import RANDOM_BYTES, Key, MasterSecret, key_text
-from halfway.domain.principal import Principal, PrincipalKind
-from halfway.memory import Memory
-from halfway.service.access.access import KeyedAccess
-from halfway.service.access.keys import EXPIRED_KEPT_MS, Keys, KeySpec, NewKey
+from halfway.protocol.keys import RANDOM_BYTES, Key, MasterSecret, key_text
+from halfway.protocol.principal import Principal, PrincipalKind
 
 SECRET = MasterSecret(b"s" * 32)
 SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")

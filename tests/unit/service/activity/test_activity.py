@@ -2,12 +2,13 @@
 
 import pytest
 
-from halfway.domain.transaction import Outcome
+from halfway.coordinator.ports import CheckAttempt, CheckReply
+from halfway.coordinator.queries import action_log as journal
+from halfway.coordinator.queries import activity
+from halfway.coordinator.queries.action_log import Journal
+from halfway.coordinator.queries.activity import Activity
 from halfway.memory import ManualClock, RecordingObserver
-from halfway.service.activity import activity, journal
-from halfway.service.activity.activity import Activity
-from halfway.service.activity.journal import Journal
-from halfway.service.check_ports import CheckAttempt, CheckReply
+from halfway.protocol.transactions import Outcome
 
 
 class Seconds:

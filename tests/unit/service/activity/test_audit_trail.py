@@ -7,13 +7,12 @@ from contextlib import suppress
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.domain.audit_trail import AuditEvent
-from halfway.domain.errors import AlreadyEndedError, HalfwayError, InvalidRequestError, UnknownTransactionError
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.principal import Principal, PrincipalKind
-from halfway.domain.records import CheckMode, Message
-from halfway.domain.transaction import Cause, Outcome
-from halfway.service.requests import End, GroupSpec
+from halfway.coordinator.requests import End, GroupSpec
+from halfway.protocol.errors import AlreadyEndedError, HalfwayError, InvalidRequestError, UnknownTransactionError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.principal import Principal, PrincipalKind
+from halfway.protocol.records import AuditEvent, CheckMode, Message
+from halfway.protocol.transactions import Cause, Outcome
 from tests.support.service.world import World
 
 ANNA = Principal(kind=PrincipalKind.OPERATOR, name="anna", key_id="3fK9")
@@ -166,7 +165,7 @@ async def test_a_call_that_nobody_waits_for_any_more_is_recorded_as_interrupted(
     world: World, events: Callable[[], list[AuditEvent]]
 ) -> None:
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    from halfway.domain.audit_trail import Audited
+    from halfway.protocol.records import Audited
 
     work = asyncio.create_task(world.coordinator.auditor.audit(never, ANNA, Audited.REVOKE_KEY, "3fK9"))
     await asyncio.sleep(0)

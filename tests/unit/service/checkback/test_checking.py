@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from halfway.domain.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import Message, OpKind
-from halfway.domain.transaction import Cause, Outcome, State
+from halfway.coordinator.checkback.dispatcher import HostRateLimits
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.requests import ServiceLimits
 from halfway.memory import no_verdict, unreachable, verdict
-from halfway.service.check_ports import CheckReply, CheckRequest
-from halfway.service.checkback.host_rate_limit import HostRateLimits
-from halfway.service.requests import ServiceLimits
+from halfway.protocol.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import Message, OpKind
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
 

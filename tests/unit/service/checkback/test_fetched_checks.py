@@ -5,14 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from halfway.domain.errors import InvalidRequestError, UnauthenticatedError
-from halfway.domain.keys import MasterSecret
-from halfway.domain.principal import PEER, Principal, PrincipalKind
-from halfway.domain.records import CheckMode, Message
-from halfway.domain.transaction import Cause, Outcome, State
+from halfway.coordinator.access import KeyedAccess
+from halfway.coordinator.requests import GroupSpec, Prepare
 from halfway.memory import Memory
-from halfway.service.access.access import KeyedAccess
-from halfway.service.requests import GroupSpec, Prepare
+from halfway.protocol.errors import InvalidRequestError, UnauthenticatedError
+from halfway.protocol.keys import MasterSecret
+from halfway.protocol.principal import PEER, Principal, PrincipalKind
+from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import QUICK, World
 
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from halfway.domain.errors import HalfwayError, NotAuthorisedError
-from halfway.domain.policy import OnExhausted, PolicyOverrides
-from halfway.domain.records import CheckMode, OpKind
-from halfway.domain.transaction import Cause, Outcome, State
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.requests import LeasedCheck, ListQuery
 from halfway.memory import unreachable, verdict
-from halfway.service.check_ports import CheckReply, CheckRequest
-from halfway.service.requests import LeasedCheck, ListQuery
+from halfway.protocol.errors import HalfwayError, NotAuthorisedError
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.records import CheckMode, OpKind
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import ROLLBACK_AT_LAST, World
 from tests.unit.service.resolve.test_ending import ops
 

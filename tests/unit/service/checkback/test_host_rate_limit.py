@@ -1,6 +1,6 @@
 """The rate limit of checks for each host."""
 
-from halfway.service.checkback.host_rate_limit import HostRateLimits
+from halfway.coordinator.checkback.dispatcher import HostRateLimits
 
 TEN_OF_ONE = tuple(f"http://SHOP.:{port}/check" for port in range(9000, 9010))
 

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 
-from halfway.domain.errors import HalfwayError, NotServedError
-from halfway.domain.policy import OnExhausted, PolicyOverrides
-from halfway.domain.records import CheckMode, Op, OpKind
-from halfway.domain.transaction import Cause, Outcome
+from halfway.coordinator.answers import Answers
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.requests import End, EndResult, LeasedCheck, ServiceLimits
 from halfway.memory import no_verdict, unreachable, verdict
-from halfway.service.answers import Answers
-from halfway.service.check_ports import CheckReply, CheckRequest
-from halfway.service.requests import End, EndResult, LeasedCheck, ServiceLimits
+from halfway.protocol.errors import HalfwayError, NotServedError
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.records import CheckMode, Op, OpKind
+from halfway.protocol.transactions import Cause, Outcome
 from tests.support.service.world import SHARDS, World
 
 IMPATIENT = PolicyOverrides(

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from halfway.domain.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Half, Message
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator.requests import GroupSpec, ListQuery, ServiceLimits
 from halfway.memory import unreachable, verdict
-from halfway.service.requests import GroupSpec, ListQuery, ServiceLimits
+from halfway.protocol.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Half, Message
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import LIMITS, SHARDS, World
 
 

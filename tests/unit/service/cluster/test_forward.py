@@ -5,7 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from halfway.domain.errors import (
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.queries import queries as get_and_list
+from halfway.coordinator.records import CountCall, GetCall, ListCall
+from halfway.coordinator.requests import End, ListQuery, Prepare
+from halfway.memory import Memory
+from halfway.protocol.errors import (
     EndUnconfirmedError,
     GroupInUseError,
     NotServedError,
@@ -14,15 +19,9 @@ from halfway.domain.errors import (
     UnknownGroupError,
     UnknownTransactionError,
 )
-from halfway.domain.ids import shard_of
-from halfway.domain.principal import PEER
-from halfway.domain.records import CheckMode, Message
-from halfway.domain.transaction import Outcome, State
-from halfway.memory import Memory
-from halfway.service.coordinator import Coordinator
-from halfway.service.query import get_and_list
-from halfway.service.records.peer_calls import CountCall, GetCall, ListCall
-from halfway.service.requests import End, ListQuery, Prepare
+from halfway.protocol.principal import PEER
+from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.transactions import Outcome, State, shard_of
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S
 

@@ -6,19 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halfway.domain import errors
-from halfway.domain.errors import (
-    AlreadyEndedError,
-    GroupInUseError,
-    HalfwayError,
-    OverloadedError,
-    RetryableError,
-    ShardUnavailableError,
-)
-from halfway.domain.principal import ANYBODY, PEER, Principal, PrincipalKind
-from halfway.domain.records import Message
-from halfway.domain.transaction import Cause, Outcome, State
-from halfway.service.cluster.peer_wire import (
+from halfway.coordinator import records as peer_calls
+from halfway.coordinator.cluster.peers import (
     AnswerReader,
     decode_call,
     decode_request,
@@ -27,35 +16,37 @@ from halfway.service.cluster.peer_wire import (
     encode_call,
     encode_request,
 )
-from halfway.service.records import peer_calls
-from halfway.service.records.job_records import (
-    ItemResult,
-    JobAction,
-    JobItem,
-    JobList,
-    JobPage,
-    JobSpec,
-    JobState,
-    JobView,
-)
-from halfway.service.records.journal_records import HistoryEvent
-from halfway.service.records.peer_calls import (
+from halfway.coordinator.records import (
     ANSWERS,
     CheckCall,
     CountCall,
     DueCall,
     DueResult,
     EndCall,
+    Endpoint,
+    FailingTopic,
     FiguresCall,
     FindCall,
     FindResult,
     GetCall,
     GroupCounts,
+    GroupFigures,
     HistoryCall,
+    HistoryEvent,
     HistoryView,
+    InstanceFigures,
+    ItemResult,
+    JobAction,
     JobCall,
+    JobItem,
+    JobList,
+    JobPage,
     JobsCall,
+    JobSpec,
+    JobState,
+    JobView,
     KnownJobCall,
+    LaneFailure,
     LeaseCall,
     LeaseResult,
     ListCall,
@@ -63,25 +54,18 @@ from halfway.service.records.peer_calls import (
     MessagePlace,
     PeerCall,
     PrepareCall,
-    ResumeCall,
-    SearchCall,
-    StartJobCall,
-    StopJobCall,
-)
-from halfway.service.records.statistics_records import (
-    Endpoint,
-    FailingTopic,
-    GroupFigures,
-    InstanceFigures,
-    Lane,
-    LaneFailure,
     Quarantined,
     RefusedWrite,
+    ResumeCall,
+    SearchCall,
     ShardFigures,
     Skipped,
+    StartJobCall,
+    StopJobCall,
     Tally,
 )
-from halfway.service.requests import (
+from halfway.coordinator.records import LaneFigures as Lane
+from halfway.coordinator.requests import (
     End,
     EndResult,
     LeasedCheck,
@@ -91,6 +75,18 @@ from halfway.service.requests import (
     TransactionFilter,
     TransactionView,
 )
+from halfway.protocol import errors
+from halfway.protocol.errors import (
+    AlreadyEndedError,
+    GroupInUseError,
+    HalfwayError,
+    OverloadedError,
+    RetryableError,
+    ShardUnavailableError,
+)
+from halfway.protocol.principal import ANYBODY, PEER, Principal, PrincipalKind
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import Cause, Outcome, State
 
 MESSAGE = Message(topic="orders", key=b"\x00k", value=None, headers=(("h", b"v"),), partition=2)
 VIEW = TransactionView(

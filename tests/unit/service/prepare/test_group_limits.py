@@ -7,15 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfway.domain.errors import GroupLimitedError, RetryableError
-from halfway.domain.ids import shard_of
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import Message
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator import prepare_rules as group_limits
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.requests import ServiceLimits
 from halfway.memory import Memory, no_verdict
-from halfway.service.coordinator import Coordinator
-from halfway.service.prepare import group_limits
-from halfway.service.requests import ServiceLimits
+from halfway.protocol.errors import GroupLimitedError, RetryableError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import Outcome, State, shard_of
 from tests.support.service.world import LIMITS, SHARDS, World
 
 

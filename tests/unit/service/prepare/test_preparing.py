@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from halfway.domain.errors import (
+from halfway.coordinator.ports import Appended, TopicFacts
+from halfway.coordinator.requests import Prepare, Prepared, ServiceLimits
+from halfway.memory import topic
+from halfway.protocol.errors import (
     IdReusedError,
     InvalidRequestError,
     MessageTooLargeError,
@@ -18,12 +21,8 @@ from halfway.domain.errors import (
     UnknownGroupError,
     UnknownTopicError,
 )
-from halfway.domain.ids import parse_server_id
-from halfway.domain.records import Foreign, Group, Half, Message, fingerprint
-from halfway.domain.transaction import Outcome, State
-from halfway.memory import topic
-from halfway.service.ports import Appended, TopicFacts
-from halfway.service.requests import Prepare, Prepared, ServiceLimits
+from halfway.protocol.records import Foreign, Group, Half, Message, fingerprint
+from halfway.protocol.transactions import Outcome, State, parse_server_id
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
 

@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfway.domain.errors import IdReusedError, OutcomeUnknownError, OverloadedError
-from halfway.domain.ids import shard_of
-from halfway.domain.records import Foreign, Half, Message, Origin, fingerprint
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator.ports import Appended
 from halfway.memory.log import half_headers
-from halfway.service.ports import Appended
+from halfway.protocol.errors import IdReusedError, OutcomeUnknownError, OverloadedError
+from halfway.protocol.records import Foreign, Half, Message, Origin, fingerprint
+from halfway.protocol.transactions import Outcome, State, shard_of
 from tests.support.service.world import SHARDS, World
 
 ID = "order-1"

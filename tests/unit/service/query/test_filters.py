@@ -2,12 +2,12 @@
 
 import pytest
 
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import Message
-from halfway.domain.transaction import Cause, Outcome, State
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.requests import ListQuery
 from halfway.memory import Memory, no_verdict
-from halfway.service.coordinator import Coordinator
-from halfway.service.requests import ListQuery
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import LIMITS, World
 
 PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator.queries import queries as get_and_list
+from halfway.coordinator.requests import ListQuery, Page
 from halfway.memory import no_verdict
-from halfway.service.query import get_and_list
-from halfway.service.requests import ListQuery, Page
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import World
 
 MANY = 120

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from halfway.domain.errors import ForbiddenError
-from halfway.domain.keys import MasterSecret
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.principal import Principal, PrincipalKind
-from halfway.domain.records import CheckMode, Message
+from halfway.coordinator.access import KeyedAccess
+from halfway.coordinator.requests import GroupSpec, ListQuery, Prepare
 from halfway.memory import Memory
-from halfway.service.access.access import KeyedAccess
-from halfway.service.requests import GroupSpec, ListQuery, Prepare
+from halfway.protocol.errors import ForbiddenError
+from halfway.protocol.keys import MasterSecret
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.principal import Principal, PrincipalKind
+from halfway.protocol.records import CheckMode, Message
 from tests.support.service.world import SHARDS, World
 
 SHOP = Principal(kind=PrincipalKind.GROUP, name="shop")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.domain.errors import KafkaUnavailableError
-from halfway.service.query.tail_freshness import TailFreshness
+from halfway.coordinator.queries.queries import TailFreshness
+from halfway.protocol.errors import KafkaUnavailableError
 from tests.support.elapsed_time import WallClock
 from tests.support.waiting import until_true
 

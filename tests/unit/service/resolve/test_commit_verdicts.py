@@ -6,8 +6,13 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from halfway.domain.entries import Pending
-from halfway.domain.errors import (
+from halfway.coordinator.access import KeyedAccess
+from halfway.coordinator.commit_verdicts import CommitVerdicts
+from halfway.coordinator.requests import End, GroupSpec, Prepare
+from halfway.coordinator.shards.shard_table import Shard
+from halfway.memory import Memory, topic, verdict
+from halfway.protocol.entries import Pending
+from halfway.protocol.errors import (
     EndUnconfirmedError,
     HalfwayError,
     MessageTooLargeError,
@@ -15,15 +20,10 @@ from halfway.domain.errors import (
     TopicUnavailableError,
     UnknownTransactionError,
 )
-from halfway.domain.keys import MasterSecret
-from halfway.domain.principal import PEER, Principal, PrincipalKind
-from halfway.domain.records import CheckMode, Message, OpKind
-from halfway.domain.transaction import Cause, Outcome, State
-from halfway.memory import Memory, topic, verdict
-from halfway.service.access.access import KeyedAccess
-from halfway.service.requests import End, GroupSpec, Prepare
-from halfway.service.resolve.commit_verdicts import CommitVerdicts
-from halfway.service.shards.shard_table import Shard
+from halfway.protocol.keys import MasterSecret
+from halfway.protocol.principal import PEER, Principal, PrincipalKind
+from halfway.protocol.records import CheckMode, Message, OpKind
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
 
@@ -246,7 +246,7 @@ async def test_to_keep_many_commits_costs_each_of_them_as_much_as_one(
     rolling_back: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While Kafka takes no writes, every commit is kept. Those of shards served elsewhere are dropped now and then."""
-    monkeypatch.setattr("halfway.service.resolve.commit_verdicts._CLEANUP_AT", 10)
+    monkeypatch.setattr("halfway.coordinator.commit_verdicts._CLEANUP_AT", 10)
     shards = rolling_back.coordinator.shards
     verdicts, looks, find = CommitVerdicts(shards, rolling_back.coordinator._resolver, 900), 0, shards.find
     prepared = await rolling_back.prepare()

@@ -5,7 +5,10 @@ import gc
 
 import pytest
 
-from halfway.domain.errors import (
+from halfway.coordinator.ports import LaneWrite, Written
+from halfway.coordinator.requests import End, EndResult
+from halfway.memory import Memory
+from halfway.protocol.errors import (
     AlreadyEndedError,
     EndUnconfirmedError,
     KafkaUnavailableError,
@@ -16,11 +19,8 @@ from halfway.domain.errors import (
     TopicUnavailableError,
     UnknownTransactionError,
 )
-from halfway.domain.records import Half, Message, Op, OpKind
-from halfway.domain.transaction import Cause, Outcome, State
-from halfway.memory import Memory
-from halfway.service.ports import LaneWrite, Written
-from halfway.service.requests import End, EndResult
+from halfway.protocol.records import Half, Message, Op, OpKind
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import SHARDS, World
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from halfway.domain.errors import UnknownTransactionError
-from halfway.domain.transaction import Outcome
-from halfway.service.answers import Answers
+from halfway.coordinator.answers import Answers
+from halfway.protocol.errors import UnknownTransactionError
+from halfway.protocol.transactions import Outcome
 from tests.support.service.world import World
 
 

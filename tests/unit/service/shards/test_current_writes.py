@@ -2,16 +2,15 @@
 
 import msgspec
 
-from halfway.domain.entries import Pending
-from halfway.domain.records import FOREIGN, OpKind
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import State
+from halfway.coordinator.changes import tombstone_again
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite
+from halfway.coordinator.requests import ServiceLimits
+from halfway.coordinator.shards.shard_table import Claim, ShardTable
 from halfway.memory.surroundings import ManualClock
-from halfway.service.ports import TOMBSTONE, LaneWrite
-from halfway.service.requests import ServiceLimits
-from halfway.service.resolve.changes import tombstone_again
-from halfway.service.shards.claims import Claim
-from halfway.service.shards.shard_table import ShardTable
+from halfway.protocol.entries import Pending
+from halfway.protocol.records import FOREIGN, OpKind
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
 from tests.support.domain.shard_records import ID, A, B, op
 
 HORIZON_MS = 60_000

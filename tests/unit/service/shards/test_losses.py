@@ -2,14 +2,14 @@
 
 import msgspec
 
-from halfway.domain.entries import Ended, ParkedEntry, Pending
-from halfway.domain.records import OpKind
-from halfway.domain.shard import ShardState
-from halfway.domain.transaction import State
+from halfway.coordinator.ports import LogLoss
+from halfway.coordinator.requests import ServiceLimits
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.memory.surroundings import ManualClock
-from halfway.service.ports import LogLoss
-from halfway.service.requests import ServiceLimits
-from halfway.service.shards.shard_table import ShardTable
+from halfway.protocol.entries import Ended, ParkedEntry, Pending
+from halfway.protocol.records import OpKind
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import op, parked_of
 

@@ -1,8 +1,8 @@
 """From where a recovery must read the outcomes that an owner remembers."""
 
-from halfway.domain.records import FOREIGN
-from halfway.domain.shard import ShardState
-from halfway.service.shards.outcome_window import OutcomeWindow
+from halfway.coordinator.shards.losses import OutcomeWindow
+from halfway.protocol.records import FOREIGN
+from halfway.protocol.shard import ShardState
 from tests.support.domain.shard_records import ID, A
 
 HORIZON_S = 60.0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from halfway.domain.records import Half, Message, fingerprint
-from halfway.domain.shard import ShardState
-from halfway.service.shards import shard_table
-from halfway.service.shards.shard_table import Shard
+from halfway.coordinator.shards import shard_table
+from halfway.coordinator.shards.shard_table import Shard
+from halfway.protocol.records import Half, Message, fingerprint
+from halfway.protocol.shard import ShardState
 
 
 def half(name: str) -> Half:

@@ -6,13 +6,13 @@ from weakref import ref
 
 import pytest
 
-from halfway.domain.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
-from halfway.domain.policy import PolicyOverrides
-from halfway.domain.records import CheckMode, Half, Message, OpKind
-from halfway.domain.transaction import Cause, Outcome, State
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.requests import ListQuery, ServiceLimits
 from halfway.memory import no_verdict, unreachable, verdict
-from halfway.service.check_ports import CheckReply, CheckRequest
-from halfway.service.requests import ListQuery, ServiceLimits
+from halfway.protocol.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import CheckMode, Half, Message, OpKind
+from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
 

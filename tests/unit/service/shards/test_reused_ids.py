@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from halfway.domain.errors import OverloadedError
-from halfway.domain.records import Half
-from halfway.domain.transaction import Outcome, State
+from halfway.coordinator.requests import ServiceLimits
 from halfway.memory import no_verdict, verdict
-from halfway.service.requests import ServiceLimits
+from halfway.protocol.errors import OverloadedError
+from halfway.protocol.records import Half
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import LIMITS, SHARDS, World
 
 FEW = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, max_outcomes_per_shard=1)

@@ -1,0 +1,315 @@
+"""Requests the outcome of a transaction from a producer service (docs/protocol.md#scan-and-check-back)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from ipaddress import ip_address
+from secrets import token_urlsafe
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+import structlog
+from aiohttp.connector import AddrInfoType
+from yarl import URL
+
+from halfway.checks import question
+from halfway.checks.connections import EXCHANGE, CheckConnector, DnsResolver, Exchange, GroupRequest
+from halfway.checks.destinations import Destinations
+from halfway.checks.question import (
+    Attempt,
+    NotAVerdictError,
+    NotBoundError,
+    host_of,
+    is_json,
+    read_verdict,
+    record_failure,
+    record_timeout,
+    signed_headers,
+    to_reply,
+    trace_config,
+)
+from halfway.coordinator.logging import LogSummary
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.protocol.records import Group
+from halfway.protocol.transactions import Outcome
+
+MAX_EXCERPT_BYTES = 512
+_EXCERPT_S = 0.2
+"""How long to wait for the body of an answer that is not a verdict."""
+MAX_REPLY_BYTES = 64 * 1024
+CONNECTIONS_PER_ADDRESS = 64
+"""The most connections of one group to an address: more than the checks that a group may have in flight."""
+KEEPALIVE_S = 15.0
+_NONCE_BYTES = 16
+_ONE_PIECE_BYTES = 64 * 1024
+"""A body of up to this size is sent in one piece, which costs less."""
+_HEADERS: Mapping[str, str] = {
+    "content-type": "application/json",
+    "accept": "application/json",
+    "accept-encoding": "identity",
+    "user-agent": "halfway",
+}
+
+_log = structlog.get_logger(__name__)
+_failed: Final = LogSummary(_log, "warning", "check_failed")
+_request_failed: Final = LogSummary(_log, "warning", "check_request_failed")
+
+
+class AddressRefusedError(OSError):
+    """The operator does not allow connections to this address."""
+
+
+class HttpCheckCaller:
+    """The port `CheckCaller` over HTTP.
+
+    Only an answer that arrives in time and is a verdict counts. Redirects are not followed, compressed bodies are not
+    unpacked, cookies are not stored, and proxies and credentials from the environment are not used. Times are in
+    seconds, sizes in bytes.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 3.0,
+        max_connections: int = 1024,
+        demand_nonce: bool = False,
+        secrets_of: Callable[[str], Sequence[bytes]] | None = None,
+        destinations: Destinations | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        proxy: str | None = None,
+    ) -> None:
+        """Keep the settings; no connection is opened yet. `timeout_s` bounds one call over all its endpoints.
+
+        With `demand_nonce` an answer counts only if it echoes the nonce of its request.
+        `secrets_of` returns the secrets that sign the checks of a group.
+        `ssl_context` replaces the system's certificate authorities; `proxy` is the URL of an HTTP proxy.
+        """
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._max_connections = max_connections
+        self._demand_nonce = demand_nonce
+        self._secrets_of = secrets_of
+        self._destinations = destinations or Destinations()
+        self._ssl_context = ssl_context
+        self._proxy = proxy
+        self._resolver = DnsResolver()
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections; calls under way and later calls return `unknown`."""
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+        await self._resolver.close()
+
+    def refusal(self, url: str) -> str | None:
+        """Return why the operator's settings refuse an endpoint, None if they allow it."""
+        return self._destinations.refusal(url)
+
+    async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
+        """Call the endpoints in the given order, one per host and port, until one returns a verdict.
+
+        An explicit `unknown` is a verdict. One deadline covers all endpoints. Each may use an equal share of the
+        remaining time, so that an endpoint that hangs does not keep the next from being called. Never raises.
+        """
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        attempts: list[Attempt] = []
+        try:
+            session = self._open()
+            urls = self._one_for_each_host(urls)
+            for position, url in enumerate(urls):
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= 0:
+                    break
+                share = deadline - left + left / (len(urls) - position)
+                attempts.append(await self._call_endpoint(session, url, request, share))
+                if attempts[-1].outcome is not None:
+                    break
+        except Exception as error:  # noqa: BLE001 - no error here may stop the scan
+            _failed.note({"group": group.name, "error": type(error).__name__}, transaction=request.id)
+            attempts.append(Attempt(detail=f"halfway could not send the check: {type(error).__name__}"))
+        return to_reply(attempts)
+
+    def _one_for_each_host(self, urls: Sequence[str]) -> Sequence[str]:
+        """Return the first permitted URL of each host and port, and every refused URL, whose refusal is reported."""
+        if len(urls) == 1:
+            return urls
+        chosen: dict[str, str] = {}
+        for url in urls:
+            chosen.setdefault(url if self.refusal(url) is not None else URL(url).authority, url)
+        return tuple(chosen.values())
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise RuntimeError("the caller is closed")
+        if self._session is None:
+            connector = CheckConnector(
+                max_kept=self._max_connections // 2,
+                limit=self._max_connections,
+                limit_per_host=CONNECTIONS_PER_ADDRESS,
+                keepalive_timeout=KEEPALIVE_S,
+                resolver=self._resolver,
+                use_dns_cache=False,  # all groups would share aiohttp's cache and its look-ups under way
+                ssl=self._ssl_context or True,
+                socket_factory=self._socket,
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                request_class=GroupRequest,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                auto_decompress=False,
+                read_bufsize=MAX_REPLY_BYTES,
+                proxy=self._proxy,
+                # The deadline in `_call_endpoint` bounds a whole attempt.
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+                trace_configs=[trace_config()],
+            )
+        return self._session
+
+    def _socket(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, name = address
+        exchange = EXCHANGE.get()
+        if self._proxy is None:  # the operator chose the proxy's address
+            refusal = self._destinations.refusal(exchange.url, ip_address(str(name[0]).partition("%")[0]))
+            if refusal is not None:
+                exchange.refusal = refusal
+                raise AddressRefusedError(refusal)
+        return socket.socket(family, kind, protocol)
+
+    async def _call_endpoint(
+        self, session: aiohttp.ClientSession, url: str, request: CheckRequest, deadline: float
+    ) -> Attempt:
+        """Call one endpoint. Retry on a new connection if a reused one gave no answer or another request's answer."""
+        host = host_of(url)
+        refusal = self.refusal(url)
+        if refusal is not None:
+            return Attempt(reachable=False, detail=refusal, host=host)
+        target = URL(url)
+        started = asyncio.get_running_loop().time()
+        attempt = await self._post(session, target, request, deadline, fresh=False)
+        if attempt.retry_on_new_connection:
+            attempt = await self._post(session, target, request, deadline, fresh=True)
+        attempt.host, attempt.duration_s = host, asyncio.get_running_loop().time() - started
+        place = f"{target.host}:{target.port}"
+        attempt.detail = f"{place}: {attempt.detail}" if attempt.detail else f"{place} answered"
+        return attempt
+
+    async def _post(
+        self, session: aiohttp.ClientSession, url: URL, request: CheckRequest, deadline: float, *, fresh: bool
+    ) -> Attempt:
+        attempt = Attempt()
+        nonce = token_urlsafe(_NONCE_BYTES)
+        body = question.encode(request, nonce)
+        secrets = () if self._secrets_of is None else self._secrets_of(request.group)
+        headers = {**_HEADERS, **signed_headers(request.check_id, body, secrets)}
+        exchange = Exchange(url, request.group, fresh)
+        EXCHANGE.set(exchange)
+        try:
+            async with (
+                asyncio.timeout_at(deadline),
+                session.post(
+                    url,
+                    # A stream is sent in pieces: one large bytes object would block the event loop.
+                    data=body if len(body) <= _ONE_PIECE_BYTES else BytesIO(body),
+                    headers=headers,
+                    allow_redirects=False,
+                    trace_request_ctx=attempt,
+                ) as response,
+            ):
+                try:
+                    attempt.outcome, attempt.remark = await self._verdict(response, exchange, nonce, attempt)
+                finally:
+                    exchange.end(response)
+        except NotAVerdictError as error:
+            attempt.detail = str(error)
+            attempt.retry_on_new_connection = exchange.reused and isinstance(error, NotBoundError)
+        except TimeoutError:
+            record_timeout(attempt, exchange)
+        except aiohttp.ClientError as error:
+            record_failure(attempt, error, exchange)
+        except Exception as error:  # noqa: BLE001 - an error of one endpoint must not keep the next from being called
+            _request_failed.note({"host": url.host, "error": type(error).__name__})
+            attempt.detail = f"the request failed: {type(error).__name__}"
+        return attempt
+
+    async def _verdict(
+        self, response: aiohttp.ClientResponse, exchange: Exchange, nonce: str, attempt: Attempt
+    ) -> tuple[Outcome, str | None]:
+        """Return the verdict in the answer to this request.
+
+        An answer that echoes the nonce is bound to its request. Any other answer counts only if the connection carries
+        no other request, and if it arrived after the request and not from a cache.
+        """
+        attempt.status = response.status
+        try:
+            body = await self._read(response)
+        except NotAVerdictError:
+            attempt.excerpt = await _read_excerpt(response)
+            raise
+        attempt.excerpt = _excerpt(body)
+        verdict = read_verdict(body, nonce)
+        if verdict.bound:
+            exchange.mark_bound()
+        elif exchange.reused:
+            raise NotBoundError("the answer on a kept connection does not echo the nonce")
+        elif self._demand_nonce:
+            raise NotBoundError("the answer does not echo the nonce (HALFWAY_CHECK_DEMAND_NONCE)")
+        elif exchange.has_unsolicited_bytes:
+            raise NotBoundError("the answer does not echo the nonce and came before the question was sent whole")
+        elif "age" in response.headers:
+            raise NotBoundError("the answer does not echo the nonce and comes from a cache")
+        return verdict.outcome, verdict.remark
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body of an answer; NotAVerdictError as soon as it cannot be a verdict."""
+        if response.status != 200:  # noqa: PLR2004 - the only status of a verdict
+            raise NotAVerdictError(f"status {response.status}, not 200")
+        if not is_json(response.content_type):
+            raise NotAVerdictError("the content type is not JSON")
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise NotAVerdictError("the body is compressed, which was not requested")
+        too_large = NotAVerdictError(f"the body is larger than {MAX_REPLY_BYTES} bytes")
+        if (response.content_length or 0) > MAX_REPLY_BYTES:
+            raise too_large
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > MAX_REPLY_BYTES:
+                raise too_large
+        return bytes(body)
+
+
+async def _read_excerpt(response: aiohttp.ClientResponse) -> str | None:
+    """Return the beginning of a body that is not a verdict, if it has arrived or arrives at once.
+
+    The connection is closed, so it is not used retry_on_new_connection.
+    """
+    if response.content.at_eof():
+        return None
+    try:
+        async with asyncio.timeout(_EXCERPT_S):
+            return _excerpt(await response.content.read(MAX_EXCERPT_BYTES))
+    except (TimeoutError, aiohttp.ClientError):
+        return None
+    finally:
+        response.close()
+
+
+def _excerpt(body: bytes) -> str | None:
+    return body[:MAX_EXCERPT_BYTES].decode("utf-8", "replace") if body else None

@@ -1,1 +1,0 @@
-"""Blocking functions, bounded threads, and locks in a process that forks."""

@@ -1,0 +1,151 @@
+"""librdkafka's log lines as structlog events.
+
+Quotas: how long brokers have delayed the answers to this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from typing import Final
+
+import structlog
+from confluent_kafka import ThrottleEvent
+
+_log = structlog.get_logger(__name__)
+_REPEAT_S: Final = 10.0
+# Every client of ours logs these once: a property that only producers or only consumers know.
+_QUIET: Final = frozenset({"CONFWARN"})
+_ADD_PARTITIONS: Final = re.compile(r"/(?P<broker>\d+): +ApiKey \S+ \(24\) Versions \d+\.\.(?P<highest>\d+)")
+_COORDINATOR: Final = "TxnCoordinator"
+"""librdkafka's name for its connection to the transaction coordinator of a producer."""
+
+
+class LibrdkafkaLog:
+    """The object for confluent-kafka's `logger` setting, which calls `log` on the thread that polls the client.
+
+    librdkafka logs every failed attempt to connect. So at most one line of each facility is logged in ten seconds, with
+    the number of lines that were left out.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing logged."""
+        self._last_logged: dict[str, tuple[float, int]] = {}
+
+    def log(self, level: int, _template: str, facility: str, client: str, text: str) -> None:
+        """Log one line. librdkafka's lines name brokers and topics, never credentials or payloads."""
+        if facility in _QUIET:
+            level = logging.DEBUG
+        logged_at, left_out = self._last_logged.get(facility, (-_REPEAT_S, 0))
+        now = time.monotonic()
+        if now < logged_at + _REPEAT_S:
+            self._last_logged[facility] = (logged_at, left_out + 1)
+            return
+        self._last_logged[facility] = (now, 0)
+        _log.log(
+            min(level, logging.ERROR), "librdkafka", facility=facility, client=client, text=text, left_out=left_out
+        )
+
+
+class SessionWatch(LibrdkafkaLog):
+    """Keeps why a consumer's session in its group has ended: librdkafka says so only in its log."""
+
+    def __init__(self) -> None:
+        """Start with nothing said."""
+        super().__init__()
+        self._ended: str | None = None
+
+    def take(self) -> str | None:
+        """Return why the session has ended, once."""
+        ended, self._ended = self._ended, None
+        return ended
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        if facility == "SESSTMOUT":
+            self._ended = text
+        super().log(level, template, facility, client, text)
+
+
+class ApiVersionWatch(LibrdkafkaLog):
+    """Keeps which version of AddPartitionsToTxn each broker knows: librdkafka says so only in its log.
+
+    Set `debug` to `feature`.
+    """
+
+    debug: Final = "feature"
+
+    def __init__(self, *, verbose: bool) -> None:
+        """Log debug lines only if `verbose`."""
+        super().__init__()
+        self._verbose = verbose
+        self.versions: dict[int, int] = {}
+        """The highest version by broker."""
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        found = _ADD_PARTITIONS.search(text) if facility == "APIVERSION" else None
+        if found is not None:
+            self.versions[int(found["broker"])] = int(found["highest"])
+        if level > logging.DEBUG or self._verbose:
+            super().log(level, template, facility, client, text)
+
+
+class CoordinatorWatch(LibrdkafkaLog):
+    """Counts how often a producer's connection to its transaction coordinator was lost.
+
+    librdkafka reports this only in its log, and reports every loss only at debug level: set `debug` to `broker`.
+    """
+
+    debug: Final = "broker"
+
+    def __init__(self, *, verbose: bool) -> None:
+        """Log debug lines only if `verbose`."""
+        super().__init__()
+        self._verbose = verbose
+        self.losses = 0
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        if facility == "FAIL" and _COORDINATOR in text:
+            self.losses += 1
+        if level > logging.DEBUG or self._verbose:
+            super().log(level, template, facility, client, text)
+
+
+log = structlog.get_logger(__name__)
+
+_THROTTLE_REPEAT_S: Final = 30.0
+_REMEDY: Final = "raise the quotas of halfway's user or client id (kafka-configs.sh --entity-type users or clients)"
+
+
+class Throttling:
+    """Adds up what the clients report; each reports on the thread that polls it."""
+
+    def __init__(self) -> None:
+        """Start with nothing reported."""
+        self._lock = threading.Lock()
+        self._logged_at = -_THROTTLE_REPEAT_S
+        self.seconds = 0.0
+        """How long answers were delayed in all."""
+
+    def note(self, event: ThrottleEvent) -> None:
+        """Count one delay; log one in a while."""
+        if not event.throttle_time:
+            return  # it has ended
+        now = time.monotonic()
+        with self._lock:
+            self.seconds += event.throttle_time
+            due = now >= self._logged_at + _THROTTLE_REPEAT_S
+            if due:
+                self._logged_at = now
+        if due:
+            log.warning(
+                "kafka_throttled",
+                broker=event.broker_name,
+                seconds=event.throttle_time,
+                total_s=round(self.seconds, 3),
+                remedy=_REMEDY,
+            )
+
+
+THROTTLING: Final = Throttling()

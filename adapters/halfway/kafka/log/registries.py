@@ -1,0 +1,358 @@
+"""Writes records that depend on everything before them in the log, from any instance.
+
+All instances write with one transactional id. An instance that initialises it fences the others: Kafka rejects records
+that they had decided on and not yet committed. See docs/protocol.md#changes-of-groups.
+
+The port `GroupStore`: the registered groups, read back from `<prefix>groups`.
+
+The port `KeyStore`: the keys, read back from `<prefix>keys`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from random import SystemRandom
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from halfway.coordinator.ports import Observer
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.log.compacted_table import CompactedTable
+from halfway.kafka.log.half_log import RecordWriter
+from halfway.kafka.records.codec import KIND_GROUP, KIND_KEY, Headers, encode_group, encode_key, record_headers
+from halfway.kafka.records.lane_records import group_in, key_in
+from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, MessageTooLargeError, RetryableError
+from halfway.protocol.keys import Key, KeyTable
+from halfway.protocol.records import Group
+
+T = TypeVar("T")
+Record = tuple[bytes, bytes | None, Headers]
+"""Key, value (None for a tombstone) and headers."""
+
+_OVERRIDES: Final[dict[str, Any]] = {"transaction.timeout.ms": 10_000}
+_MESSAGE_S: Final = 5.0
+
+
+class FencedError(Exception):
+    """Another instance has fenced this one, or the producer failed: read the log and decide again."""
+
+
+class ExclusiveWriter:
+    """One transactional id: `fence_others`, then read the log to its end and decide, then `write`."""
+
+    def __init__(self, config: KafkaConfig, topic: str, name: str) -> None:
+        """Keep the configuration; nothing connects before `fence_others`."""
+        self._config = config
+        self._topic = topic
+        self._transactional_id = config.prefix + name
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"halfway-{name}-writer")
+        self._stopping = threading.Event()
+        self._producer: TransactionalProducer | None = None
+        """Used on the thread only; None if the others are not fenced for certain."""
+
+    async def fence_others(self, *, deadline: float) -> None:
+        """Fence all other instances, unless this one was the last to do so as far as it knows.
+
+        After that, every transaction that any instance had begun is committed or aborted.
+
+        Raises:
+            FencedError: Kafka did not answer in time, or another instance fenced this one in the meantime.
+
+        """
+        await self._run(partial(self._fence, _monotonic(deadline)))
+
+    async def write(self, records: Sequence[Record], *, deadline: float) -> int:
+        """Write records in one Kafka transaction, and return the offset of the last.
+
+        Raises:
+            FencedError: another instance fenced this one, or the write failed; `fence_others` settles its outcome.
+            MessageTooLargeError: a record is too large for the topic.
+
+        """
+        return await self._run(partial(self._write, records, _monotonic(deadline)))
+
+    def give_up(self) -> None:
+        """Make the next write fence the others again: the last one may not have been read yet."""
+        with suppress(RuntimeError):  # it is stopped
+            self._thread.submit(self._abandon)
+
+    async def stop(self) -> None:
+        """End the producer."""
+        self._stopping.set()
+        self.give_up()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except ProducerFailedError as error:
+            raise FencedError(str(error)) from error
+        except RuntimeError as error:  # the executor is shut down
+            raise KafkaUnavailableError(f"{self._topic} is no longer written: halfway is stopping") from error
+
+    # --- on the thread
+
+    def _fence(self, until: float) -> None:
+        if self._producer is not None:
+            return
+        producer = TransactionalProducer(
+            self._config,
+            self._transactional_id,
+            message_timeout_s=_MESSAGE_S,
+            **_OVERRIDES,
+        )
+        try:
+            producer.initialise(until, self._stopping.is_set)
+        except ProducerFailedError:
+            producer.abandon()
+            raise
+        self._producer = producer
+
+    def _write(self, records: Sequence[Record], until: float) -> int:
+        producer, self._producer = self._producer, None
+        if producer is None:
+            raise FencedError("the others are no longer fenced")
+        try:
+            offset = self._commit(producer, records, until)
+        except (ProducerFailedError, HalfwayError):
+            producer.abandon()
+            raise
+        if producer.worn:
+            producer.abandon()
+        else:
+            self._producer = producer
+        return offset
+
+    def _commit(self, producer: TransactionalProducer, records: Sequence[Record], until: float) -> int:
+        offsets: list[int] = []
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                failures.append(error)
+            else:
+                offsets.append(message.offset() or 0)
+
+        producer.begin()
+        try:
+            for key, value, headers in records:
+                producer.produce(self._topic, value, key, 0, on_delivery=delivered, headers=headers)
+        except KafkaException as exception:
+            failures.append(exception.args[0])
+        if failures or not producer.flush(until, lambda: bool(failures) or self._stopping.is_set()):
+            raise self._error(failures)
+        producer.commit(max(0.0, until - time.monotonic()))
+        return max(offsets)
+
+    def _error(self, failures: list[KafkaError]) -> Exception:
+        if not failures:
+            return ProducerFailedError("flush", "not confirmed in time")
+        if failures[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            return MessageTooLargeError(f"a record is larger than halfway's topic {self._topic} takes")
+        return ProducerFailedError.of("produce", KafkaException(failures[0]))
+
+    def _abandon(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.abandon()
+
+
+def _monotonic(deadline: float) -> float:
+    left = deadline - asyncio.get_running_loop().time()
+    if left <= 0:
+        raise KafkaUnavailableError("no time was left to write to Kafka")
+    return time.monotonic() + left
+
+
+_RETRY_S: Final = (0.01, 0.05)
+_ATTEMPT_S: Final = 5.0
+_FETCH_MS: Final = 50
+"""The end of a Kafka transaction is not a record: the consumer learns of it at the end of an empty fetch."""
+_RANDOM: Final = SystemRandom()
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """A change that waits to be made."""
+
+    name: str
+    decide: Callable[[Group | None], Group | None]
+    done: asyncio.Future[None]
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class KafkaGroups(CompactedTable[Group]):
+    """The groups by name."""
+
+    not_read_event = "groups_not_read"
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Keep the configuration; nothing connects before `start`."""
+        super().__init__(config, "groups", observer, **{"fetch.wait.max.ms": _FETCH_MS})
+        self._groups: dict[str, Group] = {}
+        self._exclusive = ExclusiveWriter(config, self._topic, "groups")
+        self._waiting: list[_Change] = []
+        self._changing: asyncio.Task[None] | None = None
+        self._reason = "others are being changed"
+        self._group_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The changes of a group run one after the other, so that a busy group does not delay the others."""
+
+    def get(self, name: str) -> Group | None:
+        """Return a group by its name."""
+        return self._groups.get(name)
+
+    def all(self) -> Sequence[Group]:
+        """Return every group, by name."""
+        return [self._groups[name] for name in sorted(self._groups)]
+
+    async def stop(self) -> None:
+        """End the threads; waiting changes are not made."""
+        if self._changing is not None:
+            self._changing.cancel()
+            await asyncio.wait([self._changing])
+        await self._exclusive.stop()
+        await super().stop()
+
+    async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
+        """See the port. Changes of one group wait for each other; changes of several groups are written together."""
+        await self.refresh(deadline=deadline)
+        if decide(self.get(name)) == self.get(name):  # a caller that may not change it holds up no other
+            return
+        change = _Change(name, decide, asyncio.get_running_loop().create_future())
+        try:
+            async with asyncio.timeout_at(deadline), self._group_locks.setdefault(name, asyncio.Lock()):
+                self._waiting.append(change)
+                if self._changing is None:
+                    self._changing = asyncio.create_task(self._change_all())
+                await change.done
+        except TimeoutError:
+            raise KafkaUnavailableError(f"group {name!r} could not be changed in time: {self._reason}") from None
+
+    async def _change_all(self) -> None:
+        """Make the waiting changes. If another instance wrote in between, decide them again."""
+        try:
+            while self._waiting:
+                try:
+                    await self._change_some()
+                except (FencedError, KafkaUnavailableError) as error:
+                    self._reason = str(error)
+                    await asyncio.sleep(_RANDOM.uniform(*_RETRY_S))
+                    self._waiting = [change for change in self._waiting if not change.done.done()]
+        finally:
+            self._changing = None
+            waiting, self._waiting = self._waiting, []
+            for change in waiting:
+                change.fail(KafkaUnavailableError("groups can no longer be changed: halfway is stopping"))
+
+    async def _change_some(self) -> None:
+        """Decide and write the waiting changes in one Kafka transaction (docs/protocol.md#changes-of-groups)."""
+        deadline = asyncio.get_running_loop().time() + _ATTEMPT_S
+        await self._exclusive.fence_others(deadline=deadline)  # Step 1
+        await self.refresh(deadline=deadline)  # Step 2
+        changes, self._waiting = self._waiting, []
+        decided = [(change, record) for change in changes if (record := self._decide(change)) is not None]
+        if not decided:
+            return
+        try:
+            offset = await self._exclusive.write([record for _, record in decided], deadline=deadline)  # Step 3
+            await self._read_up_to(offset + 1, deadline)
+        except MessageTooLargeError as error:
+            for change, _ in decided:
+                change.fail(error)
+            return
+        except BaseException:
+            self._exclusive.give_up()  # nothing is decided before it is read
+            self._waiting = [*(change for change, _ in decided), *self._waiting]
+            raise
+        for change, _ in decided:
+            if not change.done.done():
+                change.done.set_result(None)
+
+    def _decide(self, change: _Change) -> Record | None:
+        """Return the record that makes a change; None if nothing changes, or no caller waits for it any more."""
+        if change.done.done():
+            return None
+        before = self.get(change.name)
+        try:
+            after = change.decide(before)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            change.fail(error)
+            return None
+        if after == before:
+            change.done.set_result(None)
+            return None
+        headers = record_headers(KIND_GROUP, change.name, "deleted" if after is None else "registered")
+        return change.name.encode(), None if after is None else encode_group(after), headers
+
+    def _decode(self, message: Message) -> tuple[str, Group | None]:
+        return group_in(message)
+
+    def _changed(self, name: str, value: Group | None) -> None:
+        if value is None:
+            self._groups.pop(name, None)
+        else:
+            self._groups[name] = value
+
+
+class KafkaKeys(CompactedTable[Key]):
+    """The keys by public id. A record contains a keyed hash, never the key itself."""
+
+    not_read_event = "keys_not_read"
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Keep the configuration; nothing connects before `start`."""
+        super().__init__(config, "keys", observer)
+        self._table = KeyTable()
+        self._writer = RecordWriter(config, name="keys")
+
+    @property
+    def table(self) -> KeyTable:
+        """The keys that were read so far."""
+        return self._table
+
+    async def start(self, *, deadline: float) -> None:
+        """Start the writer, then the table."""
+        self._writer.start()
+        await super().start(deadline=deadline)
+
+    async def stop(self) -> None:
+        """Finish the writes in flight, then end the threads."""
+        await self._writer.stop()
+        await super().stop()
+
+    async def put(self, key: Key, *, deadline: float) -> None:
+        """Write a key and return once it is read back, or raise KafkaUnavailableError at the deadline."""
+        headers = record_headers(KIND_KEY, key.principal.group or "", "created")
+        await self._write(key.id, encode_key(key), headers, deadline=deadline)
+
+    async def delete(self, key_id: str, *, deadline: float) -> None:
+        """Delete a key and return once the deletion is read back, or raise KafkaUnavailableError at the deadline."""
+        await self._write(key_id, None, record_headers(KIND_KEY, "", "revoked"), deadline=deadline)
+
+    async def _write(self, name: str, value: bytes | None, headers: Headers, *, deadline: float) -> None:
+        try:
+            offset = await self._writer.append_one(
+                self._topic, 0, key=name.encode(), value=value, headers=headers, deadline=deadline
+            )
+        except RetryableError as error:
+            raise KafkaUnavailableError(f"{name!r} could not be written to {self._topic}: {error.detail}") from error
+        await self._read_up_to(offset + 1, deadline)
+
+    def _decode(self, message: Message) -> tuple[str, Key | None]:
+        return key_in(message)
+
+    def _changed(self, name: str, value: Key | None) -> None:
+        self._table.apply(name, value)

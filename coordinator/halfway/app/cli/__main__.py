@@ -1,0 +1,6 @@
+"""Runs `halfway` as `python -m halfway.app.cli`."""
+
+from halfway.app.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The command line `halfway`."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from halfway.app import settings as configuration
+from halfway.app.cli.administration import keys
+from halfway.app.cli.top import top
+from halfway.app.cli.transactions import groups, transactions
+from halfway.app.terminal import FiniteRange, fail
+from halfway.protocol.errors import ConfigurationError
+
+_MAX_PARTITIONS: Final = 1000
+_COUNT: Final = re.compile(r"[0-9]{0,4}")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="halfway")
+def halfway() -> None:
+    """Transactional (half) messages for the Kafka you already run."""
+
+
+halfway.add_command(transactions)
+halfway.add_command(groups)
+halfway.add_command(keys)
+halfway.add_command(top)
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A TOML file of settings. Environment variables (HALFWAY_…) override it.",
+)
+
+
+@halfway.command()
+@config_option
+def serve(config: Path | None) -> None:
+    """Run the coordinator with the Kafka at HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
+    from halfway.app.serve.app import run
+    from halfway.app.serve.process import configure, log_start_failure
+
+    try:
+        settings = configuration.load(file=config)
+    except ConfigurationError as error:
+        form = configuration.log_format(config)
+        configure(form=form, level="info")
+        log_start_failure(error.detail, form=form)
+        sys.exit(1)
+    sys.exit(run(settings))
+
+
+@halfway.command()
+@config_option
+@click.option(
+    "--port", type=click.IntRange(0, 65_535), default=8080, show_default=True, help="REST port; 0: a free one."
+)
+@click.option(
+    "--health-port", type=click.IntRange(0, 65_535), default=8081, show_default=True, help="Health port; 0: a free one."
+)
+@click.option(
+    "--kafka-port", type=click.IntRange(0, 65_535), default=0, help="Kafka's port; 0, the default: a free one."
+)
+@click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="The directory of Kafka's data.")
+@click.option("--keep", is_flag=True, help="Do not delete Kafka's data in its temporary directory.")
+@click.option("--topic", "topics", multiple=True, metavar="NAME[:PARTITIONS]", help="Create a topic; can be repeated.")
+@click.option(
+    "--check-echo",
+    type=click.Choice(["commit", "rollback", "unknown"]),
+    help="Answer every check with this outcome, in place of a service.",
+)
+@click.option(
+    "--check-port",
+    type=click.IntRange(0, 65_535),
+    default=9000,
+    show_default=True,
+    help="Port of --check-echo; 0: a free one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready.")
+@click.option("--with-parent", is_flag=True, help="Stop when standard input is closed.")
+def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...], **options: Any) -> None:
+    """Run a Kafka broker and the coordinator together on 127.0.0.1 until stopped."""
+    from halfway.app.dev import DevOptions, run_dev
+
+    over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
+    dev_options = DevOptions(topics=_topics(topics), **options)
+    sys.exit(run_dev(dev_options, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
+
+
+@halfway.group()
+def topics() -> None:
+    """List, verify and create the internal topics."""
+
+
+@halfway.command("audit-log")
+@config_option
+@click.option("--since-s", type=FiniteRange(0), default=86_400.0, show_default=True, help="How far to look back.")
+@click.option("--group", help="Only events of this group.")
+@click.option("--actor", help="Only events of the operator, reader or group with this name.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def audit_log(config: Path | None, since_s: float, group: str | None, actor: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Show who changed what, from the audit trail in Kafka, oldest first."""
+    from halfway.app.cli.administration import show_audit_log as show
+
+    sys.exit(show(_load(config), since_s=since_s, group=group, actor=actor, as_json=as_json))
+
+
+@topics.command("list")
+@config_option
+def list_topics(config: Path | None) -> None:
+    """Show the internal topics and their required settings."""
+    from halfway.app.cli.administration import show_topics as show
+
+    sys.exit(show(_load(config)))
+
+
+@topics.command()
+@config_option
+def verify(config: Path | None) -> None:
+    """Compare the internal topics with their required settings, and change nothing."""
+    from halfway.app.cli.administration import compare
+
+    sys.exit(compare(_load(config)))
+
+
+@topics.command()
+@config_option
+def create(config: Path | None) -> None:
+    """Create missing internal topics, and verify the others."""
+    from halfway.app.cli.administration import prepare
+
+    sys.exit(prepare(_load(config)))
+
+
+@topics.command()
+@click.option(
+    "--health-url",
+    envvar="HALFWAY_HEALTH_URL",
+    default="http://127.0.0.1:8081",
+    show_default=True,
+    help="The URL of an instance's health port.",
+)
+def shards(health_url: str) -> None:
+    """Show the shards that an instance cannot acquire, with the time, the error and the remedy."""
+    from halfway.app.cli.administration import not_acquired
+
+    sys.exit(not_acquired(health_url))
+
+
+def _load(config: Path | None, over: dict[str, Any] | None = None) -> configuration.Settings:
+    try:
+        return configuration.load(file=config, over=over)
+    except ConfigurationError as error:
+        fail(error.detail)
+
+
+def _topics(texts: tuple[str, ...]) -> dict[str, int]:
+    topics = {}
+    for text in texts:
+        name, _, count = text.partition(":")
+        partitions = int(count or 1) if _COUNT.fullmatch(count) else 0
+        if not _TOPIC.fullmatch(name) or name in (".", "..") or not 0 < partitions <= _MAX_PARTITIONS:
+            raise click.BadParameter(
+                f"{text!r} is not NAME or NAME:PARTITIONS: a name has 1 to 249 letters, digits and . _ -, and there "
+                f"are 1 to {_MAX_PARTITIONS} partitions",
+                param_hint="--topic",
+            )
+        topics[name] = partitions
+    return topics
+
+
+def main() -> None:
+    """Run the command line, and exit without finalizing the interpreter.
+
+    Finalization would destroy Kafka clients that are not collected yet, which hangs if their broker is gone.
+    """
+    _open_streams()
+    status: object = 0
+    try:
+        halfway()
+    except SystemExit as ended:
+        status = ended.code
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            status = status or 1  # the reader is gone or the disk is full, so nothing more can be printed
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def _open_streams() -> None:
+    """Make the standard streams writable: a closed stream discards its output, and every character can be encoded."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,191 @@
+"""Calls a coordinator over REST for a command. Every failure ends the command with a message."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+from yarl import URL
+
+from halfway.app.terminal import fail, printable
+
+_TIMEOUT_S: Final = 30
+_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+_SHOWN: Final = 200
+_REDIRECT: Final = 300
+_ERROR: Final = 400
+_UNAUTHENTICATED: Final = 401
+_LATER: Final = frozenset({429, 503})
+_DOUBT: Final = "is --url (HALFWAY_URL) the URL of a coordinator?"
+HEALTH_DOUBT: Final = "is --health-url (HALFWAY_HEALTH_URL) the URL of an instance's health port?"
+
+
+class _NotHalfwayError(Exception):
+    """The server at this URL is not a coordinator."""
+
+
+class Remote:
+    """A coordinator's URL and the caller's token. An invalid one ends the command with status 1."""
+
+    def __init__(self, url: str, token: str | None, doubt: str = _DOUBT) -> None:
+        """Validate and store the URL and the token. `doubt` asks about the URL if the answers are of another server."""
+        self._base = _base(url, doubt)
+        self._doubt = doubt
+        self._shown = str(self._base.with_user(None))
+        self._headers = {}
+        if token:
+            if self._base.user is not None:
+                fail("give either a user in --url or a --token: both are sent as Authorization")
+            self._headers["Authorization"] = f"Bearer {_header_value(token)}"
+
+    @property
+    def shown(self) -> str:
+        """The URL without its secrets."""
+        return self._shown
+
+    def ask_patiently(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: dict[str, str] | None = None,
+        expected: int | None = None,
+    ) -> dict[str, Any] | None:
+        """Return the answer as `ask` does, or None if no answer came or the answer is to try again later."""
+        try:
+            status, answer = asyncio.run(self._ask(method, path, body, query or {}, {}))
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+        except _NotHalfwayError as error:
+            fail(f"{self._shown} {error}: {self._doubt}")
+        if status in _LATER:
+            return None
+        if status >= _ERROR and status != expected:
+            fail(f"{status}: {self._explained(status, answer)}")
+        return answer
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        expected: int | None = None,
+    ) -> dict[str, Any]:
+        """Return the answer, a JSON object. An error or a missing answer ends the command with a message and status 1.
+
+        An answer with the error status `expected` is returned like a success.
+        """
+        try:
+            json.dumps([body, query], ensure_ascii=False).encode()  # yarl would drop text that is not UTF-8
+            status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
+        except _NotHalfwayError as error:
+            fail(f"{self._shown} {error}: {self._doubt}")
+        except UnicodeEncodeError:
+            fail("an argument is not UTF-8")
+        except aiohttp.ClientConnectorCertificateError as error:
+            reason = printable(str(error.certificate_error))
+            remedy = "set SSL_CERT_FILE to the certificate (PEM) of the authority that signed it"
+            fail(f"the certificate of {self._shown} is not trusted ({reason}): {remedy}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            reason = printable(str(error)) or type(error).__name__
+            fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
+        if status >= _ERROR and status != expected:
+            fail(f"{status}: {self._explained(status, answer)}")
+        return answer
+
+    def _explained(self, status: int, problem: dict[str, Any]) -> str:
+        """Return the text of a problem document, with the wrong fields of the request, or with what to set."""
+        lines = [str(problem.get("detail") or "no detail")]
+        errors = problem.get("errors")
+        lines += [
+            f"  {error.get('field', '')}: {error.get('detail', '')}"
+            for error in (errors if isinstance(errors, list) else ())
+            if isinstance(error, dict)
+        ]
+        if status == _UNAUTHENTICATED:
+            lines.append("set HALFWAY_TOKEN (or HALFWAY_TOKEN_FILE, or --token) to a key that is valid there")
+        elif problem.get("error_code") == "unknown_path":
+            lines.append(f"{self._shown} answered: {self._doubt}")
+        return "\n".join(map(printable, lines))
+
+    async def _ask(
+        self, method: str, path: str, body: object, query: dict[str, str], headers: dict[str, str]
+    ) -> tuple[int, dict[str, Any]]:
+        url = URL(str(self._base).rstrip("/") + path, encoded=True).extend_query(query)
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+            session.request(method, url, json=body, headers=headers, allow_redirects=False) as response,
+        ):
+            if _REDIRECT <= response.status < _ERROR:
+                target = printable(response.headers.get("Location", "nowhere"))[:_SHOWN]
+                raise _NotHalfwayError(f"redirects to {target}")
+            received = bytearray()
+            async for chunk in response.content.iter_any():
+                received += chunk
+                if len(received) > _MAX_ANSWER_BYTES:
+                    raise _NotHalfwayError(f"answered more than {_MAX_ANSWER_BYTES} bytes")
+            return response.status, _object(response.status, bytes(received))
+
+
+def path_of(*parts: str) -> str:
+    """Return the path below /v1. A name that is not legal in a path ends the command."""
+    for part in parts:
+        if part in ("", ".", ".."):
+            fail(f"{part!r} is not an id or a name")
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            fail(f"{part!r} is not UTF-8")
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def objects_of(answer: dict[str, Any], name: str, doubt: str = _DOUBT) -> list[dict[str, Any]]:
+    """Return the list of objects in a field of an answer. If it is missing, the command ends."""
+    rows = answer.get(name)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        fail(f"the answer has no list {name!r}: {doubt}")
+    return rows
+
+
+def _base(url: str, doubt: str) -> URL:
+    try:
+        base = URL(url)
+        usable = base.scheme in ("http", "https") and bool(base.host) and not (base.query_string or base.fragment)
+    except ValueError:
+        usable = False
+    if not usable:
+        fail(f"a URL such as http://127.0.0.1:8080 is needed: {doubt}")
+    return URL(url)
+
+
+def _header_value(token: str) -> str:
+    """Return the token after a check of its characters. The error never shows the token."""
+    for position, character in enumerate(token, 1):
+        if not "!" <= character <= "~":
+            fail(
+                f"--token (HALFWAY_TOKEN, HALFWAY_TOKEN_FILE) has an illegal character at position {position} "
+                f"of {len(token)}: "
+                "a token is visible ASCII without spaces or line breaks"
+            )
+    return token
+
+
+def _object(status: int, received: bytes) -> dict[str, Any]:
+    if not received:
+        return {}
+    try:
+        answer = json.loads(received.decode())
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    start = received[:_SHOWN].decode("ascii", "backslashreplace")
+    raise _NotHalfwayError(f"answered {status} with something that is not a JSON object ({printable(start)!s})")

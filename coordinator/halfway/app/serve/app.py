@@ -1,0 +1,448 @@
+"""The composition root: builds a coordinator from settings, runs it, and stops its parts in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+from aiohttp import web
+
+from halfway.app.metrics.instruments import LONG_S, LoopPauses
+from halfway.app.metrics.metrics import Metrics, export_zeros
+from halfway.app.serve.backend import WARNINGS, Backend, running_backend
+from halfway.app.serve.instance_url import default_instance_url
+from halfway.app.serve.process import (
+    CONSOLE_CONNECTIONS,
+    HEALTH_CONNECTIONS,
+    DeathError,
+    Deaths,
+    collect_periodically,
+    collect_rarely,
+    configure,
+    freeze_existing,
+    log_start_failure,
+    raise_limit,
+    supervised,
+)
+from halfway.coordinator.logging import flush_all
+from halfway.coordinator.records import HealthWarning
+from halfway.http.console import Console
+from halfway.http.requests.authentication import AllowedHosts, caller_of
+from halfway.http.responses.answer import refusal
+from halfway.http.responses.problems import CONTENT_TYPE
+from halfway.http.responses.slices import Unsent
+from halfway.http.server.acceptor import ServerTls
+from halfway.http.server.api import Api
+from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
+from halfway.http.server.peer_port import PATH, PeerPort
+from halfway.http.server.server import HttpServer
+from halfway.kafka.clients.librdkafka_events import THROTTLING
+from halfway.protocol.errors import ConfigurationError, ShardUnavailableError
+from halfway.protocol.principal import Permission
+
+if TYPE_CHECKING:
+    from halfway.app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to connect to, not to listen on
+_READY_POLL_S: Final = 0.05
+_PAUSE_WINDOW_S: Final = 10.0
+_PEER_REQUEST_BYTES: Final = 1024 * 1024
+_CLOSING_S: Final = 7.0
+"""The part of a stop that is reserved for threads and Kafka clients. They need 4 s if Kafka does not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """The URLs of a coordinator that is ready."""
+
+    url: str
+    health_url: str
+
+
+def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
+    """Run the coordinator until SIGTERM or SIGINT, and return the exit status. A second signal ends it at once.
+
+    The status is 1 if it ended by itself: it could not start, or one of its threads or background tasks has died.
+    """
+    configure(form=settings.log_format, level=settings.log_level)
+    collect_rarely()
+    try:
+        demand_guarded(settings)
+        _run_loop(_serve(settings, on_ready))
+    except ConfigurationError as error:
+        log_start_failure(error.detail, form=settings.log_format)
+        return 1
+    except DeathError:
+        return 1
+    return 0
+
+
+def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop
+    except ImportError:  # not available on every platform
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+class _Stage:
+    """The state of this instance for its two ports, which answer from the start to the end."""
+
+    def __init__(self, pauses: LoopPauses, *, metrics_need_key: bool = False) -> None:
+        self.backend: Backend | None = None
+        self.api: Api | None = None
+        self.peers: PeerPort | None = None
+        self.stopping = False
+        self._pauses = pauses
+        self._metrics_need_key = metrics_need_key
+
+    def starting(self) -> list[Reason]:
+        """Return what the first recovery waits for; nothing once it is finished."""
+        if self.backend is None or self.api is None:
+            return [Reason(check="kafka", detail="Kafka cannot be reached, or the topics are not verified yet")]
+        return _reasons("shards", self.backend.readiness.starting())
+
+    def reasons(self) -> list[Reason]:
+        """Return why this instance should get no requests."""
+        if self.stopping:
+            return [Reason(check="stopping", detail="this instance is stopping")]
+        if self.backend is None or self.api is None:
+            return self.starting()
+        return _reasons("shards", self.backend.readiness.reason())
+
+    def warnings(self) -> list[HealthWarning]:
+        """Return what is unsafe, whether this instance is ready or not."""
+        found = [] if self.backend is None else self.backend.warnings()
+        if (pause_s := self._pauses.longest_s(within_s=_PAUSE_WINDOW_S)) > LONG_S:
+            found.append(HealthWarning(check="event_loop", detail=f"the event loop paused for {pause_s:.1f} s"))
+        return found
+
+    def demand_reader(self, request: web.BaseRequest) -> None:
+        """Raise a HalfwayError if the caller may not read metrics."""
+        if not self._metrics_need_key:
+            return
+        if self.backend is None:
+            raise ShardUnavailableError("this instance is starting, and has not read the keys yet: try again")
+        caller_of(request, Permission.READ_METRICS, self.backend.coordinator.authority)
+
+    def not_acquired(self) -> list[ShardNotAcquired]:
+        troubles = () if self.backend is None else self.backend.status.troubles
+        return [
+            ShardNotAcquired(
+                shard=trouble.shard,
+                since=datetime.fromtimestamp(trouble.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                tries=trouble.tries,
+                error=trouble.error,
+                remedy=trouble.remedy,
+            )
+            for trouble in troubles
+        ]
+
+    def __call__(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        if self.peers is not None and request.rel_url.raw_path == PATH:
+            return self.peers(request)
+        return self._starting() if self.api is None else self.api(request)
+
+    async def _starting(self) -> web.StreamResponse:
+        answer = refusal(ShardUnavailableError("this instance is starting: try again"))
+        headers = {**dict(answer.headers), "Content-Type": CONTENT_TYPE}
+        return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+
+def _reasons(check: str, detail: str | None) -> list[Reason]:
+    return [] if detail is None else [Reason(check=check, detail=detail)]
+
+
+async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
+    stop = _Stop(drain_s=settings.drain_s, stop_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
+    stop.on_signals()
+    deaths = Deaths(stop.begin)
+    pauses, metrics = LoopPauses(), Metrics()
+    metrics.show_pauses(pauses)
+    stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
+    metrics.show_warnings(WARNINGS, stage.warnings)
+    tls = _tls(settings)
+    async with AsyncExitStack() as stack:
+        deaths.watch()
+        stack.callback(deaths.close)
+        pauses_task = supervised(pauses.watch())
+        stack.callback(pauses_task.cancel)
+        garbage_task = supervised(collect_periodically())
+        stack.callback(garbage_task.cancel)
+        health_port = HealthPort(
+            starting=stage.starting,
+            reasons=stage.reasons,
+            warnings=lambda: [Reason(check=one.check, detail=one.detail) for one in stage.warnings()],
+            not_acquired=stage.not_acquired,
+            metrics=metrics.render,
+            demand_reader=stage.demand_reader,
+            api=stage if settings.console == "health" else None,
+        )
+        console = Console() if settings.console != "off" else None
+        on_health_port = settings.console == "health"
+        unsent = Unsent()
+        health = HttpServer(
+            health_port,
+            console=console if on_health_port else None,
+            max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if on_health_port else 0),
+            unsent=unsent,
+        )
+        stack.push_async_callback(health.stop)
+        if tls is not None:
+            tls_task = supervised(tls.watch())
+            stack.callback(tls_task.cancel)
+        health_tls = tls if settings.health_tls else None
+        await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
+        server = HttpServer(
+            stage,
+            console=console if settings.console == "api" else None,
+            max_connections=raise_limit(),
+            unsent=unsent,
+            idle_s=settings.keepalive_s,
+        )
+        stack.push_async_callback(server.stop)
+        await listen(server, settings.host, settings.port, "HALFWAY_PORT", tls)
+        ready = Ready(
+            url=local_url(settings.host, server.port, tls),
+            health_url=local_url(settings.health_host, health.port, health_tls),
+        )
+        log.info("listening", url=ready.url, health_url=ready.health_url)
+
+        running = _run_backend(settings, stage, metrics, ready, on_ready, server, unsent, stop)
+        backend_task = asyncio.ensure_future(running)
+        stop_task = asyncio.ensure_future(stop.begun.wait())
+        await asyncio.wait({backend_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+        stop_task.cancel()
+        if not backend_task.done() and stage.backend is None:
+            backend_task.cancel()  # it still waits for Kafka, so nothing is in flight
+        try:
+            await backend_task
+        except asyncio.CancelledError:
+            log.info("stopped_before_it_was_ready")
+    flush_all()
+    log.info("stopped")
+    deaths.demand_none()
+
+
+async def _run_backend(
+    settings: Settings,
+    stage: _Stage,
+    metrics: Metrics,
+    ready: Ready,
+    on_ready: Callable[[Ready], None] | None,
+    server: HttpServer,
+    unsent: Unsent,
+    stop: _Stop,
+) -> None:
+    """Run the backend and accept requests until the stop; then finish the requests in flight within the time limit."""
+    loop = asyncio.get_running_loop()
+    instance_url = settings.instance_url
+    if instance_url is None:
+        instance_url = await asyncio.to_thread(_default_instance_url, settings, server.port)
+    log.info("instance_url", url=instance_url, is_default=settings.instance_url is None)
+    config = settings.kafka_config(instance_url)
+    export_zeros(metrics, config, has_peers=bool(settings.peer_credentials))
+    async with running_backend(settings, config, metrics) as backend:
+        api = Api(
+            backend.coordinator,
+            internal_prefix=settings.kafka_prefix,
+            observer=metrics,
+            limits=settings.api_limits(),
+            unsent=unsent,
+            demand_host=demand_host(settings),
+        )
+        metrics.show(backend.coordinator, api)
+        metrics.show_unsent(unsent)
+        if backend.keys is not None:
+            metrics.show_keys(backend.keys)
+        metrics.show_tail(backend.tail)
+        metrics.show_throttling(lambda: THROTTLING.seconds)
+        metrics.show_troubles(lambda: {trouble.shard: trouble.since for trouble in backend.status.troubles})
+        if settings.peer_credentials:
+            stage.peers = PeerPort(
+                backend.coordinator.peer_handler,
+                credentials=settings.peer_credentials,
+                incarnation=lambda: backend.status.incarnation,
+                # A client's request can be somewhat larger here, because it includes every default.
+                max_body_bytes=2 * settings.max_body_bytes + _PEER_REQUEST_BYTES,
+                longest_s=settings.request_timeout_s,
+            )
+        stage.backend, stage.api = backend, api
+        backend.coordinator.statistics.warnings = stage.warnings
+        announce_task = asyncio.create_task(_announce(stage, backend, ready, on_ready))
+        stop_task = asyncio.ensure_future(stop.begun.wait())
+        try:
+            await asyncio.wait({announce_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+            if announce_task.done():
+                announce_task.result()
+            await stop_task
+            was_ready = announce_task.done()
+        finally:
+            announce_task.cancel()
+            stop_task.cancel()
+
+        stage.stopping = True
+        if was_ready and stop.drain_s > 0:
+            log.info("draining", for_s=stop.drain_s)
+            api.closes_connections = True
+            await asyncio.sleep(stop.drain_s)
+        finishing_s = time_to_finish(settings.shutdown_timeout_s)
+        log.info("stopping", within_s=settings.shutdown_timeout_s, finishing_s=finishing_s)
+        deadline = backend.leave_by = loop.time() + finishing_s
+        await server.close_port()
+        await backend.coordinator.drain()
+        await asyncio.gather(api.drain(deadline), *([] if stage.peers is None else [stage.peers.drain(deadline)]))
+
+
+def _default_instance_url(settings: Settings, port: int) -> str:
+    servers = settings.kafka.get("bootstrap.servers")
+    return default_instance_url(
+        host=settings.host,
+        port=port,
+        bootstrap_servers="" if servers is None else servers.get_secret_value(),
+        tls=settings.tls_certificate_file is not None,
+    )
+
+
+async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
+    """Announce that this instance is ready, once; raise ConfigurationError if it cannot become ready."""
+    while stage.reasons():
+        backend.demand_permission()
+        await asyncio.sleep(_READY_POLL_S)
+    freeze_existing()
+    log.info("ready", url=ready.url, health_url=ready.health_url)
+    if on_ready is not None:
+        on_ready(ready)
+
+
+def time_to_finish(stop_s: float) -> float:
+    """Return the time for requests in flight, in seconds: a stop without the time for closing, but at least half."""
+    return max(stop_s - _CLOSING_S, stop_s / 2)
+
+
+class _Stop:
+    """The stop of this process. It begins with SIGTERM or SIGINT; a second signal ends the process at once."""
+
+    def __init__(self, *, drain_s: float, stop_s: float) -> None:
+        """Take how long to serve while a load balancer turns away, and the limit of the stop that follows."""
+        self.begun = asyncio.Event()
+        self.drain_s = drain_s
+        self._stop_s = stop_s
+
+    def on_signals(self) -> None:
+        """Begin with a signal. SIGINT is of a person at a terminal, who waits: it does not drain."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._on_signal, self.drain_s)
+        loop.add_signal_handler(signal.SIGINT, self._on_signal, 0.0)
+
+    def begin(self, drain_s: float | None = None) -> None:
+        """Begin, unless it has begun; with a drain of its own if `drain_s` is given."""
+        if self.begun.is_set():
+            return
+        if drain_s is not None:
+            self.drain_s = drain_s
+        self.begun.set()
+        self._kill_after(self.drain_s + self._stop_s)
+
+    def _on_signal(self, drain_s: float) -> None:
+        if self.begun.is_set():
+            log.warning("stopped_at_once")
+            os._exit(1)
+        self.begin(drain_s)
+
+    def _kill_after(self, seconds: float) -> None:
+        """End the process if closing hangs. This uses a thread because the event loop itself may hang."""
+
+        def kill() -> None:
+            log.error("stop_timed_out", after_s=seconds)
+            os._exit(1)
+
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
+
+
+async def listen(server: HttpServer, host: str, port: int, setting: str, tls: ServerTls | None = None) -> None:
+    try:
+        await server.start(host, port, tls)
+    except (OSError, ValueError) as error:  # ValueError: the text is not a legal host name
+        raise cannot_listen(host, port, setting, error) from error
+
+
+def cannot_listen(host: str, port: int, setting: str, error: Exception) -> ConfigurationError:
+    """Return the error for a port that is taken, or for an address that this machine does not have."""
+    if getattr(error, "errno", None) == errno.EADDRINUSE:
+        reason = "it is taken by another process"
+    else:
+        reason = str(getattr(error, "strerror", None) or error)
+    return ConfigurationError(f"cannot listen on port {port} of {host} ({reason}): choose another with {setting}")
+
+
+def local_url(host: str, port: int, tls: ServerTls | None = None) -> str:
+    address = _LOCAL.get(host, host)
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
+
+
+def demand_guarded(settings: Settings) -> None:
+    """Raise ConfigurationError if the whole network would have access, and the operator did not permit that."""
+    if settings.access_control or settings.open_access:
+        return
+    for variable, host in _api_hosts(settings).items():
+        if not _is_loopback(host):
+            cause = " because of HALFWAY_CONSOLE=health" if variable == "HALFWAY_HEALTH_HOST" else ""
+            raise ConfigurationError(
+                f"the API would listen on {host or 'every address'} without asking for keys{cause}: set "
+                "HALFWAY_MASTER_SECRET (openssl rand -hex 32) and HALFWAY_OPERATOR_KEY (halfway keys generate), or "
+                f"{variable}=127.0.0.1, or HALFWAY_OPEN_ACCESS=true if everybody who can reach it may do everything"
+            )
+
+
+def _api_hosts(settings: Settings) -> dict[str, str]:
+    """Return the hosts that the API listens on, by setting. With the console, the health port serves the API too."""
+    hosts = {"HALFWAY_HOST": settings.host}
+    return hosts | ({"HALFWAY_HEALTH_HOST": settings.health_host} if settings.console == "health" else {})
+
+
+def demand_host(settings: Settings) -> Callable[[web.BaseRequest], None]:
+    """Return a function that raises ForbiddenError for requests with a host name that is not this API's.
+
+    On loopback without keys, the address is the only protection. A web page gets around it with a name that resolves
+    to that address.
+    """
+    allowed = settings.allowed_hosts
+    if not allowed and (settings.access_control or not _is_loopback(settings.host)):
+        return lambda _: None
+    own = urlsplit(settings.instance_url or "").hostname
+    return AllowedHosts(allowed if own is None else (*allowed, own)).demand
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(settings: Settings) -> ServerTls | None:
+    if settings.tls_certificate_file is None or settings.tls_key_file is None:
+        return None
+    return ServerTls(
+        certificate=settings.tls_certificate_file,
+        key=settings.tls_key_file,
+        client_authorities=settings.tls_client_ca_file,
+    )

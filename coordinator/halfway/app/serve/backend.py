@@ -1,0 +1,371 @@
+"""The coordinator on a real Kafka: starts everything below the REST layer, and stops it in reverse order.
+
+Builds the caller of check endpoints from the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import structlog
+
+from halfway.app.serve.process import supervised
+from halfway.app.serve.readiness import Readiness, unfinished
+from halfway.app.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.checks import Destinations, HttpCheckCaller
+from halfway.coordinator.access import KeyedAccess, KeyFreshness, Keys, OpenAccess
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.queries.activity import Activity
+from halfway.coordinator.queries.queries import TailFreshness
+from halfway.coordinator.records import HealthWarning
+from halfway.kafka.log.audit_trail import KafkaAuditTrail
+from halfway.kafka.log.compacted_table import CompactedTable, KafkaOwners
+from halfway.kafka.log.cursors import KafkaCursors
+from halfway.kafka.log.half_log import KafkaHalfLog
+from halfway.kafka.log.history import KafkaHistory
+from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
+from halfway.kafka.ownership.membership import KafkaCluster
+from halfway.kafka.topics.metadata import TopicMetadata
+from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.peers import HttpPeers
+from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
+from halfway.protocol.keys import CheckSecrets, MasterSecret
+from halfway.protocol.principal import PrincipalKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from halfway.app.settings import Settings
+    from halfway.coordinator.ports import Authority, Clock, Observer, OwnerHint, Owners
+    from halfway.kafka.clients.config import KafkaConfig
+    from halfway.kafka.ownership.membership import MembershipStatus
+
+
+def check_authorities(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS context that verifies endpoints, None for the system's authorities.
+
+    Raises ConfigurationError as `authorities` does.
+    """
+    return authorities("HALFWAY_CHECK_CA_FILE", settings.check_ca_file)
+
+
+def authorities(setting: str, file: Path | None) -> ssl.SSLContext | None:
+    """Return a TLS context that trusts the authorities in a file, None for the system's authorities.
+
+    Raises:
+        ConfigurationError: the file has no certificate in PEM format.
+
+    """
+    try:
+        return None if file is None else ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"{setting} {str(file)!r} contains no certificate in PEM format: {error}") from None
+
+
+def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]] | None = None) -> HttpCheckCaller:
+    """Return a caller that signs checks with the secrets of their group. It has opened no connection yet.
+
+    Raises ConfigurationError as `check_authorities` does.
+    """
+    return HttpCheckCaller(
+        timeout_s=settings.check_timeout_s,
+        connect_timeout_s=settings.check_connect_timeout_s,
+        demand_nonce=settings.check_demand_nonce,
+        secrets_of=secrets_of,
+        destinations=Destinations(
+            hosts=settings.check_hosts,
+            networks=settings.check_networks,
+            also_networks=settings.check_also_networks,
+            private_networks=settings.check_private_networks,
+        ),
+        ssl_context=check_authorities(settings),
+        proxy=None if settings.check_proxy is None else settings.check_proxy.get_secret_value(),
+    )
+
+
+log = structlog.get_logger(__name__)
+
+Table = TypeVar("Table", bound=CompactedTable[Any])
+
+_RETRY_S: Final = 2.0
+_WARN_AFTER_S: Final = 5.0
+_TABLE_READ_S: Final = 30.0
+_TOPICS_CHECK_S: Final = 60.0
+_OTHERS_CHECK_S: Final = 1.0
+_OTHERS_WARN_AGAIN_S: Final = 600.0
+WARNINGS: Final = ("topics", "log", "keys", "tail", "event_loop")
+"""The checks that can warn."""
+_AUTHORIZATION_ERRORS: Final = ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED")
+
+
+class Backend:
+    """Everything below the REST layer."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        membership_status: Callable[[], MembershipStatus],
+        topics: InternalTopics,
+        readiness: Readiness,
+        tail: TailFreshness,
+        *,
+        prefix: str,
+        keys: KeyFreshness | None = None,
+    ) -> None:
+        """Store the parts that the health port needs. `keys` is None if callers need no keys."""
+        self.keys = keys
+        self.tail = tail
+        self.coordinator = coordinator
+        self.readiness = readiness
+        self._prefix = prefix
+        self.unsafe: tuple[str, ...] = ()
+        """Problems of the internal topics that appeared after the start."""
+        self.leave_by: float | None = None
+        """The deadline for releasing the shards, on the event loop's clock; set when the stop begins."""
+        self._status = membership_status
+        self._topics = topics
+
+    @property
+    def status(self) -> MembershipStatus:
+        """This instance's membership of the cluster."""
+        return self._status()
+
+    def warnings(self) -> list[HealthWarning]:
+        """Return what is unsafe here although this instance may be ready: it can be the same on all instances.
+
+        Each `check` is one of `WARNINGS`.
+        """
+        found = [HealthWarning(check="topics", detail=problem) for problem in self.unsafe]
+        shards = self.coordinator.shards
+        found += [HealthWarning(check="log", detail=detail) for detail in shards.losses.warnings(shards.unwritten)]
+        if self.keys is not None and self.keys.is_late:
+            detail = f"this instance has not been able to read revocations of keys for {self.keys.age_s:.0f} s"
+            found.append(HealthWarning(check="keys", detail=detail))
+        if self.tail.is_late:
+            detail = f"this instance has not been able to read its shards of half for {self.tail.age_s:.0f} s"
+            found.append(HealthWarning(check="tail", detail=detail))
+        return found
+
+    def demand_permission(self) -> None:
+        """Raise ConfigurationError if Kafka refuses what this instance needs to start: a retry would not help.
+
+        Call it until this instance is ready for the first time. After that, the operator must restore the ACLs.
+        """
+        status = self._status()
+        if status.refused is not None:
+            raise ConfigurationError(status.refused)
+        code = next((code for code in _AUTHORIZATION_ERRORS if code in (status.last_error or "")), None)
+        if code is not None and status.incarnation is None:
+            raise ConfigurationError(
+                f"Kafka refuses halfway's transactions ({code}): grant Write and Describe on transactional ids that "
+                f"start with {self._prefix!r}, and IdempotentWrite on the cluster (ACLs), or set HALFWAY_KAFKA_PREFIX"
+            )
+
+    async def watch(self) -> None:
+        """Verify the internal topics periodically. Problems are logged and shown, but nothing is changed."""
+        while True:
+            await asyncio.sleep(_TOPICS_CHECK_S)
+            try:
+                problems = await self._topics.watch()
+            except (ConfigurationError, KafkaUnavailableError) as error:
+                log.warning("topics_not_verified", error=error.detail)
+                continue
+            except Exception:
+                # Whatever it is, the next verification may succeed, and the shards can be served meanwhile.
+                log.exception("topics_not_verified")
+                continue
+            self.unsafe = tuple(map(str, problems))
+            for problem in problems:
+                log.error("topic_unsafe", problem=str(problem))
+
+
+async def wait_for_topics(topics: InternalTopics, bootstrap: str) -> None:
+    """Create or verify the internal topics. Wait for Kafka as long as it cannot be reached.
+
+    Raises:
+        ConfigurationError: a topic is unsafe.
+
+    """
+    while True:
+        ensure_task = asyncio.ensure_future(topics.ensure())
+        try:
+            while not (await asyncio.wait({ensure_task}, timeout=_WARN_AFTER_S))[0]:
+                log.warning("kafka_does_not_answer_yet", bootstrap_servers=bootstrap)
+            ensure_task.result()
+        except asyncio.CancelledError:
+            ensure_task.cancel()
+            raise
+        except KafkaUnavailableError as error:
+            log.warning("kafka_not_reachable", bootstrap_servers=bootstrap, error=error.detail, again_in_s=_RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+        else:
+            return
+
+
+@asynccontextmanager
+async def running_backend(settings: Settings, config: KafkaConfig, observer: Observer) -> AsyncIterator[Backend]:
+    """Run everything below the REST layer. At the end, finish the work in flight and release the shards.
+
+    Raises:
+        ConfigurationError: a topic is unsafe, the credentials are wrong, or an ACL is missing.
+
+    """
+    clock = SystemClock()
+    observer = Activity.around(observer, clock)
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        topics = InternalTopics(config, observer.skipped_record)
+        stack.callback(topics.close)
+        await wait_for_topics(topics, config.properties["bootstrap.servers"])
+
+        groups = await _read(stack, lambda: KafkaGroups(config, observer))
+        authority, keys, freshness = await _access(stack, settings, config, observer, clock)
+        half_log = KafkaHalfLog(config, observer)
+        stack.push_async_callback(half_log.stop)
+        await half_log.start()
+        cursors = KafkaCursors(config, observer)
+        stack.push_async_callback(cursors.stop)
+        await cursors.start()
+        owners = KafkaOwners(config, observer.skipped_record)
+        stack.push_async_callback(owners.stop)
+        await owners.start()
+        peers = await _peers(stack, settings)
+        destinations = TopicMetadata(config)
+        cluster = KafkaCluster(config, observer, destinations, cursors)
+        half_log.on_lost_sequence = cluster.membership.lost_records
+        audit_trail = None
+        if settings.audit_topic:
+            audit_trail = KafkaAuditTrail(config, observer)
+            stack.push_async_callback(audit_trail.stop)
+            await audit_trail.start()
+        check_secrets = CheckSecrets(settings.master_secrets)
+        caller = await stack.enter_async_context(check_caller(settings, check_secrets.of))
+        coordinator = Coordinator(
+            limits=settings.limits(),
+            lane=cluster.lane,
+            half_log=half_log,
+            cursors=cursors,
+            groups=groups,
+            topics=destinations,
+            caller=caller,
+            authority=authority,
+            keys=keys,
+            clock=clock,
+            observer=observer,
+            owners=owners,
+            peers=peers,
+            check_secrets=check_secrets,
+            audit_trail=audit_trail,
+            history=KafkaHistory(config, audited=settings.audit_topic),
+            instance=config.instance_url,
+        )
+        scheduler = ScanScheduler(coordinator, clock, interval_s=settings.scan_interval_s)
+        stack.push_async_callback(scheduler.stop)
+        scheduler.start()
+
+        def status() -> MembershipStatus:
+            return cluster.membership.status
+
+        readiness = Readiness(
+            status,
+            coordinator.other_owners,
+            _alone if peers is None else peers.reaches,
+            writer_trouble=lambda: half_log.trouble,
+        )
+        tail = TailFreshness(coordinator.shards, half_log)
+        backend = Backend(coordinator, status, topics, readiness, tail, prefix=config.prefix, keys=freshness)
+
+        async def leave() -> None:
+            await coordinator.drain()
+            deadline = backend.leave_by or loop.time() + settings.shutdown_timeout_s
+            await cluster.membership.stop(deadline=deadline)
+
+        stack.push_async_callback(leave)
+        await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
+        for watch in (backend.watch, readiness.watch, tail.watch):
+            watch_task = supervised(watch())
+            stack.callback(watch_task.cancel)
+        if peers is None:
+            warn_task = supervised(_warn_of_others(backend, owners))
+            stack.callback(warn_task.cancel)
+        yield backend
+
+
+async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
+    if not settings.peer_credentials:
+        log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set, which is right only for one instance")
+        return None
+    ssl_context = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=ssl_context))
+
+
+async def _alone(_: OwnerHint) -> bool:
+    """Return False: without peers, no other instance is ever called."""
+    return False
+
+
+async def _warn_of_others(backend: Backend, owners: Owners) -> None:
+    """Warn if another instance serves shards: requests to this instance do not reach them."""
+    count = backend.coordinator.shards.count
+    while True:
+        await asyncio.sleep(_OTHERS_CHECK_S)
+        if unfinished(backend.status) is not None:
+            continue  # until this instance has acquired its shards, the records may name their former owners
+        others = {hint.url for shard in range(count) if (hint := owners.find(shard)) is not None}
+        if others:
+            log.warning(
+                "other_instances_are_not_asked",
+                others=sorted(others),
+                remedy="set HALFWAY_PEER_CREDENTIAL to the same secret on every instance",
+            )
+            await asyncio.sleep(_OTHERS_WARN_AGAIN_S)
+
+
+async def _access(
+    stack: AsyncExitStack, settings: Settings, config: KafkaConfig, observer: Observer, clock: Clock
+) -> tuple[Authority, Keys | None, KeyFreshness | None]:
+    """Return the authority over callers, and with a master secret also the service for keys and their freshness."""
+    if not settings.access_control:
+        log.warning("open_access", reason="everybody who can reach the API may do everything")
+    if not settings.master_secrets:
+        return OpenAccess(), None, None
+    store = await _read(stack, lambda: KafkaKeys(config, observer))
+    secrets = [MasterSecret(master) for master in settings.master_secrets]
+    operator_key = None if settings.operator_key is None else settings.operator_key.get_secret_value()
+    freshness = KeyFreshness(store)
+    watch_task = supervised(freshness.watch())
+    stack.callback(watch_task.cancel)
+    keyed = KeyedAccess(
+        store.table,
+        secrets,
+        clock,
+        first_operator=operator_key,
+        hide_payloads=settings.hide_payloads_from_operators,
+        count_refusal=observer.refused_caller,
+        require_fresh_keys=freshness.require_fresh,
+    )
+    if operator_key is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
+        log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to the output of halfway keys generate")
+    authority = keyed if settings.access_control else OpenAccess(keyed)
+    keys = Keys(authority, store, secrets[0], clock, max_keys=settings.max_keys, previous=secrets[1:])
+    return authority, keys, freshness if settings.access_control else None
+
+
+async def _read(stack: AsyncExitStack, new_table: Callable[[], Table]) -> Table:
+    """Read a table that every instance follows. Wait for Kafka as long as it cannot be reached."""
+    loop = asyncio.get_running_loop()
+    while True:
+        table = new_table()
+        try:
+            await table.start(deadline=loop.time() + _TABLE_READ_S)
+        except KafkaUnavailableError as error:
+            log.warning(table.not_read_event, error=error.detail, again_in_s=_RETRY_S)
+            await table.stop()
+            await asyncio.sleep(_RETRY_S)
+        else:
+            stack.push_async_callback(table.stop)
+            return table

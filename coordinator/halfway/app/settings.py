@@ -1,0 +1,447 @@
+"""All settings in one typed model, from a TOML file and from environment variables (`HALFWAY_…`), which override it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FilePath,
+    IPvAnyNetwork,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from halfway.app.settings_sources import (
+    KAFKA_PREFIX,
+    KAFKA_SECRETS,
+    PREFIX,
+    SHOWN,
+    SUFFIX,
+    Policy,
+    Sources,
+    explain,
+    explain_text,
+    operator_key_fault,
+    read_secrets,
+    secret_name,
+    with_variables,
+    without_credentials,
+)
+from halfway.coordinator.requests import ServiceLimits
+from halfway.http.server.acceptor import IDLE_S, ApiLimits
+from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, variable_suffix
+from halfway.protocol.errors import ConfigurationError
+from halfway.protocol.keys import derived
+from halfway.protocol.policy import MAX_SECONDS, CheckPolicy
+from halfway.protocol.urls import base_url_refusal, proxy_refusal
+
+NOT_SETTINGS: Final = frozenset(
+    {"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_TOKEN_FILE", "HALFWAY_CONFIG_FILE"}
+)
+"""Variables of the command line: the URLs of the coordinator and its health port, the key, and the settings file."""
+_OTHER_PREFIXES: Final = ("HALFWAY_CLIENT_", "HALFWAY_PIPELINE_", "HALFWAY_TEST_")
+"""Prefixes of variables for clients, the Spark jobs and the tests, which may share the environment."""
+_KAFKA_NAMES: Final = (*USUAL_PROPERTIES, *(f"{name}.file" for name in KAFKA_SECRETS))
+_OF_A_SERVICE: Final = re.compile(
+    r"HALFWAY(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_ADDRESS_NAME: Final = re.compile(r"HALFWAY(_[A-Z0-9]+)*_PORT")
+_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://")
+_SIMILARITY: Final = 0.85
+_MIN_CREDENTIAL: Final = 16
+_MIN_MASTER: Final = 32
+_MAX_CREDENTIAL: Final = 512
+
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+def _split(value: object) -> object:
+    """Split the comma-separated list in a variable."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Hosts = Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*_:\[\]-]+$")], ...], BeforeValidator(_split)]
+Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
+_LIMITS: Final = ServiceLimits()
+_API: Final = ApiLimits()
+
+
+class Settings(BaseModel):
+    """The settings. A field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    kafka: dict[str, SecretStr] = {}
+    """Properties of librdkafka; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
+    kafka_prefix: str = KafkaConfig.prefix
+    shards: Annotated[int, Field(ge=1, le=10_000)] = _LIMITS.shards
+    replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
+    outcome_horizon_s: Seconds = _LIMITS.outcome_horizon_s
+    session_timeout_s: Annotated[float, Field(gt=0, le=300)] = KafkaConfig.session_timeout_s
+    transaction_timeout_s: Seconds = KafkaConfig.transaction_timeout_s
+    prepare_timeout_s: Annotated[float, Field(gt=0, le=5)] = KafkaConfig.prepare_timeout_s
+    lane_max_ends: Count = KafkaConfig.lane_max_ends
+    lane_max_bytes: Count = KafkaConfig.lane_max_bytes
+    lane_queue: Count = KafkaConfig.lane_queue
+    lane_queue_bytes: Count = KafkaConfig.lane_queue_bytes
+    lane_stall_s: Seconds = KafkaConfig.lane_stall_s
+    segment_ms: Count = KafkaConfig.segment_ms
+    min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
+    max_compaction_lag_ms: Count | None = None
+    op_retention_ms: Annotated[int, Field(ge=1)] = _LIMITS.op_retention_ms
+    skip_records: Annotated[tuple[str, ...], BeforeValidator(_split)] = KafkaConfig.skip_records
+    """Records in an unknown schema that are skipped: `<topic>[<partition>]@<offset>`."""
+    audit_topic: bool = KafkaConfig.audit_topic
+    """Whether the audit trail is written to a topic in addition to the log."""
+    audit_retention_ms: Annotated[int, Field(ge=1)] = KafkaConfig.audit_retention_ms
+
+    host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container must be reachable from outside
+    port: Port = 8080
+    health_host: str = "0.0.0.0"  # noqa: S104
+    health_port: Port = 8081
+    instance_url: str | None = None
+    """The URL of this instance for other instances; http://<host name>:<port> if it is not set."""
+    master_secret: SecretStr | None = None
+    """The other secrets are derived from it. It is the same on all instances. If it is set, callers need keys."""
+    master_secret_file: FilePath | None = None
+    """A file that contains the master secret. Each secret has such a setting: `secret_files` reads them."""
+    master_secret_previous: SecretStr | None = None
+    """The previous master secret, which is also valid during a rotation."""
+    master_secret_previous_file: FilePath | None = None
+    hide_payloads_from_operators: bool = False
+    """Whether only a group itself may read its payloads over REST."""
+    peer_credential: SecretStr | None = None
+    """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
+    peer_credential_file: FilePath | None = None
+    peer_credential_previous: SecretStr | None = None
+    """Also accepted, so that the credential can be changed while instances run."""
+    peer_credential_previous_file: FilePath | None = None
+    peer_ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of the other instances' https URLs, instead of the system's."""
+    tls_certificate_file: FilePath | None = None
+    """The certificate chain (PEM) of the API's port. If it is set, the port speaks https only."""
+    tls_key_file: FilePath | None = None
+    tls_client_ca_file: FilePath | None = None
+    """The authorities (PEM) of client certificates. A client without a certificate shows a key."""
+    health_tls: bool = False
+    """Whether the health port speaks https too."""
+    operator_key: SecretStr | None = None
+    """The first operator's key, from `halfway keys generate`. It is valid as long as it is set."""
+    operator_key_file: FilePath | None = None
+    open_access: bool = False
+    """Whether everybody who can reach the API may do everything."""
+    allowed_hosts: Hosts = ()
+    """Host names of the API. Empty: any name, but on loopback under open access only localhost."""
+    open_metrics: bool = False
+    """Whether metrics are served without a key although other calls need one."""
+    console: Literal["api", "health", "off"] = "api"
+    """The port of the console. If that is the health port, it serves the API too."""
+    max_keys: Count = 10_000
+    request_timeout_s: Seconds = _API.request_timeout_s
+    keepalive_s: Seconds = IDLE_S
+    """How long the API keeps a connection open without a request."""
+    max_body_bytes: Count = _API.max_body_bytes
+    max_requests: Count = _API.max_requests
+    prepare_wait_s: Seconds = _API.prepare_wait_s
+    max_batch_items: Count = _API.max_batch_items
+    drain_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 5
+    """How long a stop serves on, and is not ready, before the port closes."""
+    shutdown_timeout_s: Seconds = 20
+
+    max_messages: Count = _LIMITS.max_messages
+    max_prepare_bytes: Count = _LIMITS.max_prepare_bytes
+    max_pending: Count = _LIMITS.max_pending
+    max_groups: Count = _LIMITS.max_groups
+    group_max_pending: Count | None = None
+    group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    group_bytes_in_flight: Count | None = None
+    max_outcomes_per_shard: Count = _LIMITS.max_outcomes_per_shard
+    payload_cache_bytes: Count = _LIMITS.payload_cache_bytes
+    reanchor_after: Count = _LIMITS.reanchor_after
+    reject_prepares: bool = _LIMITS.reject_prepares
+
+    policy: Policy = _LIMITS.default_policy
+    """The default policy of groups."""
+    scan_interval_s: Seconds = 1
+    min_check_interval_s: Seconds = _LIMITS.min_check_interval_s
+    """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
+    check_host_rate: Count = _LIMITS.check_host_rate
+    """Checks per second to one host, from all groups. Each group can always send one check per second."""
+    check_timeout_s: Seconds = 10
+    check_connect_timeout_s: Seconds = 3
+    check_demand_nonce: bool = False
+    """Whether an answer counts as a verdict only if it repeats the nonce of the check."""
+    check_hosts: Hosts = ()
+    """Host names of allowed check endpoints, `*` for any characters; empty: all."""
+    check_networks: Networks = ()
+    """Allowed networks; empty: all except loopback, link-local, metadata, multicast and the like."""
+    check_also_networks: Networks = ()
+    """Networks that are allowed in addition."""
+    check_private_networks: bool = True
+    """Whether private addresses outside of the listed networks are allowed."""
+    check_proxy: SecretStr | None = None
+    """The URL of an HTTP proxy for all checks."""
+    check_proxy_file: FilePath | None = None
+    check_ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of https endpoints, instead of the system's."""
+    check_concurrency: Count = _LIMITS.check_concurrency
+    check_bytes: Count = _LIMITS.check_bytes
+    check_queue: Count = _LIMITS.check_queue
+    lease_s: Seconds = _LIMITS.lease_s
+
+    log_format: Literal["json", "console"] = "json"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _validate_combinations(self) -> Settings:
+        if faults := list(self._faults()):
+            raise ValueError("\n".join(faults))
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        if self.max_body_bytes < self.max_prepare_bytes:
+            yield (
+                f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
+                "a prepare of that size would be refused"
+            )
+        if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
+            yield f"instance_url {without_credentials(self.instance_url)[:SHOWN]!r}: {refusal}"
+        yield from self._secret_faults()
+        yield from self._tls_faults()
+        contradiction = self.policy.contradiction()
+        if contradiction is not None:
+            yield "policy." + contradiction[1]
+        if self.policy.max_age_s > (limit_s := self.limits().max_age_limit_s):
+            yield (
+                f"policy.max_age_s {self.policy.max_age_s:g} is too long for op_retention_ms {self.op_retention_ms}: "
+                f"at most {limit_s:g}"
+            )
+
+    def _secret_faults(self) -> Iterator[str]:
+        for name in ("peer_credential", "peer_credential_previous"):
+            credential = getattr(self, name)
+            text = None if credential is None else credential.get_secret_value()
+            if text is not None and not (_MIN_CREDENTIAL <= len(text) <= _MAX_CREDENTIAL and text.isascii()):
+                yield (
+                    f"{secret_name(self, name)} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: "
+                    "make it with openssl rand -hex 32"
+                )
+        if (fault := operator_key_fault(self)) is not None:
+            yield fault
+        for name in ("master_secret", "master_secret_previous"):
+            master = _bytes(getattr(self, name))
+            if master is not None and len(master) < _MIN_MASTER:
+                yield (
+                    f"{secret_name(self, name)} has {len(master)} bytes, and must have at least {_MIN_MASTER}: "
+                    "make it with openssl rand -hex 32"
+                )
+        if self.check_proxy is not None and (reason := proxy_refusal(self.check_proxy.get_secret_value())) is not None:
+            named = secret_name(self, "check_proxy")
+            yield f"{named} is not the URL of an HTTP proxy such as http://proxy:3128: {reason}"
+
+    def _tls_faults(self) -> Iterator[str]:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            yield "tls_certificate_file and tls_key_file belong together: set both or neither"
+        if self.tls_certificate_file is None and (self.tls_client_ca_file is not None or self.health_tls):
+            yield "tls_client_ca_file and health_tls require tls_certificate_file and tls_key_file"
+
+    @property
+    def access_control(self) -> bool:
+        """Whether callers need keys."""
+        return bool(self.master_secrets) and not self.open_access
+
+    @property
+    def peer_credentials(self) -> tuple[str, ...]:
+        """The accepted credentials between instances. This instance shows the first; a configured one comes first."""
+        from_master = [derived(master, "peer").hex() for master in self.master_secrets]
+        configured = self._set_credentials()
+        return tuple(configured + from_master if self.peer_credential is not None else from_master + configured)
+
+    def _set_credentials(self) -> list[str]:
+        values = (self.peer_credential, self.peer_credential_previous)
+        return [value.get_secret_value() for value in values if value is not None]
+
+    @cached_property
+    def master_secrets(self) -> tuple[bytes, ...]:
+        """The master secrets, newest first."""
+        both = (_bytes(self.master_secret), _bytes(self.master_secret_previous))
+        return tuple(secret for secret in both if secret is not None)
+
+    def kafka_config(self, instance_url: str) -> KafkaConfig:
+        """Return the settings of the Kafka adapter."""
+        own = {
+            "properties": {name: value.get_secret_value() for name, value in self.kafka.items()},
+            "prefix": self.kafka_prefix,
+            "instance_url": instance_url,
+            "has_keys": bool(self.master_secrets),
+        }
+        try:
+            return KafkaConfig(**self._shared_with(field.name for field in dataclasses.fields(KafkaConfig)) | own)
+        except ConfigurationError as error:
+            raise ConfigurationError(with_variables(error.detail, VARIABLES), **error.fields) from None
+
+    def limits(self) -> ServiceLimits:
+        """Return the limits of the service."""
+        shared = self._shared_with(ServiceLimits.__struct_fields__)
+        return ServiceLimits(**shared, default_policy=self.policy)
+
+    def api_limits(self) -> ApiLimits:
+        """Return the limits of the interface for clients."""
+        return ApiLimits(**self._shared_with(ApiLimits.__struct_fields__))
+
+    def _shared_with(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the settings with the given names; skip names that are not settings."""
+        return {name: getattr(self, name) for name in names if name in Settings.model_fields}
+
+
+def _bytes(secret: SecretStr | None) -> bytes | None:
+    return None if secret is None else secret.get_secret_value().encode("utf-8", "surrogateescape")
+
+
+_SECRETS: Final = frozenset(
+    name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
+)
+"""Settings whose values are never shown in errors."""
+
+VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    **{PREFIX + name.upper(): (name,) for name in Settings.model_fields if name not in ("kafka", "policy")},
+    **{f"{PREFIX}POLICY__{name.upper()}": ("policy", name) for name in CheckPolicy.__struct_fields__},
+}
+"""The variable of each setting, and its path in the file. Kafka properties are not listed."""
+
+
+def load(
+    environment: Mapping[str, str] | None = None, *, file: Path | None = None, over: Mapping[str, Any] | None = None
+) -> Settings:
+    """Return the settings: the environment overrides a TOML file, and `over` overrides both.
+
+    Raises:
+        ConfigurationError: it names each wrong or unknown setting, with its value and a remedy.
+
+    """
+    environment = os.environ if environment is None else environment
+    if file is None and (path := environment.get("HALFWAY_CONFIG_FILE")):
+        file = Path(path)
+    in_file: dict[str, Any] = _read_file(file) if file is not None else {}
+    from_environment, unknown = _read_environment(environment)
+    others = _merged(from_environment, dict(over or {}))
+    sources = Sources(file, in_file, others)
+    in_files = sorted(name for name in _SECRETS if name + SUFFIX in Settings.model_fields)
+    values, faults = read_secrets(_merged(in_file, others), in_files)
+    problems = unknown + [explain_text(fault, sources, VARIABLES) for fault in faults]
+    try:
+        settings = Settings(**values)
+        if not problems:
+            return settings
+    except ValidationError as error:
+        # Whether settings fit together is not known before each of them is right.
+        if not problems or any(problem["loc"] for problem in error.errors()):
+            problems.append(explain(error, sources, VARIABLES, _SECRETS, suggest))
+    raise ConfigurationError("; ".join(problems))
+
+
+def log_format(file: Path | None) -> str:
+    """Return the format of the log, even if other settings are wrong."""
+    file = file or (Path(path) if (path := os.environ.get("HALFWAY_CONFIG_FILE")) else None)
+    try:
+        in_file = {} if file is None else _read_file(file)
+    except ConfigurationError:
+        in_file = {}
+    chosen = os.environ.get(f"{PREFIX}LOG_FORMAT", in_file.get("log_format"))
+    return "console" if chosen == "console" else "json"
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the settings file {str(file)!r}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"the settings file {str(file)!r} is not TOML: {error}") from None
+    if isinstance(values.get("kafka"), dict):
+        values["kafka"] = {_property(name): _text(value) for name, value in _flat(values["kafka"])}
+    return values
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the properties of a table and of the tables in it: TOML reads a name with dots as nested tables."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
+
+
+def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings in the environment, and what is wrong with the names of others."""
+    values: dict[str, Any] = {}
+    unknown = []
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OTHER_PREFIXES):
+            continue
+        if _is_of_kubernetes(variable, value):
+            continue
+        property_name = variable.removeprefix(KAFKA_PREFIX)
+        if property_name != variable and all(property_name.split("_")):
+            values.setdefault("kafka", {})[_property(property_name)] = value
+            continue
+        path = VARIABLES.get(variable.upper())
+        if path is None:
+            unknown.append(variable)
+            continue
+        *sections, name = path
+        (values.setdefault(sections[0], {}) if sections else values)[name] = value
+    if unknown:
+        names = ", ".join(f"{one} (did you mean {near}?)" if (near := suggest(one)) else one for one in sorted(unknown))
+        text = (
+            f"{names}: not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
+        )
+        return values, [text]
+    return values, []
+
+
+def _is_of_kubernetes(variable: str, value: str) -> bool:
+    """Return whether Kubernetes has set a variable: it does so in each pod, for each Service of the namespace.
+
+    For a Service `halfway`, or `halfway-health`, the names begin as ours do, and HALFWAY_PORT is one of them.
+    """
+    if _OF_A_SERVICE.fullmatch(variable) is not None:
+        return True
+    return _ADDRESS_NAME.fullmatch(variable) is not None and _ADDRESS.match(value) is not None
+
+
+def suggest(variable: str) -> str | None:
+    """Return the setting that was probably meant by an unknown variable."""
+    known = [*VARIABLES, *(KAFKA_PREFIX + variable_suffix(name) for name in _KAFKA_NAMES), *NOT_SETTINGS]
+    return next(iter(difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_SIMILARITY)), None)
+
+
+def _property(name: str) -> str:
+    return name.lower().replace("_", ".")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    for name in ("kafka", "policy"):
+        if isinstance(below.get(name), dict) and isinstance(above.get(name), dict):
+            merged[name] = {**below[name], **above[name]}
+    return merged

@@ -1,0 +1,235 @@
+"""Explains which settings are wrong: the name, the place in the file if it is from there, the value and a remedy.
+
+Secrets that are in files, such as those that a secret store mounts: each secret `x` has a setting `x_file`.
+
+The check policy as settings: the fields, defaults and bounds of the domain model, for pydantic.
+
+The first operator's key, from the settings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args
+
+import msgspec
+from pydantic import ConfigDict, Field, GetPydanticSchema, SecretStr, ValidationError, create_model
+from pydantic_core.core_schema import no_info_after_validator_function
+
+from halfway.protocol.keys import kind_in
+from halfway.protocol.policy import CheckPolicy
+from halfway.protocol.principal import PrincipalKind
+
+PREFIX: Final = "HALFWAY_"
+SHOWN: Final = 80
+"""Shown characters of a value."""
+KAFKA_PREFIX: Final = "HALFWAY_KAFKA__"
+_WORD: Final = re.compile(r"[a-z_.]+")
+_QUOTED: Final = re.compile(r"'[^']*'")
+"""A value in an error; a path may contain the name of a setting."""
+
+
+class Sources(NamedTuple):
+    """The values of the settings by their source. The other values override those in the file."""
+
+    file: Path | None
+    in_file: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+
+def explain(
+    error: ValidationError,
+    sources: Sources,
+    variables: Mapping[str, tuple[str, ...]],
+    secrets: Collection[str],
+    suggest: Callable[[str], str | None],
+) -> str:
+    """Return a text that names each wrong setting, with its value unless it is a secret, and a remedy."""
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False):
+        # The index within a list is not part of a variable's name.
+        path = tuple(part for part in problem["loc"] if isinstance(part, str))
+        fault = _plain(problem["msg"])
+        if not path:
+            lines += [explain_text(text, sources, variables) for text in fault.splitlines()]
+            continue
+        variable = PREFIX + "__".join(path).upper()
+        value = _value(sources.others, path)
+        in_file = None
+        if value is None and sources.file is not None:
+            value = _value(sources.in_file, path)
+            in_file = f"{'.'.join(path)} in {str(sources.file)!r}"
+        name = variable
+        if problem["type"] == "extra_forbidden":
+            fault = "not a setting of halfway: remove it or correct its name"
+            near = suggest(variable)
+            if near is not None:
+                name = f"{variable} (did you mean {near}?)"
+                if in_file is not None and near in variables:
+                    in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"
+        # What is not a setting may be the misspelt name of a secret.
+        if path[0] != "kafka" and path[0] not in secrets and problem["type"] != "extra_forbidden":
+            name = f"{name} is {str(value)[:SHOWN]!r}"
+        lines.append(f"{name}: {fault}" if in_file is None else f"{name}: {fault} ({in_file})")
+    return "; ".join(lines)
+
+
+def _plain(message: str) -> str:
+    """Return a message of pydantic as a remedy, without its own terms."""
+    message = message.removeprefix("Value error, ").partition(", unable to ")[0]
+    message = message.replace("Input should be a valid integer", "Input should be a whole number")
+    message = message.replace("Input should be a valid boolean", "Input should be true or false")
+    return message.replace("Input should be a valid", "it must be a").replace("Input should be", "it must be")
+
+
+def with_variables(fault: str, variables: Mapping[str, tuple[str, ...]]) -> str:
+    """Return a message that begins with the variables of the settings that it names as keys of the file."""
+    named = _named(fault, variables)
+    return f"{', '.join(named)}: {fault}" if named else fault
+
+
+def explain_text(fault: str, sources: Sources, variables: Mapping[str, tuple[str, ...]]) -> str:
+    """Return a message about settings with their variables, and with the keys of those that the file sets."""
+    paths = _named(fault, variables).values()
+    keys = [
+        ".".join(path)
+        for path in paths
+        if _value(sources.others, path) is None and _value(sources.in_file, path) is not None
+    ]
+    text = with_variables(fault, variables)
+    return f"{text} ({', '.join(keys)} in {str(sources.file)!r})" if keys else text
+
+
+def _named(fault: str, variables: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the variables, and the paths in the file, of the settings that a message names."""
+    by_key = {".".join(path): variable for variable, path in variables.items() if "_" in path[-1]}
+    named: dict[str, tuple[str, ...]] = {}
+    for word in _WORD.findall(_QUOTED.sub("''", fault)):
+        section, _, name = word.partition(".")
+        if word in by_key:
+            named[by_key[word]] = variables[by_key[word]]
+        elif section == "kafka" and name:
+            named[KAFKA_PREFIX + name.upper().replace(".", "_")] = (section, name)
+    return named
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without what may be a user name and a password in it, for an error."""
+    before, at, after = url.rpartition("@")
+    return f"{before.partition('//')[0]}//…@{after}" if at else url
+
+
+def _value(values: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = values
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+SUFFIX: Final = "_file"
+KAFKA_SECRETS: Final = (
+    "sasl.password",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.private.key.pem",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.password",
+)
+"""The properties of librdkafka that are secrets, and have no property of their own that names a file."""
+_KAFKA_SUFFIX: Final = ".file"
+
+
+def secret_name(settings: object, name: str) -> str:
+    """Return the setting that gave a secret, for an error: that of its file, with the path, if it has one."""
+    path = getattr(settings, name + SUFFIX, None)
+    return name if path is None else f"{name}{SUFFIX} {str(path)!r}"
+
+
+def content_of(path: str) -> str:
+    """Return the secret in a file, without white space around it; raise ValueError with the reason if that fails.
+
+    A master secret may be any bytes. Whatever else is not text is refused where it is used.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
+        raise ValueError(getattr(error, "strerror", None) or "it is not a path") from None
+    return content.strip().decode("utf-8", "surrogateescape")
+
+
+def read_secrets(values: Mapping[str, Any], secrets: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of settings with each secret that is in a file, and what is wrong with the others.
+
+    The setting that names a file stays, so that its path is validated and shown. No text shows a secret.
+    """
+    found = dict(values)
+    faults = [_read(found, name, name + SUFFIX, "") for name in secrets]
+    if isinstance(found.get("kafka"), Mapping):
+        properties = dict(found["kafka"])
+        for name in KAFKA_SECRETS:
+            faults.append(_read(properties, name, name + _KAFKA_SUFFIX, "kafka."))
+            properties.pop(name + _KAFKA_SUFFIX, None)  # librdkafka does not know it
+        found["kafka"] = properties
+    return found, [fault for fault in faults if fault is not None]
+
+
+def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> str | None:
+    path = values.get(file_name)
+    if path is None:
+        return None
+    if values.get(name) is not None:
+        return f"{section}{name} and {section}{file_name} are both set: set one of them"
+    try:
+        values[name] = content_of(str(path))
+    except ValueError as error:
+        del values[file_name]
+        return f"cannot read {section}{file_name} {str(path)!r}: {error}"
+    return None
+
+
+def _field(field: msgspec.structs.FieldInfo) -> tuple[Any, Any]:
+    """Return the pydantic type of a policy field, with its bounds, and its default."""
+    kind, *metas = get_args(field.type) or (field.type,)
+    bounds = [Field(gt=meta.gt, ge=meta.ge, le=meta.le) for meta in metas]
+    return (Annotated[kind, *bounds] if bounds else kind), field.default
+
+
+_PolicyFields: Any = create_model(
+    "_PolicyFields",
+    __config__=ConfigDict(extra="forbid", allow_inf_nan=False),
+    **dict[str, Any]({field.name: _field(field) for field in msgspec.structs.fields(CheckPolicy)}),
+)
+Policy = Annotated[
+    CheckPolicy,
+    GetPydanticSchema(
+        lambda _, handler: no_info_after_validator_function(
+            lambda fields: CheckPolicy(**dict(fields)), handler.generate_schema(_PolicyFields)
+        )
+    ),
+]
+
+
+class KeySettings(Protocol):
+    """The settings that hold the key, or depend on it."""
+
+    operator_key: SecretStr | None
+
+    @property
+    def master_secrets(self) -> Sequence[bytes]:
+        """The secrets that keys are derived from; none if no keys are required."""
+
+
+def operator_key_fault(settings: KeySettings) -> str | None:
+    """Return why the key is not an operator's, or has no effect, or None. The text never shows it."""
+    if settings.operator_key is None:
+        return None
+    named = secret_name(settings, "operator_key")
+    if kind_in(settings.operator_key.get_secret_value()) is not PrincipalKind.OPERATOR:
+        return f"{named} is not an operator's key of halfway: make one with halfway keys generate"
+    if not settings.master_secrets:
+        return f"{named} has no effect without master_secret, because no keys are required: set both"
+    return None

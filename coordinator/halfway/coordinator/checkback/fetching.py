@@ -1,0 +1,196 @@
+"""Pull mode: producers without an endpoint fetch checks by long poll (docs/protocol.md#scan-and-check-back)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from halfway.coordinator.checkback.dispatcher import RETRY_MS, CheckQueue, check_id
+from halfway.coordinator.requests import LeasedCheck
+from halfway.coordinator.shards.schedule import look_at
+from halfway.protocol.errors import HalfwayError, InvalidRequestError, OverloadedError
+from halfway.protocol.principal import Permission, Principal
+from halfway.protocol.records import CheckMode, Group
+
+if TYPE_CHECKING:
+    from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+    from halfway.coordinator.ports import Clock, Observer
+    from halfway.coordinator.queries.queries import Lookup
+    from halfway.coordinator.requests import ServiceLimits
+    from halfway.coordinator.shards.groups import Groups
+    from halfway.coordinator.shards.shard_table import Shard, ShardTable
+    from halfway.protocol.entries import Pending
+    from halfway.protocol.records import Half
+
+
+IsConnected = Callable[[], bool]
+"""Returns whether the caller of a poll still waits for the checks."""
+
+LOOK_EVERY_S = 0.5
+"""How often a waiting caller's rights are checked: its key may have been revoked or may have expired."""
+_HAND_OUT_S = 2.0
+"""How long reading payloads may take in addition to the time of the poll."""
+_HAND_OUT_BYTES = 4 * 1024 * 1024
+"""Bytes of payload in one answer, not counting its last check."""
+
+
+def always() -> bool:
+    """Return True: the caller always waits."""
+    return True
+
+
+class FetchedChecks:
+    """Hands out due checks."""
+
+    def __init__(
+        self,
+        limits: ServiceLimits,
+        shards: ShardTable,
+        groups: Groups,
+        lookup: Lookup,
+        checks: CheckDispatcher,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        """Store the parts."""
+        self._limits = limits
+        self._shards = shards
+        self._groups = groups
+        self._lookup = lookup
+        self._checks = checks
+        self._clock = clock
+        self._observer = observer
+
+    async def lease(
+        self, name: str, *, at_most: int, wait_s: float, principal: Principal, is_connected: IsConnected = always
+    ) -> list[LeasedCheck]:
+        """Hand out up to `at_most` due checks of a group in pull mode; wait up to `wait_s` for the first.
+
+        A check that is handed out counts as sent, and is not handed out again before its lease ends. No check is handed
+        out after `is_connected` has returned False.
+
+        Raises:
+            HalfwayError: the group does not fetch checks, or the caller may not fetch them, or may no longer.
+
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        group = await self.require_pull_group(name, principal, until=until)
+        queue = self._checks.queue(name)
+        if not wait_s:
+            return await self._hand_out(group, queue, at_most, until=until + _HAND_OUT_S, is_connected=is_connected)
+        with self.count_poll(name):
+            while True:
+                hand_out_until = max(until, loop.time()) + _HAND_OUT_S
+                leased = await self._hand_out(group, queue, at_most, until=hand_out_until, is_connected=is_connected)
+                if leased or self._checks.closed or not is_connected() or loop.time() >= until:
+                    return leased
+                await self.wait_until_due(name, until=min(until, loop.time() + LOOK_EVERY_S))
+                group = await self.require_pull_group(name, principal, until=until)
+
+    async def require_pull_group(self, name: str, principal: Principal, *, until: float) -> Group:
+        """Return a group in pull mode whose checks the caller may fetch; HalfwayError otherwise.
+
+        `until` is the end of the poll, on the loop's clock.
+        """
+        deadline = until + _HAND_OUT_S
+        group = await self._groups.get_permitted(name, Permission.FETCH_CHECKS, principal=principal, deadline=deadline)
+        if group.mode is not CheckMode.PULL:
+            raise InvalidRequestError(
+                f'group {name!r} gets checks over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
+                field="group",
+            )
+        return group
+
+    @contextmanager
+    def count_poll(self, name: str) -> Iterator[None]:
+        """Count a poll while it waits; raise OverloadedError if too many polls wait."""
+        queue = self._checks.queue(name)
+        if queue.polls >= self._limits.max_waiting_polls:
+            raise OverloadedError(f"{queue.polls} polls of group {name!r} are already waiting")
+        queue.polls += 1
+        try:
+            yield
+        finally:
+            queue.polls -= 1
+
+    @property
+    def closed(self) -> bool:
+        """Return whether no more checks are handed out."""
+        return self._checks.closed
+
+    async def wait_until_due(self, name: str, *, until: float) -> bool:
+        """Wait until a group has due checks here, or until a time on the loop's clock; return whether it has any."""
+        queue = self._checks.queue(name)
+        while not queue.due and not self._checks.closed:
+            queue.arrival.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await queue.arrival.wait()
+            except TimeoutError:
+                break
+        return bool(queue.due)
+
+    async def _hand_out(
+        self, group: Group, queue: CheckQueue, at_most: int, *, until: float, is_connected: IsConnected
+    ) -> list[LeasedCheck]:
+        taken: list[tuple[Shard, Pending]] = []
+        size = 0
+        while queue.due and len(taken) < at_most and size < _HAND_OUT_BYTES and is_connected():
+            number, transaction_id = queue.take()
+            shard, entry = self._shards.find(number), self._checks.pending(number, transaction_id)
+            if shard is None or entry is None:
+                continue
+            # If anything fails before the lease is recorded, the next scan looks at it again.
+            shard.agenda.put(transaction_id, self._clock.now_ms() + RETRY_MS)
+            if transaction_id not in self._shards.claims:
+                taken.append((shard, entry))
+                size += entry.size
+        halves = await asyncio.gather(*(self._read_half(shard, entry, until=until) for shard, entry in taken))
+        if not is_connected():
+            for shard, entry in taken:
+                queue.add(shard.number, entry.id, first=True)
+            return []
+        return [
+            self._lease(group, shard, entry, half)
+            for (shard, entry), half in zip(taken, halves, strict=True)
+            if half is not None and self._checks.is_open(shard.number, entry.id)
+        ]
+
+    async def _read_half(self, shard: Shard, entry: Pending, *, until: float) -> Half | None:
+        try:
+            return await self._lookup.payload(shard, entry, deadline=until)
+        except HalfwayError as error:
+            entry.last_error = f"{error.code}: {error.detail}"
+            return None
+
+    def _lease(self, group: Group, shard: Shard, entry: Pending, half: Half) -> LeasedCheck:
+        now = self._clock.now_ms()
+        lease_until = now + round(self._limits.lease_s * 1000)
+        attempt = entry.checks + 1
+        entry.attempts += 1
+        entry.checked_at = now
+        entry.leased_check, entry.leased_until = attempt, lease_until
+        entry.checked_here = True
+        shard.agenda.put(entry.id, lease_until)
+        self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
+        self._checks.spawn(self._record_lease(shard.number, entry, attempt, now, lease_until))
+        return LeasedCheck(
+            check_id=check_id(entry.id, attempt),
+            id=entry.id,
+            group=entry.group,
+            prepared_at=entry.prepared_at,
+            attempt=attempt,
+            messages=half.messages,
+            lease_until=lease_until,
+        )
+
+    async def _record_lease(self, number: int, entry: Pending, attempt: int, now: int, lease_until: int) -> None:
+        await self._checks.record_check(entry, attempt, now, None)
+        shard, current = self._shards.find(number), self._checks.pending(number, entry.id)
+        if shard is not None and current is not None:
+            if current.leased_until is not None:
+                lease_until = current.leased_until  # 0 if it has been answered in the meantime
+            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, current, self._clock.now_ms())))

@@ -1,0 +1,380 @@
+"""Forwards calls to the owner of a shard that is not served here: one hop, never more.
+
+See docs/protocol.md#any-instance-may-be-asked.
+
+Calls that need every shard: lists, the deletion of a group, fetching checks. No partial result is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from heapq import merge
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from halfway.coordinator.checkback.fetching import LOOK_EVERY_S, always
+from halfway.coordinator.queries.queries import encode_cursor, sort_key
+from halfway.coordinator.records import (
+    CountCall,
+    DueCall,
+    DueResult,
+    EndCall,
+    FindCall,
+    FindResult,
+    GroupCounts,
+    LeaseCall,
+    ListCall,
+    PeerCall,
+    PrepareCall,
+    ResumeCall,
+    SearchCall,
+)
+from halfway.coordinator.requests import LeasedCheck, ListQuery, Page
+from halfway.protocol.errors import (
+    EndUnconfirmedError,
+    HalfwayError,
+    NotServedError,
+    OutcomeUnknownError,
+    PeerLostError,
+    ShardUnavailableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected
+    from halfway.coordinator.ports import Observer, OwnerHint, Owners, Peers
+    from halfway.coordinator.queries.queries import Queries
+    from halfway.coordinator.requests import TransactionView
+    from halfway.coordinator.shards.groups import Groups
+    from halfway.coordinator.shards.shard_table import ShardTable
+    from halfway.protocol.principal import Principal
+
+
+_HELD_BACK_S = 0.25
+"""How much earlier the deadline of a forwarded call is than its caller's, to leave time for the answer."""
+
+T = TypeVar("T")
+
+
+class NoOwners:
+    """The port `Owners` of a single instance."""
+
+    def find(self, shard: int) -> OwnerHint | None:  # noqa: ARG002 - the port's
+        """Return None."""
+        return None
+
+
+class NoPeers:
+    """The port `Peers` of an instance that forwards nothing."""
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:  # noqa: ARG002
+        """Refuse every call."""
+        raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
+
+
+class Forwarder:
+    """Finds owners and calls them. An unknown outcome raises the same errors as for a call to this instance."""
+
+    def __init__(self, shards: ShardTable, owners: Owners, peers: Peers, observer: Observer) -> None:
+        """Store the parts."""
+        self._shards = shards
+        self._owners = owners
+        self._peers = peers
+        self._observer = observer
+        self.is_single = isinstance(peers, NoPeers)
+        """Whether this instance forwards nothing."""
+        self._next_owner = 0
+
+    def begin(
+        self,
+        requests: Sequence[Any],
+        call: Callable[..., PeerCall],
+        deadline: float,
+        principal: Principal,
+        index: int,
+        error: NotServedError,
+    ) -> asyncio.Task[Any] | None:
+        """Forward the request at an index to the owner of the shard that `error` names; None on a single instance."""
+        if self.is_single:
+            return None
+        forwarded = self._forward(error, call(request=requests[index]), deadline=deadline, principal=principal)
+        return asyncio.get_running_loop().create_task(forwarded)
+
+    async def run_or_forward(
+        self, here: Awaitable[T], call: Callable[[], PeerCall], deadline: float, principal: Principal
+    ) -> T:
+        """Return the result of `here`, or the answer of the shard's owner if the shard is not served here."""
+        try:
+            return await here
+        except NotServedError as error:
+            forwarded: T = await self._forward(error, call(), deadline=deadline, principal=principal)
+            return forwarded
+
+    async def _forward(self, error: NotServedError, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
+        """Send a call to the owner of the shard that `error` names, or to any owner if it names none."""
+        owner = self._any_owner() if error.shard is None else self._owners.find(error.shard)
+        if owner is None:
+            raise error
+        return await self.ask(owner, call, deadline=deadline, principal=principal)
+
+    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
+        """Send a call to an owner and return its answer.
+
+        Raises:
+            OutcomeUnknownError, EndUnconfirmedError: there was no answer, and the call may have been done.
+            ShardUnavailableError: the call was not done, or it is one that changes nothing.
+            HalfwayError: any other error that the owner answers with.
+
+        """
+        loop = asyncio.get_running_loop()
+        started, result = loop.time(), "done"
+        # At most a quarter of the remaining time, so that the owner has some.
+        until = deadline - min(_HELD_BACK_S, max(0.0, deadline - started) / 4)
+        try:
+            return await self._peers.ask(owner, call, deadline=until, principal=principal)
+        except PeerLostError as error:
+            result = error.code
+            raise _unknown_outcome(call, error) from None
+        except HalfwayError as error:
+            result = error.code
+            raise
+        finally:
+            self._observer.forwarded(str(type(call).__struct_config__.tag), result, loop.time() - started)
+
+    def owner_of(self, shard: int) -> OwnerHint | None:
+        """Return the owner of a shard, None if it is not known here."""
+        return self._owners.find(shard)
+
+    def others(self) -> list[OwnerHint]:
+        """Return every other known owner, starting with a different one each time."""
+        owners = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
+        self._next_owner += 1
+        start = self._next_owner % len(owners) if owners else 0
+        return [*owners[start:], *owners[:start]]
+
+    def parts(self) -> tuple[list[int], dict[OwnerHint, list[int]]]:
+        """Return the shards served here, and the other shards by owner.
+
+        Raises:
+            ShardUnavailableError: a shard has no owner now.
+
+        """
+        here: list[int] = []
+        elsewhere: dict[OwnerHint, list[int]] = {}
+        for number in range(self._shards.count):
+            if self._shards.serves(number):
+                here.append(number)
+                continue
+            owner = self._owners.find(number)
+            if owner is None:
+                raise ShardUnavailableError(
+                    f"shard {number} is being recovered or moved, and this needs all shards: try again", shard=number
+                )
+            elsewhere.setdefault(owner, []).append(number)
+        return here, elsewhere
+
+    def _any_owner(self) -> OwnerHint | None:
+        return next(iter(self.others()), None)
+
+
+def _unknown_outcome(call: PeerCall, error: PeerLostError) -> HalfwayError:
+    if isinstance(call, PrepareCall):
+        fields = {} if call.request.id is None else {"id": call.request.id}
+        return OutcomeUnknownError(
+            f"the owner of its shard did not answer ({error.detail}): roll back, or send the same prepare with the "
+            "same id again",
+            **fields,
+        )
+    if isinstance(call, EndCall | ResumeCall):
+        name = call.request.id if isinstance(call, EndCall) else call.id
+        return EndUnconfirmedError(
+            f"the owner of {name!r} did not answer ({error.detail}): send the same again, it is never done twice",
+            id=name,
+        )
+    return ShardUnavailableError(f"the owner of a shard did not answer ({error.detail}): try again")
+
+
+async def gather_all(calls: Sequence[asyncio.Task[T]]) -> list[T]:
+    """Return all results; the first error cancels the others."""
+    try:
+        return list(await asyncio.gather(*calls))
+    finally:
+        for call in calls:
+            call.cancel()
+
+
+_DUE_WAIT_S = 2.0
+"""How long another owner waits for a check to become due before it is called again."""
+_PAUSE_S = 0.05
+_COUNT_S = 5.0
+_PAGE_TOPICS = 20_000
+"""Topics on one page of a list, not counting those of its last transaction."""
+
+
+class FanOut:
+    """Calls this instance and every other owner, and merges their answers."""
+
+    def __init__(self, forwarder: Forwarder, queries: Queries, groups: Groups, leases: FetchedChecks) -> None:
+        """Store the parts."""
+        self._forwarder = forwarder
+        self._queries = queries
+        self._groups = groups
+        self._leases = leases
+        self._waiting: dict[tuple[str, str], asyncio.Task[bool]] = {}
+
+    async def list(self, query: ListQuery, *, deadline: float, principal: Principal) -> Page:
+        """List transactions of all shards in one order; raise an error if a shard is unavailable.
+
+        The cursor is the last transaction's place in that order. The order is the same for all shards, so the cursor
+        stays valid while shards move.
+        """
+        query = self._queries.restrict(query, principal)
+        here, elsewhere = self._forwarder.parts()
+        call = SearchCall if query.is_search else ListCall
+        calls = [_task(self._queries.list(query, here, deadline=deadline, principal=principal))]
+        calls += [
+            self._call(owner, call(query=query, shards=tuple(shards)), deadline, principal)
+            for owner, shards in elsewhere.items()
+        ]
+        parts = await gather_all(calls)
+        ordered = list(islice(merge(*(part.transactions for part in parts), key=sort_key), query.limit + 1))
+        shown = _page(ordered, query.limit)
+        more = len(ordered) > len(shown) or any(part.more for part in parts)
+        return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None)
+
+    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal) -> FindResult:
+        """Find the oldest `most` matches of a query in all shards; raise an error if a shard is unavailable."""
+        query = self._queries.restrict(query, principal)
+        here, elsewhere = self._forwarder.parts()
+        calls = [_task(self._queries.find(query, here, most=most, deadline=deadline, principal=principal))]
+        calls += [
+            self._call(owner, FindCall(query=query, shards=tuple(shards), most=most), deadline, principal)
+            for owner, shards in elsewhere.items()
+        ]
+        parts = await gather_all(calls)
+        places = tuple(islice(merge(*(part.places for part in parts)), most))
+        return FindResult(count=sum(part.count for part in parts), places=places)
+
+    async def delete_group(self, name: str, *, deadline: float, principal: Principal) -> None:
+        """Delete a group that has no pending or parked transaction in any shard."""
+
+        async def count_all(group: str, hold_s: float) -> GroupCounts:
+            until = min(deadline, asyncio.get_running_loop().time() + _COUNT_S)
+            here, elsewhere = self._forwarder.parts()
+            counts = [self._groups.count(group, here, hold_s=hold_s)]
+            counts += await gather_all(
+                [
+                    self._call(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, principal)
+                    for owner, shards in elsewhere.items()
+                ]
+            )
+            return GroupCounts(pending=sum(part.pending for part in counts), parked=sum(part.parked for part in counts))
+
+        await self._groups.delete(name, count_all, deadline=deadline, principal=principal)
+
+    async def lease(
+        self, group: str, *, at_most: int, wait_s: float, principal: Principal, is_connected: IsConnected = always
+    ) -> Sequence[LeasedCheck]:
+        """Hand out due checks of all shards, and wait for the first at any owner.
+
+        The call that waits at other owners hands out nothing, so no check is leased by an answer that is not read.
+        """
+        if not self._forwarder.others():
+            return await self._leases.lease(
+                group, at_most=at_most, wait_s=wait_s, principal=principal, is_connected=is_connected
+            )
+        until = asyncio.get_running_loop().time() + wait_s
+        checks = await self._lease_now(group, at_most, principal, is_connected)
+        if checks or not wait_s:
+            return checks
+        with self._leases.count_poll(group):
+            while (
+                not checks and is_connected() and not self._leases.closed and asyncio.get_running_loop().time() < until
+            ):
+                await self._wait_until_due(group, until, principal)
+                checks = await self._lease_now(group, at_most, principal, is_connected)
+        return checks
+
+    async def _lease_now(
+        self, group: str, at_most: int, principal: Principal, is_connected: IsConnected
+    ) -> Sequence[LeasedCheck]:
+        checks = await self._leases.lease(
+            group, at_most=at_most, wait_s=0, principal=principal, is_connected=is_connected
+        )
+        return [*checks, *await self._lease_elsewhere(group, at_most - len(checks), principal, is_connected)]
+
+    async def _lease_elsewhere(
+        self, group: str, at_most: int, principal: Principal, is_connected: IsConnected
+    ) -> Sequence[LeasedCheck]:
+        checks: Sequence[LeasedCheck] = ()
+        for owner in self._forwarder.others():
+            if len(checks) >= at_most or not is_connected():
+                break
+            call = LeaseCall(group=group, at_most=at_most - len(checks))
+            # A later poll fetches the checks of an owner that is unavailable.
+            with suppress(HalfwayError):
+                deadline = asyncio.get_running_loop().time() + _COUNT_S
+                answer = await self._forwarder.ask(owner, call, deadline=deadline, principal=principal)
+                checks = (*checks, *answer.checks)
+        return checks
+
+    async def _wait_until_due(self, group: str, until: float, principal: Principal) -> None:
+        """Wait until a check may be due at any owner, or until `until`; HalfwayError if the caller loses its rights."""
+        loop = asyncio.get_running_loop()
+        here = asyncio.create_task(self._leases.wait_until_due(group, until=until))
+        try:
+            while (left := until - loop.time()) > 0 and not self._leases.closed:
+                others = [self._due_at(owner, group, principal) for owner in self._forwarder.others()]
+                done, _ = await asyncio.wait(
+                    [here, *others], timeout=min(left, LOOK_EVERY_S), return_when=asyncio.FIRST_COMPLETED
+                )
+                if here in done or any(not task.cancelled() and task.result() for task in done):
+                    break
+                await self._leases.require_pull_group(group, principal, until=until)
+            await asyncio.sleep(min(_PAUSE_S, max(0.0, until - loop.time())))
+        finally:
+            here.cancel()
+
+    def _due_at(self, owner: OwnerHint, group: str, principal: Principal) -> asyncio.Task[bool]:
+        """Wait for a due check at another owner. All polls of one group on this instance share one call."""
+        key = (owner.incarnation, group)
+        task = self._waiting.get(key)
+        if task is None:
+            task = self._waiting[key] = asyncio.create_task(self._ask_due(owner, group, principal))
+            task.add_done_callback(lambda _: self._waiting.pop(key, None))
+        return task
+
+    async def _ask_due(self, owner: OwnerHint, group: str, principal: Principal) -> bool:
+        deadline = asyncio.get_running_loop().time() + 2 * _DUE_WAIT_S
+        try:
+            answer: DueResult = await self._forwarder.ask(
+                owner, DueCall(group=group, wait_s=_DUE_WAIT_S), deadline=deadline, principal=principal
+            )
+        except HalfwayError:
+            await asyncio.sleep(_DUE_WAIT_S / 2)
+            return False
+        return answer.due
+
+    async def close(self) -> None:
+        """Stop waiting at other owners."""
+        for task in list(self._waiting.values()):
+            task.cancel()
+
+    def _call(self, owner: OwnerHint, call: Any, deadline: float, principal: Principal) -> asyncio.Task[Any]:
+        return _task(self._forwarder.ask(owner, call, deadline=deadline, principal=principal))
+
+
+def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:
+    """Return the transactions of one page; fewer than `limit` if they have many messages."""
+    topics = 0
+    for number, transaction in enumerate(ordered[:limit], 1):
+        topics += len(transaction.topics)
+        if topics > _PAGE_TOPICS:
+            return tuple(ordered[:number])
+    return tuple(ordered[:limit])
+
+
+def _task(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    return asyncio.create_task(call)

@@ -1,0 +1,330 @@
+"""Answers the calls of other instances from the shards served here, without calling another instance.
+
+The encoding of calls between instances: MessagePack, with many calls in a request, and a frame for each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+import msgspec
+
+from halfway.coordinator.answers import Answers, CallsOfTurn
+from halfway.coordinator.records import (
+    ANSWERS,
+    CheckCall,
+    CountCall,
+    DueCall,
+    DueResult,
+    EndCall,
+    FindCall,
+    GetCall,
+    HistoryCall,
+    InstanceCall,
+    LeaseCall,
+    LeaseResult,
+    ListCall,
+    PeerCall,
+    PrepareCall,
+    ReadCall,
+    ResumeCall,
+    SearchCall,
+    ShardCall,
+)
+from halfway.protocol import errors
+from halfway.protocol.errors import HalfwayError, NotServedError, RetryableError, ShardUnavailableError
+from halfway.protocol.principal import PEER, Permission, Principal, PrincipalKind
+
+if TYPE_CHECKING:
+    from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+    from halfway.coordinator.checkback.fetching import FetchedChecks
+    from halfway.coordinator.ends import CallerRequests
+    from halfway.coordinator.fairness import Turns
+    from halfway.coordinator.prepare import Preparer
+    from halfway.coordinator.queries.history import Histories
+    from halfway.coordinator.queries.queries import Queries
+    from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
+    from halfway.coordinator.shards.groups import Groups
+
+
+_LONGEST_WAIT_S = 10.0
+
+InstanceCallHandler = Callable[[Any, float, Principal], Awaitable[msgspec.Struct]]
+"""Answers a call by a deadline on the loop's clock, for a principal."""
+
+
+class PeerHandler:
+    """The receiving side of the port `Peers`."""
+
+    histories: Histories
+    turns: Turns
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        caller_requests: CallerRequests,
+        queries: Queries,
+        groups: Groups,
+        checks: CheckDispatcher,
+        leases: FetchedChecks,
+    ) -> None:
+        """Store the parts."""
+        self._preparer = preparer
+        self._caller_requests = caller_requests
+        self._queries = queries
+        self._groups = groups
+        self._checks = checks
+        self._leases = leases
+        self._handlers: dict[type, InstanceCallHandler] = {}
+        self._prepares = CallsOfTurn(self._begin_prepares)
+        self._ends = CallsOfTurn(self._begin_ends)
+
+    def register(self, handler: InstanceCallHandler, *calls: type) -> None:
+        """Answer calls of these types with `handler`."""
+        self._handlers.update(dict.fromkeys(calls, handler))
+
+    async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
+        """Carry out a call and return its answer, of the type in `peer_calls.ANSWERS`.
+
+        Raises:
+            ShardUnavailableError: its shard is not served here; nothing was done.
+            HalfwayError: any error that the same call of a client raises.
+
+        """
+        try:
+            if isinstance(call, InstanceCall):
+                return await self._handlers[type(call)](call, deadline, principal)
+            return await self._answer(call, deadline, principal)
+        except NotServedError as error:
+            raise ShardUnavailableError(error.detail, **error.fields) from None
+
+    async def _answer(self, call: ShardCall, deadline: float, principal: Principal) -> msgspec.Struct:
+        match call:
+            case PrepareCall():
+                answer: msgspec.Struct = await self._prepares.add(call.request, deadline=deadline, principal=principal)
+            case EndCall():
+                answer = await self._ends.add(call.request, deadline=deadline, principal=principal)
+            case CheckCall():
+                answer = await self._checks.check_now(
+                    call.id, prepared_at=call.prepared_at, deadline=deadline, principal=principal
+                )
+            case ResumeCall():
+                answer = await self._caller_requests.resume(
+                    call.id,
+                    remark=call.remark,
+                    prepared_at=call.prepared_at,
+                    deadline=deadline,
+                    principal=principal,
+                )
+            case DueCall():
+                await self._groups.get_permitted(
+                    call.group, Permission.FETCH_CHECKS, principal=principal, deadline=deadline
+                )
+                until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
+                answer = DueResult(due=await self._leases.wait_until_due(call.group, until=until))
+            case LeaseCall():
+                checks = await self._leases.lease(call.group, at_most=call.at_most, wait_s=0, principal=principal)
+                answer = LeaseResult(checks=tuple(checks))
+            case _:
+                answer = await self._read(call, deadline, principal)
+        return answer
+
+    def _begin_prepares(
+        self, requests: Sequence[Prepare], *, deadline: float, principal: Principal
+    ) -> Answers[Prepared]:
+        answers: Answers[Prepared] = Answers([None] * len(requests))
+        self._preparer.begin(requests, answers, deadline=deadline, principal=principal, forwarded=True)
+        return answers
+
+    def _begin_ends(self, requests: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
+        answers: Answers[EndResult] = Answers([None] * len(requests))
+        self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal)
+        return answers
+
+    async def _read(self, call: ReadCall, deadline: float, principal: Principal) -> msgspec.Struct:
+        """Answer a call that changes no transaction."""
+        match call:
+            case GetCall():
+                answer: msgspec.Struct = await self._queries.get(call.id, deadline=deadline, principal=principal)
+                await self.turns.next(principal.group)  # its payload is encoded next
+            case HistoryCall():
+                answer = await self.histories.get(call.id, deadline=deadline, principal=principal)
+            case ListCall() | SearchCall():
+                answer = await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
+            case FindCall():
+                answer = await self._queries.find(
+                    call.query, call.shards, most=call.most, deadline=deadline, principal=principal
+                )
+            case CountCall():
+                await self._groups.get_permitted(
+                    call.group, Permission.DELETE_GROUP, principal=principal, deadline=deadline
+                )
+                answer = self._groups.count(call.group, call.shards, hold_s=call.hold_s)
+            case _:
+                assert_never(call)
+        return answer
+
+
+CONTENT_TYPE: Final = "application/msgpack"
+_LENGTH_BYTES: Final = 4
+
+
+class CallFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a request, with its caller and how long the caller waits."""
+
+    within_ms: int
+    principal: Principal = PEER
+    """The caller, as the first instance authenticated it. An older release does not send it."""
+    call: msgspec.Raw
+
+    @property
+    def caller(self) -> Principal:
+        """The caller; PEER if the other instance has no access control, so that it can be turned on step by step."""
+        return PEER if self.principal.kind is PrincipalKind.ANYBODY else self.principal
+
+
+class RequestFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with its calls."""
+
+    calls: list[CallFrame]
+
+
+class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as callers get it."""
+
+    code: str
+    detail: str
+    fields: dict[str, Any] = {}
+    retry_after_s: float | None = None
+
+
+class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the call at `index` of the request."""
+
+    index: int
+    result: msgspec.Raw = msgspec.Raw()
+    """Empty if there is an error."""
+    error: ErrorFrame | None = None
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=str)
+_CALL: Final[msgspec.msgpack.Decoder[PeerCall]] = msgspec.msgpack.Decoder(PeerCall)
+_REQUEST: Final = msgspec.msgpack.Decoder(RequestFrame)
+_ANSWER: Final = msgspec.msgpack.Decoder(AnswerFrame)
+_RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
+    call: msgspec.msgpack.Decoder(result) for call, result in ANSWERS.items()
+}
+
+
+def encode_call(call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
+    """Return an encoded call, for `encode_request`."""
+    return _ENCODER.encode(CallFrame(within_ms=within_ms, principal=principal, call=msgspec.Raw(_ENCODER.encode(call))))
+
+
+def encode_request(calls: list[bytes]) -> bytes:
+    """Return the body of a request with encoded calls."""
+    return _ENCODER.encode({"calls": [msgspec.Raw(call) for call in calls]})
+
+
+def decode_request(body: bytes) -> list[CallFrame]:
+    """Return the calls of a request; raise ValueError if the body is not a request."""
+    try:
+        return _REQUEST.decode(body).calls
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def decode_call(raw: msgspec.Raw) -> PeerCall:
+    """Return a call; raise ShardUnavailableError if this release does not know it: nothing was done."""
+    try:
+        return _CALL.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ShardUnavailableError(f"the owner runs a release that does not know this call: {error}") from None
+
+
+def encode_answer(index: int, result: msgspec.Struct | HalfwayError) -> bytes:
+    """Return an answer as it is sent on the connection: its length in four bytes, then the answer."""
+    if isinstance(result, HalfwayError):
+        wait = result.retry_after_s if isinstance(result, RetryableError) else None
+        error = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
+        frame = _ENCODER.encode({"index": index, "error": error})
+    else:
+        frame = _ENCODER.encode({"index": index, "result": result})
+    return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
+
+
+class AnswerReader:
+    """Splits the bytes of a connection into answers. Raises ValueError for malformed or too large answers."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Set the maximum size of one answer."""
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[AnswerFrame]:
+        """Return the answers that are complete now."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= _LENGTH_BYTES:
+                end = start + _LENGTH_BYTES + int.from_bytes(buffer[start : start + _LENGTH_BYTES], "big")
+                if end - start > self._max_bytes:
+                    raise ValueError(f"an answer of {end - start} bytes is larger than {self._max_bytes}")
+                if len(buffer) < end:
+                    break
+                with memoryview(buffer) as view:
+                    frame = bytes(view[start + _LENGTH_BYTES : end])
+                start = end
+                try:
+                    yield _ANSWER.decode(frame)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                    raise ValueError(f"an answer cannot be read: {error}") from None
+        finally:
+            del buffer[:start]
+
+
+def decode_result(call: PeerCall, frame: AnswerFrame) -> Any:
+    """Return the result of a call from its answer.
+
+    Raises:
+        HalfwayError: the error that the other instance answered with.
+        ValueError: this release cannot read the result.
+
+    """
+    if frame.error is not None:
+        raise _decode_error(frame.error)
+    if not bytes(frame.result):
+        raise ValueError("the answer has neither a result nor an error")
+    try:
+        return _RESULTS[type(call)].decode(frame.result)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"the result cannot be read: {error}") from None
+
+
+def _errors_by_code() -> Mapping[str, type[HalfwayError]]:
+    """Return the errors that callers may get, by their codes; if several share a code, the most general one."""
+    by_code: dict[str, type[HalfwayError]] = {}
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, HalfwayError) and kind is not errors.NotServedError:
+            by_code.setdefault(kind.code, kind)
+    return by_code
+
+
+_ERRORS: Final = _errors_by_code()
+
+
+def _decode_error(frame: ErrorFrame) -> HalfwayError:
+    """Return the error that the other instance raised; one that only a newer release knows becomes retryable."""
+    kind = _ERRORS.get(frame.code)
+    if kind is None:
+        return ShardUnavailableError(
+            f"the owner answered with the error {frame.code!r}, which this release does not know"
+        )
+    error = kind.__new__(kind)
+    HalfwayError.__init__(error, frame.detail, **frame.fields)
+    if isinstance(error, RetryableError) and frame.retry_after_s is not None:
+        error.retry_after_s = frame.retry_after_s
+    return error

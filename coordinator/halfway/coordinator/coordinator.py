@@ -1,0 +1,323 @@
+"""The service's interface for the REST layer, the scheduler and the command line."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from halfway.coordinator.answers import Answers, CallsOfTurn
+from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected, always
+from halfway.coordinator.checkback.scan import Scan
+from halfway.coordinator.cluster.cluster_jobs import ClusterJobs, JobWork
+from halfway.coordinator.cluster.forward import FanOut, Forwarder, NoOwners, NoPeers
+from halfway.coordinator.cluster.jobs import Jobs
+from halfway.coordinator.cluster.peers import PeerHandler
+from halfway.coordinator.cluster.statistics import ClusterStatistics
+from halfway.coordinator.ends import CallerRequests
+from halfway.coordinator.fairness import Turns
+from halfway.coordinator.prepare import Preparer
+from halfway.coordinator.queries.action_log import Auditor, LogOnlyAuditTrail, describe_group_change
+from halfway.coordinator.queries.activity import Activity
+from halfway.coordinator.queries.history import Histories, NoHistory
+from halfway.coordinator.queries.queries import Lookup, Queries
+from halfway.coordinator.records import (
+    CheckCall,
+    EndCall,
+    FiguresCall,
+    GetCall,
+    HistoryCall,
+    JobCall,
+    JobsCall,
+    KnownJobCall,
+    PrepareCall,
+    ResumeCall,
+    StartJobCall,
+    StopJobCall,
+)
+from halfway.coordinator.resolver import Resolver
+from halfway.coordinator.shards.groups import Groups
+from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.protocol.keys import CheckSecrets
+from halfway.protocol.principal import ANYBODY, Permission, Principal
+from halfway.protocol.records import Audited
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from halfway.coordinator.access import Keys
+    from halfway.coordinator.ports import (
+        AuditTrail,
+        Authority,
+        CheckCaller,
+        Clock,
+        CursorStore,
+        GroupStore,
+        HalfLog,
+        History,
+        Lane,
+        Observer,
+        OwnerHint,
+        Owners,
+        Peers,
+        ShardListener,
+        Topics,
+    )
+    from halfway.coordinator.records import FindResult, HistoryView
+    from halfway.coordinator.requests import (
+        End,
+        EndResult,
+        GroupPage,
+        GroupSpec,
+        GroupView,
+        LeasedCheck,
+        ListQuery,
+        Page,
+        Prepare,
+        Prepared,
+        ServiceLimits,
+        TransactionView,
+    )
+
+
+class Coordinator:
+    """The calls of the service. Each waits at most until its `deadline`, a time on the event loop's clock.
+
+    `principal` is the caller. The default, ANYBODY, is allowed only under open access.
+    """
+
+    def __init__(  # noqa: PLR0913 - the ports, once, at the composition root
+        self,
+        *,
+        limits: ServiceLimits,
+        lane: Lane,
+        half_log: HalfLog,
+        cursors: CursorStore,
+        groups: GroupStore,
+        topics: Topics,
+        caller: CheckCaller,
+        authority: Authority,
+        clock: Clock,
+        observer: Observer,
+        keys: Keys | None = None,
+        owners: Owners | None = None,
+        peers: Peers | None = None,
+        check_secrets: CheckSecrets | None = None,
+        audit_trail: AuditTrail | None = None,
+        history: History | None = None,
+        instance: str = "",
+    ) -> None:
+        """Connect the parts; nothing is started. Without `owners` and `peers` no call is forwarded."""
+        self.limits = limits
+        self._shards = ShardTable(limits, clock)
+        self.authority = authority
+        self.now_ms = clock.now_ms
+        self._check_secrets = check_secrets or CheckSecrets()
+        self.keys = keys
+        """None if there is no master secret to make keys with."""
+        self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
+        self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
+        self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance, self._lookup.group_here)
+        """Records manual actions, and actions on groups and keys."""
+        self.group_here = self._lookup.group_here
+        activity = Activity.around(observer, clock)
+        activity.is_registered = self.is_registered = self._groups.is_registered
+        self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
+        self._preparer = Preparer(
+            limits,
+            authority,
+            self._shards,
+            half_log,
+            self._groups,
+            topics,
+            clock,
+            activity,
+            self._resolver.write_again,
+        )
+        self.turns = Turns()
+        """The turns in which long reads and batches are done, slice by slice."""
+        self._checks = CheckDispatcher(
+            limits, self._shards, self._groups, self._lookup, self._resolver, caller, clock, activity
+        )
+        self._leases = FetchedChecks(limits, self._shards, self._groups, self._lookup, self._checks, clock, activity)
+        self._caller_requests = CallerRequests(
+            authority,
+            self._shards,
+            self._groups,
+            self._lookup,
+            self._resolver,
+            self._checks.verdicts,
+            self._checks.is_checking,
+            activity,
+        )
+        self._scan = Scan(limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer)
+        self._queries = Queries(authority, self._shards, self._groups, self._lookup, self.turns)
+        self._histories = Histories(authority, self._shards, self._lookup, history or NoHistory(), activity.journal)
+        self._forwarder = Forwarder(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
+        self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
+        self._prepares = CallsOfTurn(self.begin_prepares)
+        self._ends = CallsOfTurn(self.begin_ends)
+        work = JobWork(self._fan_out, self._forwarder, self._checks, self._caller_requests, self.auditor, clock)
+        self._jobs = Jobs(work.find, work.act, clock, instance)
+        self.jobs = ClusterJobs(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
+        """Starts, lists and stops jobs."""
+        self.peer_handler = PeerHandler(
+            self._preparer,
+            self._caller_requests,
+            self._queries,
+            self._groups,
+            self._checks,
+            self._leases,
+        )
+        """Answers the calls of other instances."""
+        self.peer_handler.histories = self._histories
+        self.peer_handler.turns = self.turns
+        self.statistics = ClusterStatistics(
+            authority,
+            self._shards,
+            self._groups,
+            self._checks,
+            activity,
+            lane,
+            self._forwarder,
+            clock,
+        )
+        """Gathers the figures of all instances."""
+        self.statistics.instance = instance
+        self.peer_handler.register(self.statistics.answer, FiguresCall)
+        self.peer_handler.register(self.jobs.answer, KnownJobCall, StartJobCall, JobCall, JobsCall, StopJobCall)
+
+    @property
+    def listener(self) -> ShardListener:
+        """The listener that the membership notifies about shards."""
+        return self._shards
+
+    @property
+    def shards(self) -> ShardTable:
+        """The shards that this instance serves, for metrics and health."""
+        return self._shards
+
+    def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[Prepared]:
+        """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""
+        return self._prepares.add(request, deadline=deadline, principal=principal)
+
+    def begin_prepares(
+        self, requests: Sequence[Prepare], *, deadline: float, principal: Principal = ANYBODY
+    ) -> Answers[Prepared]:
+        """Begin many prepares. When this returns, each has progressed as far as it can without waiting."""
+        answers: Answers[Prepared] = Answers(
+            [None] * len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
+        )
+        self._preparer.begin(requests, answers, deadline=deadline, principal=principal)
+        return answers
+
+    def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[EndResult]:
+        """Commit or roll back a transaction, or report its outcome as unknown (docs/protocol.md#end-the-lane)."""
+        return self._ends.add(request, deadline=deadline, principal=principal)
+
+    def begin_ends(
+        self, requests: Sequence[End], *, deadline: float, principal: Principal = ANYBODY
+    ) -> Answers[EndResult]:
+        """Begin many ends. When this returns, each has progressed as far as it can without waiting."""
+        answers: Answers[EndResult] = Answers(
+            [None] * len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
+        )
+        if self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal):
+            self.auditor.watch_ends(requests, answers, principal)
+        return answers
+
+    async def get(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
+        """Return one transaction, with its messages while it is prepared or parked."""
+        here = self._queries.get(transaction_id, deadline=deadline, principal=principal)
+        return await self._forwarder.run_or_forward(here, lambda: GetCall(id=transaction_id), deadline, principal)
+
+    async def history(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> HistoryView:
+        """Return the events of a transaction, and the places of its messages (docs/rest.md#history)."""
+        here = self._histories.get(transaction_id, deadline=deadline, principal=principal)
+        return await self._forwarder.run_or_forward(here, lambda: HistoryCall(id=transaction_id), deadline, principal)
+
+    async def list(self, query: ListQuery, *, deadline: float, principal: Principal = ANYBODY) -> Page:
+        """List transactions, oldest prepare first, without payloads."""
+        return await self._fan_out.list(query, deadline=deadline, principal=principal)
+
+    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal = ANYBODY) -> FindResult:
+        """Count the matches of a query, and return the ids of the oldest `most`."""
+        return await self._fan_out.find(query, most=most, deadline=deadline, principal=principal)
+
+    async def check(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
+        """Check a prepared transaction with its producer group now."""
+        here = self._checks.check_now(transaction_id, deadline=deadline, principal=principal)
+        work = self._forwarder.run_or_forward(here, lambda: CheckCall(id=transaction_id), deadline, principal)
+        return await self.auditor.audit(work, principal, Audited.CHECK_NOW, transaction_id, describe=_group_of)
+
+    async def resume(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
+        """Make a parked transaction prepared again, with its check count at 0. A prepared one is unchanged."""
+        here = self._caller_requests.resume(transaction_id, deadline=deadline, principal=principal)
+        work = self._forwarder.run_or_forward(here, lambda: ResumeCall(id=transaction_id), deadline, principal)
+        return await self.auditor.audit(work, principal, Audited.RESUME, transaction_id, describe=_group_of)
+
+    async def lease_checks(
+        self,
+        group: str,
+        *,
+        at_most: int,
+        wait_s: float,
+        principal: Principal = ANYBODY,
+        is_connected: IsConnected = always,
+    ) -> Sequence[LeasedCheck]:
+        """Hand out due checks of a group in pull mode. Wait up to `wait_s` for the first while `is_connected`."""
+        return await self._fan_out.lease(
+            group, at_most=at_most, wait_s=wait_s, principal=principal, is_connected=is_connected
+        )
+
+    async def put_group(self, spec: GroupSpec, *, deadline: float, principal: Principal = ANYBODY) -> GroupView:
+        """Register a group, replace it, or add to it. Answer when this instance has read it back from the log."""
+        describe = describe_group_change(self._groups.find(spec.name), self._groups.policy(spec.name))
+        work = self._groups.put(spec, deadline=deadline, principal=principal)
+        return await self.auditor.audit(
+            work, principal, Audited.CHANGE_GROUP, spec.name, group=spec.name, describe=describe
+        )
+
+    async def get_group(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> GroupView:
+        """Return a group."""
+        return await self._groups.view(name, deadline=deadline, principal=principal)
+
+    async def check_secrets(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> Sequence[str]:
+        """Return the secrets that sign a group's checks, the newest first; none if checks are not signed."""
+        work = self._groups.get_permitted(name, Permission.READ_CHECK_SECRETS, principal=principal, deadline=deadline)
+        group = await self.auditor.audit(work, principal, Audited.READ_CHECK_SECRETS, name, group=name)
+        return self._check_secrets.shown(group.name)
+
+    async def list_groups(
+        self, *, limit: int, after: str | None = None, deadline: float, principal: Principal = ANYBODY
+    ) -> GroupPage:
+        """Return a page of the groups by name, those after a name."""
+        return await self._groups.views(limit=limit, after=after, deadline=deadline, principal=principal)
+
+    async def delete_group(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> None:
+        """Delete a group that has no pending or parked transactions."""
+        work = self._fan_out.delete_group(name, deadline=deadline, principal=principal)
+        await self.auditor.audit(work, principal, Audited.DELETE_GROUP, name, group=name)
+
+    async def scan(self, shard: int, now: int) -> None:
+        """Act on what is due at `now` (ms since the epoch); commit cursors (docs/protocol.md#scan-and-check-back)."""
+        await self._scan.scan(shard, now)
+
+    def other_owners(self) -> Sequence[OwnerHint]:
+        """Return the other instances that calls can be forwarded to; none on an instance that forwards nothing."""
+        return () if self._forwarder.is_single else self._forwarder.others()
+
+    def clock_was_set(self) -> None:
+        """Handle a jump of the wall clock."""
+        self._scan.clock_was_set()
+
+    async def drain(self) -> None:
+        """Stop jobs and checks, and answer waiting polls. The REST layer finishes the requests in flight."""
+        await self._jobs.close()
+        await self._fan_out.close()
+        await self._checks.close()
+
+
+def _group_of(view: TransactionView) -> dict[str, str]:
+    return {"group": view.group}

@@ -1,0 +1,267 @@
+"""The rules for a prepare, in the order in which they are applied (docs/protocol.md#prepare).
+
+Each refuses a prepare that would fail later, and names the field, its value, and the allowed values.
+
+Limits for each group, so that one busy group leaves capacity for the others.
+
+See docs/operating.md#limits-for-each-group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from halfway.protocol.errors import (
+    GroupLimitedError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    OverloadedError,
+    PreparesRejectedError,
+    TopicNotAllowedError,
+    UnknownTopicError,
+)
+from halfway.protocol.records import size_of
+from halfway.protocol.transactions import CLIENT_ID, parse_server_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from halfway.coordinator.answers import Answers
+    from halfway.coordinator.ports import TopicFacts
+    from halfway.coordinator.requests import Prepare, Prepared, ServiceLimits
+    from halfway.coordinator.shards.groups import Groups
+    from halfway.coordinator.shards.shard_table import ShardTable
+    from halfway.protocol.records import Group, Message
+    from halfway.protocol.shard import ShardState
+
+
+MIN_TOPIC_MESSAGE_BYTES: Final = 65_536
+"""The size of the lane's batches: a topic that accepts less would refuse them."""
+RECORD_OVERHEAD_BYTES: Final = 512
+"""The most that halfway's headers and Kafka's framing add to a message."""
+HEADER_OVERHEAD_BYTES: Final = 10
+"""The most that Kafka's framing adds to each header."""
+
+
+def require_prepares_enabled(limits: ServiceLimits) -> None:
+    """Raise PreparesRejectedError if the operator has switched prepares off."""
+    if limits.reject_prepares:
+        raise PreparesRejectedError
+
+
+def require_legal_id(transaction_id: str) -> None:
+    """Raise InvalidRequestError if an id that the caller chose has a wrong form."""
+    if CLIENT_ID.match(transaction_id) is None:
+        raise InvalidRequestError(
+            f"id {transaction_id[:140]!r} is not valid: use 1 to 128 of letters, digits, and . _ ~ -", field="id"
+        )
+    if parse_server_id(transaction_id) is not None:
+        raise InvalidRequestError(
+            f"id {transaction_id!r} has the form of an id that the server makes: choose another", field="id"
+        )
+
+
+def require_outcome_remembered(transaction_id: str, state: ShardState, limits: ServiceLimits) -> None:
+    """Raise OverloadedError if an id that the caller chose may have ended lately, with an outcome that was forgotten.
+
+    The prepare could be committed a second time. Whoever folds the log next, and reads the outcome, would remove it.
+    """
+    if state.may_have_ended(transaction_id):
+        raise OverloadedError(
+            f"id {transaction_id!r} may have ended within the last {limits.outcome_horizon_s:g} s, and its outcome is "
+            f"forgotten: more than {limits.max_outcomes_per_shard} transactions of its shard have ended since. Use "
+            "another id, wait, or raise HALFWAY_MAX_OUTCOMES_PER_SHARD"
+        )
+
+
+def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> None:
+    """Raise InvalidRequestError for too many messages or none, MessageTooLargeError for too many bytes."""
+    if not 0 < len(request.messages) <= limits.max_messages:
+        raise InvalidRequestError(
+            f"messages has {len(request.messages)} items: send from 1 to {limits.max_messages}", field="messages"
+        )
+    size = size_of(request.messages)
+    if size > limits.max_prepare_bytes:
+        raise MessageTooLargeError(
+            f"messages have {size} bytes together, more than the limit of {limits.max_prepare_bytes}: send less, "
+            "or raise HALFWAY_MAX_PREPARE_BYTES",
+            size=size,
+            limit=limits.max_prepare_bytes,
+        )
+
+
+def require_check_before_max_age(check_after_ms: int, max_age_s: float) -> None:
+    """Raise InvalidRequestError if the first check would come after the policy gives up."""
+    latest = round(max_age_s * 1000)
+    if check_after_ms >= latest:
+        raise InvalidRequestError(
+            f"check_after_s {check_after_ms / 1000:g} is not below the group's max_age_s {latest / 1000:g}",
+            field="check_after_s",
+        )
+
+
+def require_topics_of_group(request: Prepare, group: Group) -> None:
+    """Raise TopicNotAllowedError for a message to a topic that the group does not have."""
+    for number, message in enumerate(request.messages):
+        if message.topic not in group.topics:
+            raise TopicNotAllowedError(
+                f"topic {message.topic!r} is not among the topics of group {group.name!r}: "
+                f"add it with PATCH /v1/groups/{group.name} first",
+                field=f"messages[{number}].topic",
+            )
+
+
+def require_topics_take_messages(request: Prepare, facts: Mapping[str, TopicFacts | None]) -> None:
+    """Raise UnknownTopicError, InvalidRequestError or MessageTooLargeError if a topic would refuse its message."""
+    for number, message in enumerate(request.messages):
+        _require_topic_takes(number, message, facts.get(message.topic))
+
+
+def require_room(unresolved: int, limits: ServiceLimits) -> None:
+    """Raise OverloadedError if this instance already holds its maximum of pending and parked transactions."""
+    if unresolved >= limits.max_pending:
+        raise OverloadedError(f"{limits.max_pending} transactions are already pending or parked here: end some first")
+
+
+def _require_topic_takes(number: int, message: Message, facts: TopicFacts | None) -> None:
+    field = f"messages[{number}]"
+    if facts is None:
+        raise UnknownTopicError(
+            f"topic {message.topic!r} does not exist: create it in Kafka first", field=f"{field}.topic"
+        )
+    if facts.max_message_bytes < MIN_TOPIC_MESSAGE_BYTES:
+        raise InvalidRequestError(
+            f"topic {message.topic!r} has max.message.bytes {facts.max_message_bytes}: halfway needs at least "
+            f"{MIN_TOPIC_MESSAGE_BYTES}",
+            field=f"{field}.topic",
+        )
+    if facts.compacted and message.key is None:
+        raise InvalidRequestError(
+            f"topic {message.topic!r} is compacted and needs a key, but key is null", field=f"{field}.key"
+        )
+    if message.partition is not None and message.partition >= facts.partitions:
+        raise InvalidRequestError(
+            f"topic {message.topic!r} has {facts.partitions} partitions, but partition is {message.partition}",
+            field=f"{field}.partition",
+        )
+    size = message.size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(message.headers)
+    if size > facts.max_message_bytes:
+        raise MessageTooLargeError(
+            f"{field} has {size} bytes with its headers, more than the max.message.bytes {facts.max_message_bytes} of "
+            f"topic {message.topic!r}",
+            errors=[{"field": field, "detail": f"{size} bytes"}],
+        )
+
+
+_PENDING_RETRY_S = 5.0
+_BYTES_RETRY_S = 1.0
+
+
+class _Bucket:
+    """A token bucket: tokens are added at a rate, up to those of one second."""
+
+    __slots__ = ("at", "tokens")
+
+    def __init__(self, tokens: float, at: float) -> None:
+        self.tokens = tokens
+        self.at = at
+
+
+class GroupLimits:
+    """Decides whether a group may prepare now. Rate and bytes are counted for this instance.
+
+    Pending and parked transactions are limited over all instances: each instance has the share of its shards.
+    """
+
+    def __init__(self, limits: ServiceLimits, shards: ShardTable, groups: Groups) -> None:
+        """Store the parts."""
+        self._pending = limits.group_max_pending
+        self._rate = limits.group_prepares_per_s
+        self._bytes = limits.group_bytes_in_flight
+        self._shards = shards
+        self._groups = groups
+        self._buckets: dict[str, _Bucket] = {}
+        self._in_flight: Counter[str] = Counter()
+
+    def admission(self, answers: Answers[Prepared], *, forwarded: bool) -> Callable[[int, Prepare], None] | None:
+        """Return a function that admits a prepare of a list by its index; None if groups have no such limit.
+
+        The function raises GroupLimitedError if the group has reached its limit on rate or bytes. The bytes of a
+        prepare are released with its answer. A forwarded prepare takes no token: it has taken one at the instance that
+        forwards it.
+        """
+        if self._bytes is None and self._rate is None:
+            return None
+        reserved: dict[int, tuple[str, int]] = {}
+
+        def release(index: int, _: object) -> None:
+            if index in reserved:
+                self._release(*reserved.pop(index))
+
+        def admit(index: int, request: Prepare) -> None:
+            size = self._admit(request, forwarded=forwarded)
+            if size:
+                reserved[index] = request.group, size
+
+        if self._bytes is not None:
+            answers.on_each_answer(release)
+        return admit
+
+    def _admit(self, request: Prepare, *, forwarded: bool) -> int:
+        """Admit a prepare, and return the bytes to release later."""
+        group = request.group
+        size = 0
+        if self._bytes is not None:
+            size = size_of(request.messages)
+            in_flight = self._in_flight[group]
+            if in_flight and in_flight + size > self._bytes:
+                raise GroupLimitedError(group, "bytes_in_flight", self._bytes, retry_after_s=_BYTES_RETRY_S)
+        if self._rate is not None and not forwarded:
+            self._take_token(group, self._rate)
+        if size:
+            self._in_flight[group] += size
+        return size
+
+    def _release(self, group: str, size: int) -> None:
+        """Release the bytes of an answered prepare."""
+        self._in_flight[group] -= size
+        if self._in_flight[group] <= 0:
+            del self._in_flight[group]
+
+    def require_room(self, group: str) -> None:
+        """Raise GroupLimitedError if a group has as many pending and parked transactions as it may have.
+
+        Call it directly before a prepare is stored: from then on the prepare counts.
+        """
+        limit = self._pending
+        if limit is None:
+            return
+        served = [number for number in self._shards.served if self._shards.serves(number)]
+        if not served:
+            return  # another instance stores and counts it
+        share = max(1, limit * len(served) // self._shards.count)
+        if sum(self._shards.counts_of(group, served)) >= share:
+            raise GroupLimitedError(group, "pending", limit, retry_after_s=_PENDING_RETRY_S)
+
+    def _take_token(self, group: str, rate: float) -> None:
+        now = asyncio.get_running_loop().time()
+        capacity = max(1.0, rate)
+        bucket = self._buckets.get(group)
+        if bucket is None:
+            if self._groups.find(group) is None:
+                return  # it is refused anyway, and a bucket for every unknown name would fill the memory
+            self._forget_full(now, rate)
+            bucket = self._buckets[group] = _Bucket(capacity, now)
+        bucket.tokens = min(capacity, bucket.tokens + (now - bucket.at) * rate)
+        bucket.at = now
+        if bucket.tokens < 1:
+            raise GroupLimitedError(group, "prepares_per_s", rate, retry_after_s=(1 - bucket.tokens) / rate)
+        bucket.tokens -= 1
+
+    def _forget_full(self, now: float, rate: float) -> None:
+        """Drop the buckets of groups that have sent nothing for so long that they are full, and of deleted groups."""
+        idle_s = max(1.0, rate) / rate
+        for group in [group for group, bucket in self._buckets.items() if now - bucket.at > idle_s]:
+            del self._buckets[group]

@@ -1,0 +1,432 @@
+"""Gets and lists pending, parked and recently ended transactions of the shards served here.
+
+Decides which entries a query matches.
+
+Looks up transactions by id, and their payloads.
+
+Converts entries to the view that callers get.
+
+Tracks how recently this instance has read half to its end: what others append stays unknown until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from heapq import nsmallest
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from halfway.coordinator.logging import Instant
+from halfway.coordinator.records import FindResult, ListResult
+from halfway.coordinator.requests import ListQuery, TransactionView
+from halfway.coordinator.shards.schedule import check_at
+from halfway.coordinator.shards.shard_table import not_served
+from halfway.protocol.entries import Ended, Entry, ParkedEntry, short_key_hash
+from halfway.protocol.errors import (
+    HalfwayError,
+    InvalidRequestError,
+    NotServedError,
+    OutcomeExpiredError,
+    OverloadedError,
+    UnknownTransactionError,
+)
+from halfway.protocol.principal import Permission, Principal
+from halfway.protocol.transactions import State, parse_server_id
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+
+    from halfway.coordinator.fairness import Turns
+    from halfway.coordinator.ports import Authority, Clock, HalfLog
+    from halfway.coordinator.requests import ListQuery, ServiceLimits
+    from halfway.coordinator.shards.groups import Groups
+    from halfway.coordinator.shards.shard_table import Shard, ShardTable
+    from halfway.protocol.entries import Entry, Unresolved
+    from halfway.protocol.principal import Permission, Principal
+    from halfway.protocol.records import Half, Message
+    from halfway.protocol.shard import ShardState
+
+
+class Filter:
+    """The filters of a query, from a place in the order of lists on."""
+
+    def __init__(self, query: ListQuery, after: tuple[int, str] | None = None) -> None:
+        """Take a query; `after` is the last place (time of the prepare, id) of the previous page."""
+        self._query = query
+        self._tests = list(_tests(query, after))
+
+    def apply(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Return the entries that match."""
+        matches = list(entries)
+        for test in self._tests:
+            matches = [entry for entry in matches if test(entry)]
+        return matches
+
+    def candidates(self, state: ShardState) -> Iterator[Entry]:
+        """Iterate over the entries of a shard whose state matches."""
+        wanted = self._query.state
+        # Both are taken at one moment: otherwise a transaction that is parked or resumed would be missed or come twice.
+        unresolved: tuple[Iterator[Entry], ...] = (state.pending(), state.parked())
+        if wanted in (None, State.PREPARED):
+            yield from unresolved[0]
+        if wanted in (None, State.PARKED):
+            yield from unresolved[1]
+        if (wanted is None or wanted.ended) and not self._query.unresolved:
+            yield from (entry for entry in state.ended() if wanted in (None, entry.state))
+
+
+def _tests(query: ListQuery, after: tuple[int, str] | None) -> Iterator[Callable[[Entry], bool]]:
+    """Yield a test for each filter, the cheap ones first."""
+    if after is not None:
+        yield lambda entry: entry.prepared_at > after[0] or (entry.prepared_at, entry.id) > after
+    if (group := query.group) is not None:
+        yield lambda entry: entry.group == group
+    if (since := query.prepared_from) is not None:
+        yield lambda entry: entry.prepared_at >= since
+    if (until := query.prepared_until) is not None:
+        yield lambda entry: entry.prepared_at <= until
+    if (start := query.id) is not None:
+        yield lambda entry: entry.id.startswith(start)
+    if (cause := query.cause) is not None:
+        yield lambda entry: isinstance(entry, Ended) and entry.cause is cause
+    if query.error is not None:
+        part = query.error.casefold()
+        yield lambda entry: part in (_error_of(entry) or "").casefold()
+    topic, key = query.topic, short_key_hash(query.key)
+    if topic is not None or key is not None:
+        yield lambda entry: any(
+            (topic is None or name == topic) and (key is None or hashed == key) for name, hashed in entry.index
+        )
+
+
+def _error_of(entry: Entry) -> str | None:
+    """Return why a transaction has not ended yet, if it is known."""
+    if isinstance(entry, Ended):
+        return None
+    return entry.reason if isinstance(entry, ParkedEntry) else entry.last_error
+
+
+class Lookup:
+    """Looks up ids in their shards, after a read barrier if necessary."""
+
+    def __init__(
+        self, limits: ServiceLimits, authority: Authority, shards: ShardTable, half_log: HalfLog, clock: Clock
+    ) -> None:
+        """Store the parts."""
+        self._authority = authority
+        self._limits = limits
+        self._shards = shards
+        self._half_log = half_log
+        self._clock = clock
+
+    def group_here(self, transaction_id: str) -> str | None:
+        """Return the group of a transaction, None if this instance does not serve or does not know it."""
+        try:
+            entry = self._shards.of(transaction_id).state.find(transaction_id)
+        except (NotServedError, UnknownTransactionError):
+            return None
+        return None if entry is None else entry.group
+
+    async def locate(
+        self, transaction_id: str, permission: Permission, *, principal: Principal, deadline: float
+    ) -> tuple[Shard, Entry]:
+        """Find the entry of an id in its shard, for a caller.
+
+        For a group's principal a transaction of another group does not exist: the answer and its cost are those of an
+        unused id.
+
+        Raises:
+            ForbiddenError: the caller may do this to no transaction. It does not reveal whether this one exists.
+            HalfwayError: as for `locate_any`.
+
+        """
+        self._authority.require(principal, permission)
+        return await self._locate(transaction_id, principal.group, deadline=deadline)
+
+    async def locate_any(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
+        """Find the entry of an id in its shard.
+
+        An unknown id is looked up again after a read barrier: by then the tail has reached the end of half[s] as of
+        this call (docs/protocol.md#ownership-and-fencing).
+
+        Raises:
+            UnknownTransactionError, OutcomeExpiredError: it is certainly not pending. Neither means "rolled back".
+            ShardUnavailableError: its shard is not served here now.
+
+        """
+        return await self._locate(transaction_id, None, deadline=deadline)
+
+    async def _locate(self, transaction_id: str, group: str | None, *, deadline: float) -> tuple[Shard, Entry]:
+        shard = self._shards.of(transaction_id)
+        entry = _visible_entry(shard, transaction_id, group)
+        if entry is not None:
+            return shard, entry
+        end = await self._half_log.half_end(shard.number, deadline=deadline)
+        await self._shards.get(shard.number).wait_for_tail(end, deadline=deadline)
+        shard = self._shards.get(shard.number)
+        entry = _visible_entry(shard, transaction_id, group)
+        if entry is not None:
+            return shard, entry
+        made = parse_server_id(transaction_id)
+        horizon_s = self._limits.outcome_horizon_s
+        if made is not None and made[1] < self._clock.now_ms() - horizon_s * 1000:
+            raise OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
+        raise UnknownTransactionError(transaction_id)
+
+    async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
+        """Return the half of a prepared or parked transaction. It is read by offset if it is not in memory."""
+        payloads = self._shards.payloads
+        half = payloads.get(entry.id) or shard.unwritten.get(entry.id)
+        if half is not None and half.fingerprint == entry.fingerprint:
+            return half
+        if isinstance(entry, ParkedEntry):
+            record = await self._half_log.read_parked(shard.number, entry.offset, entry.id, deadline=deadline)
+            half = record.half
+        else:
+            half = await self._half_log.read_half(shard.number, entry.offset, entry.id, deadline=deadline)
+        payloads.misses += 1
+        payloads.put(half, entry.size)
+        return half
+
+
+def _visible_entry(shard: Shard, transaction_id: str, group: str | None) -> Entry | None:
+    """Return the entry of an id; None if there is none, or if it belongs to another group than `group`."""
+    entry = shard.state.find(transaction_id)
+    return None if entry is None or group not in (None, entry.group) else entry
+
+
+def view(groups: Groups, entry: Entry, messages: tuple[Message, ...] | None = None) -> TransactionView:
+    """Return the view of an entry; `messages` is its payload if it was requested."""
+    topics = tuple(topic for topic, _ in entry.index)
+    if isinstance(entry, Ended):
+        return TransactionView(
+            id=entry.id,
+            state=entry.state,
+            group=entry.group,
+            prepared_at=entry.prepared_at,
+            topics=topics,
+            checks=entry.checks,
+            ended_at=entry.at,
+            cause=entry.cause,
+            remark=entry.remark,
+        )
+    if isinstance(entry, ParkedEntry):
+        return TransactionView(
+            id=entry.id,
+            state=entry.state,
+            group=entry.group,
+            prepared_at=entry.prepared_at,
+            topics=topics,
+            checks=entry.checks,
+            size=entry.size,
+            messages=messages,
+            commit_verdict=entry.commit_verdict,
+            parked_at=entry.parked_at,
+            reason=entry.reason,
+            remark=entry.remark,
+        )
+    return TransactionView(
+        id=entry.id,
+        state=entry.state,
+        group=entry.group,
+        prepared_at=entry.prepared_at,
+        topics=topics,
+        checks=entry.checks,
+        size=entry.size,
+        messages=messages,
+        next_check_at=check_at(groups, entry),
+        last_check_at=entry.checked_at,
+        last_error=entry.last_error,
+        commit_verdict=entry.commit_verdict,
+        remark=entry.remark,
+    )
+
+
+_SLICE = 1000
+_SHOWN_AT_ONCE = 250
+
+
+class Queries:
+    """Reads transactions. It changes nothing."""
+
+    def __init__(self, authority: Authority, shards: ShardTable, groups: Groups, lookup: Lookup, turns: Turns) -> None:
+        """Store the parts."""
+        self._turns = turns
+        self._authority = authority
+        self._shards = shards
+        self._groups = groups
+        self._lookup = lookup
+
+    async def get(self, transaction_id: str, *, deadline: float, principal: Principal) -> TransactionView:
+        """Return one transaction, with the payload if it is prepared or parked and the caller may read payloads."""
+        shard, entry = await self._lookup.locate(transaction_id, Permission.GET, principal=principal, deadline=deadline)
+        if isinstance(entry, Ended) or not self._authority.may(principal, Permission.READ_PAYLOADS, entry.group):
+            return view(self._groups, entry)
+        half = await self._lookup.payload(shard, entry, deadline=deadline)
+        return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)
+
+    async def find(
+        self, query: ListQuery, shards: Sequence[int], *, most: int, deadline: float, principal: Principal
+    ) -> FindResult:
+        """Find the ids of the oldest `most` matches of a query in these shards, and count all matches.
+
+        Errors as for `list`.
+        """
+        query = self.restrict(query, principal)
+        seen: set[str] = set()
+        oldest: list[tuple[int, str]] = []
+        async for chunk in self._slices(query, shards, deadline, principal.group):
+            fresh = {entry.id: (entry.prepared_at, entry.id) for entry in chunk if entry.id not in seen}
+            seen.update(fresh)
+            if fresh and most:
+                # Sorting a mostly sorted list is cheap. A single sort of all matches would block other requests.
+                oldest = sorted([*oldest, *fresh.values()])[:most]
+        return FindResult(count=len(seen), places=tuple(oldest))
+
+    async def _slices(
+        self, query: ListQuery, shards: Sequence[int], deadline: float, caller: str | None
+    ) -> AsyncIterator[list[Entry]]:
+        """Yield the matches in these shards slice by slice, each in the caller's turn."""
+        query_filter = Filter(query, _decode_cursor(query.cursor))
+        served = [self._shards.get(number) for number in shards]
+        entries = chain.from_iterable(query_filter.candidates(shard.state) for shard in served)
+        at_end = False
+        while not at_end:
+            await self._turns.next(caller)
+            examined = list(islice(entries, _SLICE))
+            at_end = len(examined) < _SLICE
+            yield query_filter.apply(examined)
+            if asyncio.get_running_loop().time() > deadline:
+                raise OverloadedError(
+                    "there are too many transactions to search in time: narrow the list with a filter"
+                )
+        for shard in served:
+            if self._shards.get(shard.number) is not shard:
+                raise not_served(shard.number)
+
+    async def list(
+        self, query: ListQuery, shards: Sequence[int], *, deadline: float, principal: Principal
+    ) -> ListResult:
+        """List the transactions of these shards, oldest prepare first; NotServedError if one is not served here.
+
+        The work is done in slices, so that other requests continue. A transaction that changes in the meantime is
+        listed once, in its latest seen state. One that exists all the time is always listed.
+        """
+        query = self.restrict(query, principal)
+        if query.group is not None:
+            await self._groups.get_latest(query.group, deadline=deadline)
+        best: list[Entry] = []
+        async for matches in self._slices(query, shards, deadline, principal.group):
+            chunk = matches
+            if len(best) > query.limit:  # drop the entries after this page early: mostly nearly all of them
+                last = sort_key(best[-1])
+                chunk = [entry for entry in matches if entry.prepared_at <= last[0] and sort_key(entry) <= last]
+            if not chunk:
+                continue
+            # A transaction that has ended since it was seen comes again with its outcome, which replaces the first.
+            latest = {entry.id: entry for entry in (*best, *chunk)}
+            best = nsmallest(query.limit + 1, latest.values(), key=sort_key)
+        shown: list[TransactionView] = []
+        for first in range(0, min(len(best), query.limit), _SHOWN_AT_ONCE):
+            if first:
+                await self._turns.next(principal.group)
+            last_one = min(first + _SHOWN_AT_ONCE, query.limit)
+            shown += [view(self._groups, entry) for entry in best[first:last_one]]
+        return ListResult(transactions=tuple(shown), more=len(best) > query.limit)
+
+    def restrict(self, query: ListQuery, principal: Principal) -> ListQuery:
+        """Return the part of a query that the caller may list: a group's principal lists its own transactions."""
+        if query.group is None and principal.group is not None:
+            query = msgspec.structs.replace(query, group=principal.group)
+        self._authority.require(principal, Permission.LIST, query.group)
+        if query.key is not None:  # a search for a message key can be used to guess it
+            self._authority.require(principal, Permission.READ_PAYLOADS, query.group)
+        return query
+
+
+def sort_key(transaction: Entry | TransactionView) -> tuple[int, str]:
+    """Return a transaction's place in the order of all lists."""
+    return transaction.prepared_at, transaction.id
+
+
+def encode_cursor(last: TransactionView) -> str:
+    """Return the cursor of the page after a transaction."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(sort_key(last))).decode().rstrip("=")
+
+
+def _decode_cursor(cursor: str | None) -> tuple[int, str] | None:
+    if cursor is None:
+        return None
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        return msgspec.json.decode(raw, type=tuple[int, str])
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise InvalidRequestError(
+            f"cursor {cursor[:80]!r} does not come from a list: leave it out to start from the beginning",
+            field="cursor",
+        ) from None
+
+
+log = structlog.get_logger(__name__)
+
+LATE_S: Final = 30.0
+_EVERY_S: Final = 5.0
+_WITHIN_S: Final = 5.0
+
+
+class TailFreshness:
+    """Waits until the tail of each served shard has passed the end of half[s], at an interval."""
+
+    def __init__(
+        self, shards: ShardTable, half_log: HalfLog, *, late_s: float = LATE_S, every_s: float = _EVERY_S
+    ) -> None:
+        """Take the served shards and the log that gives their ends. Nothing is read before `watch`."""
+        self._shards = shards
+        self._half_log = half_log
+        self._late_s = late_s
+        self._every_s = every_s
+        self._read_at: dict[int, Instant] = {}
+        """By served shard: what was appended before this moment is known."""
+        self._warned = False
+
+    @property
+    def age_s(self) -> float:
+        """For how long at most a record of a served shard may not have been seen; 0 if no shard is served."""
+        return max((at.age_s for at in self._read_at.values()), default=0.0)
+
+    @property
+    def is_late(self) -> bool:
+        """Return whether that is too long."""
+        return self.age_s > self._late_s
+
+    async def watch(self) -> None:
+        """Read at an interval. Log once if that fails for long, and once when it succeeds again."""
+        while True:
+            served = self._shards.served
+            self._read_at = {number: self._read_at.get(number) or Instant.now() for number in served}
+            errors = await asyncio.gather(*(self._pass_end(number) for number in served))
+            if self.is_late and not self._warned:
+                self._warned = True
+                reason = next((error for error in errors if error is not None), None)
+                log.warning("tail_not_current", age_s=round(self.age_s, 1), error=reason)
+            elif self._warned and not self.is_late:
+                self._warned = False
+                log.info("tail_current_again")
+            await asyncio.sleep(self._every_s)
+
+    async def _pass_end(self, number: int) -> str | None:
+        """Wait until the tail has passed the present end; return the error if it has not."""
+        asked = Instant.now()
+        deadline = asyncio.get_running_loop().time() + _WITHIN_S
+        try:
+            end = await self._half_log.half_end(number, deadline=deadline)
+            await self._shards.get(number).wait_for_tail(end, deadline=deadline)
+        except HalfwayError as error:
+            return error.detail
+        self._read_at[number] = asked
+        return None

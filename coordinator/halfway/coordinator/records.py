@@ -1,0 +1,579 @@
+"""The calls between instances and their answers: plain records, with the field names of the wire format.
+
+Instances of two releases run side by side during an upgrade. A reader ignores unknown fields, and an added field has a
+default, so the version need not change. `VERSION` is raised only if that is not enough, one release after the release
+that first supports the higher version.
+
+The records of jobs: one action on every transaction that a filter finds (docs/rest.md#jobs).
+
+The records of statistics. Times are in ms since the epoch, durations in seconds (docs/rest.md#statistics).
+
+The records of a transaction's history (docs/rest.md#history).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from halfway.coordinator.requests import (
+    End,
+    EndResult,
+    LeasedCheck,
+    ListQuery,
+    Prepare,
+    Prepared,
+    TransactionFilter,
+    TransactionView,
+)
+from halfway.protocol.principal import Principal
+from halfway.protocol.transactions import State
+
+MIN_RATE: Final = 0.1
+MAX_RATE: Final = 500
+RATE: Final = 50.0
+"""The default rate, in transactions per second."""
+
+
+class JobAction(StrEnum):
+    """The action of a job on each transaction."""
+
+    CHECK = "check"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    RESUME = "resume"
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The states of the transactions that it acts on."""
+        if self is JobAction.CHECK:
+            return (State.PREPARED,)
+        return (State.PARKED,) if self is JobAction.RESUME else (State.PREPARED, State.PARKED)
+
+
+class JobState(StrEnum):
+    """The state of a job. `accepted` does not mean that anything was done."""
+
+    ACCEPTED = "accepted"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the job is finished."""
+        return self in (JobState.STOPPED, JobState.DONE, JobState.FAILED)
+
+
+class ItemResult(StrEnum):
+    """The result of one transaction of a job."""
+
+    WAITING = "waiting"
+    DONE = "done"
+    UNCHANGED = "unchanged"
+    """It already was in the state that the job asks for."""
+    FAILED = "failed"
+    REPLACED = "replaced"
+    """The id now belongs to another transaction than the one that was found: nothing was done to it."""
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The request for a job, with either `filter` or `ids`."""
+
+    id: str
+    action: JobAction
+    filter: TransactionFilter | None = None
+    ids: tuple[str, ...] = ()
+    reason: str
+    rate: float
+    """The maximum number of transactions per second."""
+    most: int
+    """The maximum number of transactions."""
+    of_group: str | None = None
+    """The group whose key requested the job, and which may read it; None for other callers."""
+
+    def query(self, selection: TransactionFilter, now: int, *, limit: int = 100) -> ListQuery:
+        """Return the query for the selected transactions that the action applies to; `now` is in ms since the epoch."""
+        states = self.action.states
+        state = states[0] if len(states) == 1 else selection.state
+        return msgspec.structs.replace(selection.query(now), state=state, unresolved=True, limit=limit)
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with its progress. Times are in ms since the epoch."""
+
+    spec: JobSpec
+    by: Principal
+    state: JobState
+    instance: str
+    """The instance that runs it."""
+    accepted_at: int
+    started_at: int | None = None
+    finished_at: int | None = None
+    detail: str | None = None
+    """The reason why it failed or waits."""
+    found: int | None = None
+    """The number of transactions that the filter found; None during the search."""
+    items: int = 0
+    """The number of transactions that it acts on."""
+    results: dict[str, int] = {}
+    """The number of items with each result, except `waiting`."""
+    created: bool = False
+    """Whether this call created it."""
+
+
+class JobItem(msgspec.Struct, kw_only=True, gc=False):
+    """One transaction of a job."""
+
+    id: str
+    prepared_at: int | None = None
+    """The prepare time of the transaction that was found, ms since the epoch; None if the request named the id."""
+    result: ItemResult = ItemResult.WAITING
+    state: State | None = None
+    """The current state, if it is known."""
+    error_code: str | None = None
+    detail: str | None = None
+    at: int | None = None
+    """The time of the result, ms since the epoch."""
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with a page of its items, and the number of the first item of the next page."""
+
+    job: JobView
+    items: tuple[JobItem, ...]
+    next: int | None
+
+
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs of an instance."""
+
+    jobs: tuple[JobView, ...]
+
+
+class Away(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance that did not answer, or a shard that no instance serves."""
+
+    instance: str | None
+    detail: str
+    shard: int | None = None
+
+
+class AllJobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs of all instances, the newest first, and the instances that did not answer."""
+
+    jobs: tuple[JobView, ...]
+    away: tuple[Away, ...]
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """A count of outcomes by outcome and cause, or of checks by verdict: since the start, and per second."""
+
+    names: tuple[str, ...]
+    total: int
+    per_s: float
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The last answer of an endpoint. `status` is None if there was no answer."""
+
+    host: str
+    well: bool
+    status: int | None
+    detail: str | None
+    at: int
+    duration_s: float
+
+
+class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one group, on one instance or on all."""
+
+    group: str
+    pending: int
+    parked: int
+    prepares_per_s: float
+    ends_per_s: float
+    checks_in_flight: int
+    checks_due: int
+    breaker_until: int | None
+    """None if the circuit breaker is closed everywhere."""
+    endpoints: tuple[Endpoint, ...]
+
+
+class LaneFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The time and the reason of the end of the last incarnation."""
+
+    at: int
+    reason: str
+
+
+class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a lane."""
+
+    commits_per_s: float
+    ends_per_s: float
+    commit_s: float
+    failures: int
+    last_failure: LaneFailure | None
+
+
+class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one shard."""
+
+    shard: int
+    pending: int
+    parked: int
+    remembered: int
+    oldest_pending_s: float
+    half_lag: int
+    op_lag: int
+    due: int
+    strays: int
+
+
+class FailingTopic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic that could not be written to, until a write to it succeeds."""
+
+    topic: str
+    error_code: str
+    detail: str
+    refused: int
+    first_at: int
+    last_at: int
+    retry_at: int | None
+    first_error_code: str = ""
+    first_detail: str = ""
+    """The reason of the first refusal. Later ones may only say that it was tried again in vain."""
+
+
+class RefusedWrite(msgspec.Struct, frozen=True, kw_only=True):
+    """An end that could not be written, until it is written."""
+
+    id: str
+    topic: str | None
+    error_code: str
+    detail: str
+    last_at: int
+    retry_at: int
+
+
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic or a transaction that the lane isolates because a Kafka transaction with it failed (docs/protocol.md).
+
+    `state` is `suspected` (written apart from ends that are not suspects), `alone` (written without any other end),
+    `refused` (until `until`) or `watched` (a topic whose messages of at least `min_bytes` are written apart until
+    `until`).
+    """
+
+    topic: str | None
+    """The topic; of a transaction, the topic that caused the failure, if it is known."""
+    id: str | None
+    """None for a topic."""
+    state: str
+    since: int
+    until: int | None = None
+    min_bytes: int | None = None
+    error_code: str | None = None
+    """The error of the last write apart; None if there was none yet, or it succeeded."""
+    detail: str | None = None
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of an internal topic that could not be used."""
+
+    topic: str
+    reason: str
+    count: int
+    last_at: int
+
+
+class HealthWarning(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is unsafe on an instance, although it may serve calls."""
+
+    check: str
+    detail: str
+
+
+class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one instance, of all groups or of one."""
+
+    url: str
+    since: int
+    shards: tuple[ShardFigures, ...] = ()
+    resolving: int = 0
+    prepares_per_s: float = 0.0
+    ends: tuple[Tally, ...] = ()
+    checks: tuple[Tally, ...] = ()
+    groups: tuple[GroupFigures, ...] = ()
+    lane: LaneFigures | None = None
+    topics: tuple[FailingTopic, ...] = ()
+    writes: tuple[RefusedWrite, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    warnings: tuple[HealthWarning, ...] = ()
+
+
+class ShardPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard, the instance that serves it, and its figures; both are None while it is unavailable."""
+
+    shard: int
+    instance: str | None
+    figures: ShardFigures | None
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of all instances that answered, and the shards that are unavailable."""
+
+    at: int
+    asked: str
+    """The instance that received the call."""
+    instances: tuple[InstanceFigures, ...]
+    shards: tuple[ShardPlace, ...]
+    away: tuple[Away, ...]
+    groups: tuple[GroupFigures, ...]
+    """Those with the most parked and pending transactions first."""
+    groups_left_out: int
+    ends: tuple[Tally, ...]
+    checks: tuple[Tally, ...]
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a transaction. `at` is in ms since the epoch; fields that do not apply are None."""
+
+    at: int
+    event: str
+    attempt: int | None = None
+    """The number of a check."""
+    verdict: str | None = None
+    sent: bool | None = None
+    host: str | None = None
+    status: int | None = None
+    excerpt: str | None = None
+    duration_s: float | None = None
+    detail: str | None = None
+    cause: str | None = None
+    by: str | None = None
+    remark: str | None = None
+
+
+VERSION: Final = 1
+SUPPORTED_VERSIONS: Final = frozenset({1})
+
+PATH: Final = "/peer"
+VERSION_HEADER: Final = "Halfway-Peer-Version"
+CREDENTIAL_HEADER: Final = "Halfway-Peer-Credential"
+TO_HEADER: Final = "Halfway-Peer-To"
+"""The incarnation that the call is for; any other at this address refuses it."""
+
+
+class PrepareCall(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
+    """Prepare a transaction: at the owner of its id, or at any owner if it has no id."""
+
+    request: Prepare
+
+
+class EndCall(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """End a transaction."""
+
+    request: End
+
+
+class GetCall(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
+    """Return one transaction."""
+
+    id: str
+
+
+class CheckCall(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
+    """Check a transaction now."""
+
+    id: str
+    prepared_at: int | None = None
+    """The prepare time of the transaction to check; None for the one that has the id now."""
+
+
+class ResumeCall(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """Resume a parked transaction."""
+
+    id: str
+    remark: str | None = None
+    prepared_at: int | None = None
+
+
+class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
+    """List the transactions of these shards; an owner that does not serve all of them refuses."""
+
+    query: ListQuery
+    shards: tuple[int, ...]
+
+
+class SearchCall(ListCall, frozen=True, kw_only=True, tag="search"):
+    """A list with filters that an older release does not know: it refuses this call, where it would ignore them."""
+
+
+class FindCall(msgspec.Struct, frozen=True, kw_only=True, tag="find"):
+    """Count the matches of a query in these shards, and return the ids of the oldest `most`."""
+
+    query: ListQuery
+    shards: tuple[int, ...]
+    most: int
+
+
+class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
+    """Count a group's transactions in these shards, and refuse its prepares for `hold_s` (below 0: accept them)."""
+
+    group: str
+    shards: tuple[int, ...]
+    hold_s: float = 0.0
+
+
+class DueCall(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
+    """Wait until a group has checks to fetch, or until the time has passed; return whether it has any."""
+
+    group: str
+    wait_s: float
+
+
+class LeaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
+    """Hand out up to `at_most` checks that are due now."""
+
+    group: str
+    at_most: int
+
+
+class KnownJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="known_job"):
+    """Return the job of this id, if this instance has it with the same request."""
+
+    spec: JobSpec
+
+
+class StartJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="start_job"):
+    """Start a job at the owner of the shard that its id hashes to."""
+
+    spec: JobSpec
+
+
+class JobCall(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
+    """Return a job, and up to `limit` of its items from number `start` on; only those with `result` if it is given."""
+
+    id: str
+    result: ItemResult | None
+    start: int
+    limit: int
+
+
+class JobsCall(msgspec.Struct, frozen=True, kw_only=True, tag="jobs"):
+    """Return all jobs."""
+
+
+class StopJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="stop_job"):
+    """Stop a job."""
+
+    id: str
+
+
+class FiguresCall(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
+    """Return figures: of everything, or of one group only."""
+
+    group: str | None
+
+
+AnyJobCall = KnownJobCall | StartJobCall | JobCall | JobsCall | StopJobCall
+InstanceCall = FiguresCall | AnyJobCall
+"""Calls that each instance answers for itself, independent of the shards that it serves."""
+
+
+class HistoryCall(msgspec.Struct, frozen=True, kw_only=True, tag="history"):
+    """Return the history of a transaction."""
+
+    id: str
+
+
+ReadCall = GetCall | HistoryCall | ListCall | SearchCall | FindCall | CountCall
+"""Calls that change no transaction."""
+ShardCall = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | ReadCall
+PeerCall = ShardCall | InstanceCall
+
+
+class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """One message and its place in the topic. `size` is in bytes; unknown fields are None."""
+
+    message: int
+    """The number of the message, from 1."""
+    topic: str
+    size: int | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """The events of a transaction, the oldest first. `missing` says which ones are unknown, and why."""
+
+    id: str
+    group: str
+    state: State
+    prepared_at: int
+    events: tuple[HistoryEvent, ...]
+    missing: tuple[str, ...]
+    messages: tuple[MessagePlace, ...]
+    messages_detail: str | None
+
+
+class ListResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The first transactions of a list in its order, and whether there are more."""
+
+    transactions: tuple[TransactionView, ...]
+    more: bool
+
+
+class FindResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of matches, and (time of the prepare in ms since the epoch, id) of the oldest of them."""
+
+    count: int
+    places: tuple[tuple[int, str], ...]
+
+
+class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a group's transactions."""
+
+    pending: int
+    parked: int
+
+
+class DueResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether checks are due."""
+
+    due: bool
+
+
+class LeaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Checks that were handed out."""
+
+    checks: tuple[LeasedCheck, ...]
+
+
+ANSWERS: Final[dict[type, Any]] = {
+    PrepareCall: Prepared,
+    EndCall: EndResult,
+    GetCall: TransactionView,
+    HistoryCall: HistoryView,
+    CheckCall: TransactionView,
+    ResumeCall: TransactionView,
+    ListCall: ListResult,
+    SearchCall: ListResult,
+    FindCall: FindResult,
+    FiguresCall: InstanceFigures,
+    KnownJobCall: JobView,
+    StartJobCall: JobView,
+    JobCall: JobPage,
+    JobsCall: JobList,
+    StopJobCall: JobView,
+    CountCall: GroupCounts,
+    DueCall: DueResult,
+    LeaseCall: LeaseResult,
+}
+"""The type of the answer to each call."""

@@ -1,0 +1,230 @@
+"""The requests to the service and its answers: plain records, without HTTP or Kafka."""
+
+from __future__ import annotations
+
+import msgspec
+
+from halfway.protocol.policy import CheckPolicy, PolicyOverrides
+from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.transactions import Cause, Outcome, State
+
+
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A prepare: all messages of one transaction. `id` is None if the server is to choose it."""
+
+    group: str
+    messages: tuple[Message, ...]
+    id: str | None = None
+    check_after_ms: int | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The answer to a prepare. `created` is False if the prepare was a repeat. Times are in ms since the epoch."""
+
+    id: str
+    state: State
+    group: str
+    prepared_at: int
+    next_check_at: int | None
+    created: bool
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An end. `cause` is PRODUCER or OPERATOR; with the `check_id` of a leased check it becomes CHECK."""
+
+    id: str
+    outcome: Outcome
+    remark: str | None = None
+    check_id: str | None = None
+    cause: Cause = Cause.PRODUCER
+    prepared_at: int | None = None
+    """The prepare time of the transaction to end, ms since the epoch; None for the one that has the id now."""
+
+
+class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The answer to an end: the current state, and whether this call changed it."""
+
+    id: str
+    state: State
+    changed: bool
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a PUT of a group, or of a PATCH."""
+
+    name: str
+    mode: CheckMode
+    urls: tuple[str, ...]
+    topics: tuple[str, ...]
+    policy: PolicyOverrides = PolicyOverrides()
+    adds: bool = False
+    """A PATCH: add the topics, and replace only the given parts of the policy."""
+    keeps_checks: bool = False
+    """A PATCH without `check`: a registered group keeps its mode and URLs."""
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A group with its effective policy. `created` is True if the call registered it."""
+
+    name: str
+    mode: CheckMode
+    urls: tuple[str, ...]
+    topics: tuple[str, ...]
+    policy: CheckPolicy
+    created_at: int
+    updated_at: int
+    created: bool = False
+
+
+class GroupPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups by name; `next` is the last group's name if there are more."""
+
+    groups: tuple[GroupView, ...]
+    next: str | None
+
+
+class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known about one transaction.
+
+    `messages` holds the payload of a prepared or parked transaction if it was requested. `topics` has the topic of each
+    message in order, in every state. Times are in ms since the epoch, sizes in bytes.
+    """
+
+    id: str
+    state: State
+    group: str
+    prepared_at: int
+    topics: tuple[str, ...]
+    checks: int
+    size: int | None = None
+    messages: tuple[Message, ...] | None = None
+    next_check_at: int | None = None
+    last_check_at: int | None = None
+    last_error: str | None = None
+    commit_verdict: bool = False
+    parked_at: int | None = None
+    reason: str | None = None
+    ended_at: int | None = None
+    cause: Cause | None = None
+    remark: str | None = None
+    changed: bool = True
+    """Whether the call that this answers changed the transaction."""
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """The transactions to list; None matches everything. `cursor` comes from the previous page."""
+
+    state: State | None = None
+    group: str | None = None
+    topic: str | None = None
+    key: bytes | None = None
+    limit: int = 100
+    cursor: str | None = None
+    id: str | None = None
+    """The beginning of the id."""
+    prepared_from: int | None = None
+    """Milliseconds since the epoch."""
+    prepared_until: int | None = None
+    """Milliseconds since the epoch."""
+    cause: Cause | None = None
+    """The cause of the end."""
+    error: str | None = None
+    """A part of the last error of a prepared transaction, or of the reason of a parked one."""
+    unresolved: bool = False
+    """Whether to list only prepared and parked transactions."""
+
+    @property
+    def is_search(self) -> bool:
+        """Return whether it has a filter that older releases do not know, and would ignore."""
+        newer_filters = (self.id, self.prepared_from, self.prepared_until, self.cause, self.error)
+        return self.unresolved or any(value is not None for value in newer_filters)
+
+
+class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The transactions of a list or a job; None matches all. Ages are in seconds, at the time of the search."""
+
+    state: State | None = None
+    group: str | None = None
+    topic: str | None = None
+    key: bytes | None = None
+    id: str | None = None
+    older_than_s: float | None = None
+    younger_than_s: float | None = None
+    error: str | None = None
+
+    def query(self, now: int) -> ListQuery:
+        """Return the query for this filter; `now` is in ms since the epoch."""
+        return ListQuery(
+            state=self.state,
+            group=self.group,
+            topic=self.topic,
+            key=self.key,
+            id=self.id,
+            prepared_from=None if self.younger_than_s is None else now - round(self.younger_than_s * 1000),
+            prepared_until=None if self.older_than_s is None else now - round(self.older_than_s * 1000),
+            error=self.error,
+        )
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list, oldest prepare first, and the cursor of the next page."""
+
+    transactions: tuple[TransactionView, ...]
+    next: str | None
+
+
+class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """A check that a producer fetched. Its end has the `check_id` and comes by `lease_until` (ms since the epoch)."""
+
+    check_id: str
+    id: str
+    group: str
+    prepared_at: int
+    attempt: int
+    messages: tuple[Message, ...]
+    lease_until: int
+
+
+class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of the service, in seconds, bytes and counts."""
+
+    shards: int = 8
+    default_policy: CheckPolicy = CheckPolicy()
+    outcome_horizon_s: float = 900.0
+    max_outcomes_per_shard: int = 1_000_000
+    op_retention_ms: int = 7 * 24 * 3_600_000
+    """The retention of op markers."""
+    payload_cache_bytes: int = 256 * 1024 * 1024
+    max_messages: int = 1000
+    max_prepare_bytes: int = 4 * 1024 * 1024
+    max_pending: int = 2_000_000
+    max_groups: int = 1000
+    group_max_pending: int | None = None
+    """Transactions that one group may have pending, over all instances."""
+    group_prepares_per_s: float | None = None
+    """Prepares per second that one group may send to one instance."""
+    group_bytes_in_flight: int | None = None
+    """Bytes of payload of one group's prepares that one instance is storing."""
+    reanchor_after: int = 50_000
+    min_check_interval_s: float = 1.0
+    """The floor of every group's `check_interval_s`."""
+    check_host_rate: int = 1000
+    """Checks per second to one host, from all groups."""
+    check_concurrency: int = 16
+    """Checks in flight for one group."""
+    check_bytes: int = 64 * 1024 * 1024
+    """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
+    check_queue: int = 1000
+    """Due checks of one group that wait to be sent. The rest are left to a later scan."""
+    lease_s: float = 30.0
+    max_waiting_polls: int = 100
+    scan_batch: int = 2000
+    breaker_failures: int = 5
+    breaker_open_s: float = 1.0
+    breaker_max_open_s: float = 30.0
+    reject_prepares: bool = False
+
+    @property
+    def max_age_limit_s(self) -> float:
+        """The largest `max_age_s` of a policy: six sevenths of the op retention, a day less than the default 7 days."""
+        return self.op_retention_ms / 1000 * 6 / 7

@@ -1,0 +1,327 @@
+"""Registers, changes, deletes and lists producer groups, and returns their policies in force."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from yarl import URL
+
+from halfway.coordinator.records import GroupCounts
+from halfway.coordinator.requests import GroupPage, GroupSpec, GroupView
+from halfway.protocol.errors import (
+    ForbiddenError,
+    GroupInUseError,
+    HalfwayError,
+    InvalidRequestError,
+    OverloadedError,
+    UnknownGroupError,
+)
+from halfway.protocol.principal import Permission, Principal
+from halfway.protocol.records import MAX_TOPICS, CheckMode, Group
+
+if TYPE_CHECKING:
+    from halfway.coordinator.ports import Authority, CheckCaller, Clock, GroupStore
+    from halfway.coordinator.requests import ServiceLimits
+    from halfway.coordinator.shards.shard_table import ShardTable
+    from halfway.protocol.policy import CheckPolicy
+
+HOLD_S: Final = 10.0
+"""How long a group that is being deleted accepts no prepares: longer than writing and reading the deletion may take."""
+_RELEASE_HOLD: Final = -1.0
+"""In place of `HOLD_S`: accept prepares again."""
+_SHOWN_TOPICS: Final = 20
+_PAGE_CHARACTERS: Final = 4 * 1024 * 1024
+"""The size of topics and URLs on one page, not counting those of its last group."""
+
+CountAll = Callable[[str, float], Awaitable[GroupCounts]]
+"""Counts a group's transactions in every shard, and holds back its prepares as `Groups.count` does."""
+
+
+class Groups:
+    """The groups that this instance has read from the log, by name."""
+
+    def __init__(
+        self,
+        limits: ServiceLimits,
+        store: GroupStore,
+        shards: ShardTable,
+        authority: Authority,
+        clock: Clock,
+        caller: CheckCaller,
+    ) -> None:
+        """Store the parts; nothing is started."""
+        self._limits = limits
+        self._store = store
+        self._shards = shards
+        self._authority = authority
+        self._clock = clock
+        self._caller = caller
+        self._held: dict[str, tuple[float, int]] = {}
+        """Groups that are being deleted, here or elsewhere: until when they are held, and their `created_at`."""
+        self._policies: dict[str, tuple[Group, CheckPolicy]] = {}
+
+    def get(self, name: str) -> Group:
+        """Return a group; raise UnknownGroupError if this instance knows no such group."""
+        group = self._store.get(name)
+        if group is None:
+            raise UnknownGroupError(name)
+        return group
+
+    def get_for_prepare(self, name: str) -> Group:
+        """Return a group that is registered and not being deleted; raise UnknownGroupError otherwise."""
+        group = self.get(name)
+        if self._held and self._is_held(group):
+            raise UnknownGroupError(name)
+        return group
+
+    async def get_permitted(self, name: str, permission: Permission, *, principal: Principal, deadline: float) -> Group:
+        """Return a group if the caller has a permission for it. ForbiddenError does not reveal whether it exists."""
+        self._authority.require(principal, permission, name)
+        return await self.get_latest(name, deadline=deadline)
+
+    async def get_latest(self, name: str, *, deadline: float) -> Group:
+        """Return a group as `get` does. If it is unknown, read the log to its current end first."""
+        if self._store.get(name) is None:
+            await self._store.refresh(deadline=deadline)
+        return self.get(name)
+
+    async def refresh(self, *, deadline: float) -> None:
+        """Return when this instance has read all groups that were written before this call."""
+        await self._store.refresh(deadline=deadline)
+
+    def _is_held(self, group: Group) -> bool:
+        until, created_at = self._held.get(group.name, (0.0, 0))
+        if until <= asyncio.get_running_loop().time() or created_at != group.created_at:
+            self._held.pop(group.name, None)
+            return False
+        return True
+
+    def all(self) -> Sequence[Group]:
+        """Return every group that is known here, by name."""
+        return self._store.all()
+
+    def find(self, name: str) -> Group | None:
+        """Return a group, None if it is not registered."""
+        return self._store.get(name)
+
+    def is_registered(self, name: str) -> bool:
+        """Return whether there is such a group."""
+        return self._store.get(name) is not None
+
+    def policy(self, name: str) -> CheckPolicy:
+        """Return the policy in force for a group."""
+        group = self._store.get(name)
+        if group is None:
+            self._policies.pop(name, None)
+            return self._limits.default_policy.with_min_interval(self._limits.min_check_interval_s)
+        known = self._policies.get(name)
+        if known is None or known[0] is not group:
+            if known is None:
+                self._policies = {one: policy for one, policy in self._policies.items() if self.is_registered(one)}
+            known = self._policies[name] = (group, self._policy_in_force(group))
+        return known[1]
+
+    def _policy_in_force(self, group: Group) -> CheckPolicy:
+        chosen = self._limits.default_policy.with_overrides(group.policy)
+        return chosen.with_min_interval(self._limits.min_check_interval_s)
+
+    async def put(self, spec: GroupSpec, *, deadline: float, principal: Principal) -> GroupView:
+        """Register a group, replace it, or add to it.
+
+        Raises:
+            InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other; an
+                endpoint that the operator does not allow.
+            ForbiddenError: the caller may not change this group, or not its topics.
+            OverloadedError: the group is new, and there are already as many groups as allowed.
+
+        """
+        self._authority.require(principal, Permission.PUT_GROUP, spec.name)
+        views: list[GroupView] = []
+
+        def decide(before: Group | None) -> Group:
+            after = self._changed(spec, before, principal)
+            views.append(self._view_of(after, created=before is None))
+            return after
+
+        await self._store.change(spec.name, decide, deadline=deadline)
+        return views[-1]
+
+    def _changed(self, spec: GroupSpec, before: Group | None, principal: Principal) -> Group:
+        """Return the new version of a group; errors as for `put`. The caller's current rights apply."""
+        self._authority.require(principal, Permission.PUT_GROUP, spec.name)
+        asked = spec
+        if spec.adds and before is not None:
+            spec = _added_to(before, spec)
+        if before is None or not set(spec.topics) <= set(before.topics):
+            try:
+                self._authority.require(principal, Permission.GRANT_TOPICS, spec.name)
+            except ForbiddenError as error:
+                raise ForbiddenError(f"{error.detail}. Ask an operator to run: {_add_command(asked, before)}") from None
+        self._validate(spec)
+        if before is None and len(self._store.all()) >= self._limits.max_groups:
+            raise OverloadedError(
+                f"{self._limits.max_groups} groups are already registered: delete some, or raise HALFWAY_MAX_GROUPS"
+            )
+        now = self._clock.now_ms()
+        after = Group(
+            name=spec.name,
+            mode=spec.mode,
+            urls=spec.urls,
+            topics=spec.topics,
+            policy=spec.policy,
+            created_at=now if before is None else before.created_at,
+            updated_at=now,
+        )
+        if spec.adds and before is not None and msgspec.structs.replace(after, updated_at=before.updated_at) == before:
+            return before
+        return after
+
+    def _validate(self, spec: GroupSpec) -> None:
+        for number, url in enumerate(spec.urls):
+            refusal = self._caller.refusal(url)
+            if refusal is not None:
+                raise InvalidRequestError(refusal, field=f"check.urls[{number}]")
+        if len(spec.topics) > MAX_TOPICS:
+            raise InvalidRequestError(
+                f"the group would have {len(spec.topics)} topics, at most {MAX_TOPICS}: PUT those that it needs",
+                field="topics",
+            )
+        policy = self._limits.default_policy.with_overrides(spec.policy)
+        limit = self._limits.max_age_limit_s
+        if policy.max_age_s > limit:
+            raise InvalidRequestError(
+                f"max_age_s {policy.max_age_s:g} could outlive the op topic's retention: at most {limit:g}",
+                field="policy.max_age_s",
+            )
+        contradiction = policy.contradiction()
+        if contradiction is not None:
+            field, detail = contradiction
+            raise InvalidRequestError(detail, field=f"policy.{field}")
+
+    def count(self, name: str, shards: Collection[int], *, hold_s: float) -> GroupCounts:
+        """Count a group's transactions in shards served here, and refuse its prepares for `hold_s`.
+
+        If `hold_s` is below 0, its prepares are accepted again. If it is 0, nothing changes: another deletion may be in
+        progress.
+        """
+        group = self._store.get(name)
+        if hold_s > 0 and group is not None:
+            now = asyncio.get_running_loop().time()
+            self._held = {one: hold for one, hold in self._held.items() if hold[0] > now}
+            self._held[name] = (now + hold_s, group.created_at)
+        elif hold_s < 0:
+            self._held.pop(name, None)
+        pending, parked = self._shards.counts_of(name, shards)
+        return GroupCounts(pending=pending, parked=parked)
+
+    async def delete(self, name: str, count_all: CountAll, *, deadline: float, principal: Principal) -> None:
+        """Delete a group that has no pending or parked transaction; raise GroupInUseError otherwise.
+
+        `count_all` counts in every shard, at all owners. It is called a second time, while no owner accepts prepares of
+        the group: a transaction that is prepared in between must not be left without its group.
+        """
+        await self.get_permitted(name, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
+        _require_unused(name, await count_all(name, 0.0))
+        try:
+            _require_unused(name, await count_all(name, HOLD_S))
+        except HalfwayError:
+            with suppress(HalfwayError):
+                await count_all(name, _RELEASE_HOLD)
+            raise
+        # If the result of the deletion is unknown, the hold expires by itself.
+        within = min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2)
+        await self._store.change(name, lambda _: None, deadline=within)
+
+    async def view(self, name: str, *, deadline: float, principal: Principal) -> GroupView:
+        """Return the view of a group; raise UnknownGroupError if it is not registered."""
+        self._authority.require(principal, Permission.GET_GROUP, name)
+        await self._store.refresh(deadline=deadline)
+        return self._view_for(principal, self.get(name))
+
+    async def views(self, *, limit: int, after: str | None, deadline: float, principal: Principal) -> GroupPage:
+        """Return up to `limit` groups that the caller may see, by name, after a name; fewer if they are large."""
+        self._authority.require(principal, Permission.LIST_GROUPS, principal.group)
+        await self._store.refresh(deadline=deadline)
+        visible = [
+            group
+            for group in self._store.all()
+            if (after is None or group.name > after) and principal.group in (None, group.name)
+        ]
+        page: list[Group] = []
+        size = 0
+        for group in visible[:limit]:
+            page.append(group)
+            size += sum(map(len, group.topics)) + sum(map(len, group.urls))
+            if size > _PAGE_CHARACTERS:
+                break
+        return GroupPage(
+            groups=tuple(self._view_for(principal, group) for group in page),
+            next=page[-1].name if len(page) < len(visible) else None,
+        )
+
+    def _view_for(self, principal: Principal, group: Group) -> GroupView:
+        """Return the view of a group for a caller.
+
+        A caller that may not change the group sees only the hosts of its URLs: the rest of a URL may hold a secret.
+        """
+        view = self._view_of(group)
+        if self._authority.may(principal, Permission.PUT_GROUP, group.name):
+            return view
+        return msgspec.structs.replace(view, urls=tuple(f"{URL(url).origin()}/…" for url in group.urls))
+
+    def _view_of(self, group: Group, *, created: bool = False) -> GroupView:
+        return GroupView(
+            name=group.name,
+            mode=group.mode,
+            urls=group.urls,
+            topics=group.topics,
+            policy=self._policy_in_force(group),
+            created_at=group.created_at,
+            updated_at=group.updated_at,
+            created=created,
+        )
+
+
+def _added_to(before: Group, spec: GroupSpec) -> GroupSpec:
+    """Return the whole group that results when a service adds to it.
+
+    Processes of two releases start in any order, and an operator may have changed the group: what a service does not
+    name stays.
+    """
+    return msgspec.structs.replace(
+        spec,
+        mode=before.mode if spec.keeps_checks else spec.mode,
+        urls=before.urls if spec.keeps_checks else spec.urls,
+        topics=tuple(dict.fromkeys((*before.topics, *spec.topics))),
+        policy=before.policy.with_overrides(spec.policy),
+    )
+
+
+def _add_command(asked: GroupSpec, before: Group | None) -> str:
+    """Return the command that adds what the call named and the group lacks; it takes nothing away.
+
+    A URL with a query is left out, because that may hold a secret: the group's key may set it later.
+    """
+    has = set(() if before is None else before.topics)
+    new = [topic for topic in asked.topics if topic not in has]
+    command = ["halfway", "groups", "put", asked.name, "--add"]
+    if asked.mode is CheckMode.PULL and not asked.keeps_checks:
+        command.append("--pull")
+    elif not any(URL(url).raw_query_string for url in asked.urls):
+        command += [part for url in asked.urls for part in ("--check-url", url)]
+    command += [part for topic in new[:_SHOWN_TOPICS] for part in ("--topic", topic)]
+    if asked.policy.chosen():
+        command += ["--policy", msgspec.json.encode(asked.policy).decode()]
+    more = len(new) - _SHOWN_TOPICS
+    rest = f" (and then the same for {more} more topics, which a repeat names)" if more > 0 else ""
+    return shlex.join(command) + rest
+
+
+def _require_unused(name: str, counts: GroupCounts) -> None:
+    if counts.pending or counts.parked:
+        raise GroupInUseError(name, pending=counts.pending, parked=counts.parked)

@@ -1,0 +1,575 @@
+"""The shards that this instance serves, and the payloads in memory.
+
+The claims of ids by changes in progress, and the commits that were said and are not written yet.
+
+The figures of a shard for metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, defaultdict
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from halfway.coordinator.ports import TOMBSTONE, KnownLog, Tombstone
+from halfway.coordinator.shards.losses import Losses, Missing, OutcomeWindow, ends_before, missing
+from halfway.coordinator.shards.schedule import ShardRotation
+from halfway.protocol.entries import Pending
+from halfway.protocol.errors import (
+    KafkaUnavailableError,
+    NotServedError,
+    ShardUnavailableError,
+    UnknownTransactionError,
+)
+from halfway.protocol.indexes import Agenda
+from halfway.protocol.records import Half
+from halfway.protocol.transactions import Cause, shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from halfway.coordinator.ports import Clock, LaneWrite, LogLoss, Written
+    from halfway.coordinator.requests import ServiceLimits
+    from halfway.protocol.entries import Ended, Unresolved
+    from halfway.protocol.records import Foreign, Group
+    from halfway.protocol.shard import ShardState
+    from halfway.protocol.transactions import Cause
+
+
+class Claim(msgspec.Struct, eq=False):
+    """The claim of an id by a change in progress. Other changes may wait for its release."""
+
+    shard: int
+    mark: object
+    """The mark of the shard when the change last read the entry."""
+    write: LaneWrite | None = None
+    """The write of the change that the lane has yet to answer."""
+    waiter: asyncio.Future[None] | None = None
+    """A future that is done when the id is free; None if nothing waits for that."""
+
+    def released(self) -> asyncio.Future[None]:
+        """Return a future that is done when the id is free. Shield it, because other changes may wait for it too."""
+        if self.waiter is None:
+            self.waiter = asyncio.get_running_loop().create_future()
+        return self.waiter
+
+
+class CommitVerdict(msgspec.Struct, kw_only=True, eq=False):
+    """A commit that was said and is not written yet, neither as the commit nor as a record of the verdict."""
+
+    shard: int
+    checks: int
+    """The number of checks sent by then."""
+    cause: Cause
+    """Who said it."""
+    prepared_at: int
+    fingerprint: bytes
+    recording: asyncio.Task[bool] | None = None
+    """Writes a record of it; returns whether that is in the log."""
+
+
+class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one shard for metrics; ages in seconds, lags in records."""
+
+    shard: int
+    pending: int
+    parked: int
+    ended: int
+    oldest_pending_s: float
+    half_lag: int
+    op_lag: int
+    due: int
+    """The number of transactions that a scan will look at some time: all pending ones."""
+    strays: int
+
+
+def stats_of(shard: Shard, now: int) -> ShardStats:
+    """Return the figures of a shard; `now` is in ms since the epoch."""
+    state = shard.state
+    pending, parked, ended = state.counts
+    oldest = state.oldest()
+    return ShardStats(
+        shard=shard.number,
+        pending=pending,
+        parked=parked,
+        ended=ended,
+        oldest_pending_s=0.0 if oldest is None else max(0, now - min(oldest.prepared_at, oldest.since)) / 1000,
+        half_lag=state.half_tail - state.half_cursor,
+        op_lag=state.op_tail - state.op_cursor,
+        due=pending,
+        strays=len(state.strays()),
+    )
+
+
+log = structlog.get_logger(__name__)
+
+_MAX_OWN: Final = 100_000
+"""Own records of one shard that the tail has not passed yet."""
+_OVERHEAD_BYTES: Final = 512
+"""The memory that a payload takes in addition to its own bytes."""
+
+
+class Shard:
+    """A served shard: its fold, the next looks at its pending transactions, and the waiting calls."""
+
+    def __init__(self, number: int, state: ShardState, horizon_s: float = math.inf) -> None:
+        """Take the fold of an acquisition. The first scan looks at every pending transaction."""
+        self.number = number
+        self.state = state
+        self.mark = object()
+        """Identifies this fold, and does not keep it in memory."""
+        self.agenda = Agenda(state.halves)
+        self.outcomes = OutcomeWindow(state, horizon_s)
+        self.planned_by: dict[str, Group | None] = {}
+        """The groups, by name, as they were when the looks at their pending transactions were planned."""
+        self.leaving = False
+        self.unwritten: dict[str, Half | None] = {}
+        """Transactions that the log has lost, each with its half if its write needs one."""
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+        self._own: dict[int, str] = {}
+        """The ids of own records by offset, from their application until the tail passes them."""
+
+    def apply_own_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
+        """Apply a record of half[s] that this instance has written, so that the tail need not decode it."""
+        self.state.apply_half(offset, transaction_id, half)
+        if offset >= self.state.half_tail and len(self._own) < _MAX_OWN:  # else the tail reads it
+            self._own[offset] = transaction_id
+
+    def apply_own_write(self, write: LaneWrite, written: Written) -> Pending | None:
+        """Apply a write of the lane as a recovery would, so that a repeat by the tail changes nothing.
+
+        Return the entry if the transaction is still prepared.
+        """
+        state, op, offset, tombstone = self.state, write.op, written.op, written.half
+        if op is not None and offset is not None and tombstone is not None and write.half is TOMBSTONE:
+            ended = state.apply_end(offset, op, tombstone)
+            if tombstone >= state.half_tail and len(self._own) < _MAX_OWN:
+                self._own[tombstone] = op.id
+        else:
+            ended = False
+            if op is not None and offset is not None:
+                state.apply_op(offset, op)
+            if write.half is not None and written.half is not None:
+                half = None if isinstance(write.half, Tombstone) else write.half
+                self.apply_own_half(written.half, write.id, half)
+        if write.parked is not None and written.parked is not None:
+            state.apply_parked(written.parked, write.id, None if isinstance(write.parked, Tombstone) else write.parked)
+        entry = None if ended else state.unresolved(write.id)
+        if isinstance(entry, Pending):
+            if isinstance(write.half, Half):
+                self.agenda.put(write.id, 0)
+            return entry
+        return None
+
+    def has_applied(self, offset: int, key: bytes | None) -> bool:
+        """Return whether the record of half[s] at an offset was written and applied here.
+
+        The tail's thread calls this, again for a record if it returned False. After True the record is forgotten.
+        """
+        own = self._own.pop(offset, None)
+        return own is not None and key == own.encode()
+
+    def forget_own(self, offset: int) -> None:
+        """Forget an own record that the tail has read, perhaps before it was applied here."""
+        self._own.pop(offset, None)
+
+    def advance(self, position: int) -> None:
+        """Set the position of the tail, and wake the calls that wait for it."""
+        self.state.half_tail = max(self.state.half_tail, position)
+        while self._waiting and self._waiting[0][0] <= self.state.half_tail:
+            waiter = heappop(self._waiting)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_tail(self, position: int, *, deadline: float) -> None:
+        """Return when the tail has reached `position`: all records before it have been applied."""
+        if self.state.half_tail >= position:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (position, next(self._order), waiter))
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+        except TimeoutError:
+            self._waiting = [waiting for waiting in self._waiting if waiting[2] is not waiter]
+            heapify(self._waiting)
+            raise KafkaUnavailableError(
+                f"shard {self.number} was not read up to offset {position} in time: try again"
+            ) from None
+
+    def close(self) -> None:
+        """Fail the waiting calls, because this shard is no longer served here."""
+        for _, _, waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(not_served(self.number))
+        self._waiting.clear()
+
+
+class PayloadCache:
+    """A cache of the payloads of pending transactions, limited in bytes.
+
+    It has halves by id and evicts the least recently used first. Other payloads are read from Kafka by offset.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """Start empty."""
+        self._max_bytes = max_bytes
+        self._halves: OrderedDict[str, tuple[Half, int]] = OrderedDict()
+        """Each half with the bytes that it takes."""
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        """The number of payloads that were read from Kafka."""
+
+    def __len__(self) -> int:
+        """Return the number of halves."""
+        return len(self._halves)
+
+    def put(self, half: Half, payload_bytes: int) -> None:
+        """Store a half with its size, in place of the former one of its id."""
+        if half.id in self._halves:
+            self.drop(half.id)
+        size = payload_bytes + _OVERHEAD_BYTES
+        if size > self._max_bytes:
+            return
+        self._halves[half.id] = half, size
+        self.bytes += size
+        while self.bytes > self._max_bytes:
+            _, (_, freed) = self._halves.popitem(last=False)
+            self.bytes -= freed
+
+    def put_if_room(self, half: Half, payload_bytes: int) -> None:
+        """Store a half that is not there yet, if no other one has to go for it."""
+        if half.id not in self._halves and self.bytes + payload_bytes + _OVERHEAD_BYTES <= self._max_bytes:
+            self.put(half, payload_bytes)
+
+    def get(self, transaction_id: str) -> Half | None:
+        """Return the cached half of an id. Its fingerprint differs if the id was prepared again elsewhere."""
+        cached = self._halves.get(transaction_id)
+        if cached is None:
+            return None
+        self._halves.move_to_end(transaction_id)
+        self.hits += 1
+        return cached[0]
+
+    def drop(self, transaction_id: str) -> None:
+        """Forget an id."""
+        cached = self._halves.pop(transaction_id, None)
+        if cached is not None:
+            self.bytes -= cached[1]
+
+
+class ShardTable:
+    """The served shards by number. It is the `ShardListener` of the membership."""
+
+    def __init__(self, limits: ServiceLimits, clock: Clock) -> None:
+        """Start without a shard."""
+        self.payloads = PayloadCache(limits.payload_cache_bytes)
+        self.claims: dict[str, Claim] = {}
+        self.unwritten_commit_verdicts: dict[str, CommitVerdict] = {}
+        """By id. The policy resolves none of these transactions."""
+        self._limits = limits
+        self._clock = clock
+        self._served: dict[int, Shard] = {}
+        self._accepting: list[int] = []
+        """The numbers of the served shards that are not being given up."""
+        self.preparing: dict[str, int] = defaultdict(int)
+        """The number of prepares on their way to the log, by group."""
+        self.losses = Losses()
+        self._former: dict[int, tuple[ShardState, int, bool]] = {}
+        """Shards that were lost with an incarnation: the fold, the horizon then, and whether the log lacked some."""
+        self._missing: dict[int, Missing] = {}
+        self._change = asyncio.Event()
+        self._rotation = ShardRotation()
+
+    # --- looking up
+
+    @property
+    def served(self) -> Sequence[int]:
+        """The numbers of the shards served now."""
+        return sorted(self._served)
+
+    @property
+    def count(self) -> int:
+        """The total number of shards."""
+        return self._limits.shards
+
+    def number_of(self, transaction_id: str) -> int:
+        """Return the number of the shard of an id; raise UnknownTransactionError if there is no such shard."""
+        number = shard_of(transaction_id, self._limits.shards)
+        if number is None:
+            raise UnknownTransactionError(transaction_id)
+        return number
+
+    def of(self, transaction_id: str) -> Shard:
+        """Return the shard of an id, as `number_of` and `get` do."""
+        number = self.number_of(transaction_id)
+        shard = self._served.get(number)
+        if shard is None or shard.leaving:
+            raise not_served(number)
+        return shard
+
+    def get(self, number: int) -> Shard:
+        """Return a shard that is served and not being given up; raise NotServedError otherwise."""
+        shard = self._served.get(number)
+        if shard is None or shard.leaving:
+            raise not_served(number)
+        return shard
+
+    def serves(self, number: int) -> bool:
+        """Return whether a shard is served and not being given up."""
+        shard = self._served.get(number)
+        return shard is not None and not shard.leaving
+
+    def find(self, number: int) -> Shard | None:
+        """Return a shard that is served, None otherwise."""
+        return self._served.get(number)
+
+    def all(self) -> list[Shard]:
+        """Return every shard that is served."""
+        return [self._served[number] for number in self.served]
+
+    def choose(self) -> Shard:
+        """Return one of the shards served here for a new transaction, in turn."""
+        if not self._accepting:
+            raise NotServedError("this instance serves no shard now: try again")
+        return self._served[self._rotation.choose(self._accepting)]
+
+    async def wait_until_served(self, number: int, *, deadline: float) -> Shard:
+        """Wait until a shard is served here; raise ShardUnavailableError past the deadline."""
+        while (shard := self._served.get(number)) is None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._change.wait()
+            except TimeoutError:
+                raise ShardUnavailableError(str(not_served(number)), shard=number) from None
+        return shard
+
+    @property
+    def unresolved(self) -> int:
+        """The number of transactions that are pending or parked in the shards served here."""
+        return sum([shard.state.unresolved_count for shard in self._served.values()])
+
+    def stats(self) -> list[ShardStats]:
+        """Return the figures of every shard served."""
+        now = self._clock.now_ms()
+        return [stats_of(shard, now) for shard in self.all()]
+
+    def group_counts(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of pending and parked transactions by group, over the shards served here."""
+        totals: dict[str, tuple[int, int]] = {}
+        for shard in self._served.values():
+            for group, (pending, parked) in shard.state.group_counts.items():
+                before = totals.get(group, (0, 0))
+                totals[group] = (before[0] + pending, before[1] + parked)
+        return totals
+
+    def counts_here(self, group: str, number: int) -> tuple[int, int]:
+        """Return the numbers of pending and parked transactions of a group in a shard; 0 if it is not served here."""
+        shard = self._served.get(number)
+        return (0, 0) if shard is None else shard.state.group_counts.get(group, (0, 0))
+
+    def counts_of(self, group: str, numbers: Collection[int]) -> tuple[int, int]:
+        """Return a group's counts of pending (also on their way) and parked in served shards; else NotServedError."""
+        pending, parked = self.preparing.get(group, 0), 0
+        for number in numbers:
+            found = self.get(number).state.group_counts.get(group, (0, 0))
+            pending += found[0]
+            parked += found[1]
+        return pending, parked
+
+    def apply(self, write: LaneWrite, written: Written) -> None:
+        """Apply a write of the lane.
+
+        The shard may have been given up and acquired again since the write was made: the current shard gets it.
+        """
+        shard = self._served.get(write.shard)
+        if shard is None:
+            return
+        if write.half is not None or write.parked is not None:
+            self.payloads.drop(write.id)
+        entry = shard.apply_own_write(write, written)
+        if entry is not None and isinstance(write.half, Half):
+            self.payloads.put(write.half, entry.size)
+        if write.id in shard.unwritten and (write.half is not None or write.parked is not None):
+            del shard.unwritten[write.id]
+            self.losses.written_again += 1
+            if not shard.unwritten:
+                log.warning("log_restored", shard=shard.number)
+
+    @property
+    def unwritten(self) -> int:
+        """The number of transactions that the log has lost, and that are not written again yet."""
+        return sum([len(shard.unwritten) for shard in self._served.values()])
+
+    # --- ShardListener
+
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+        """Find what the former fold of a shard has and its new one lacks. Blocks; called on another thread."""
+        former, since, had_unwritten = self._former.get(shard, (None, 0, False))
+        if former is not None:
+            # To compare outcomes takes long. Halves may have been deleted just before, when nobody had noticed it yet.
+            compares_outcomes = suspect or had_unwritten or ends_before(former, state)
+            self._missing[shard] = missing(former, state, since=since if compares_outcomes else None)
+
+    def known_log(self, shard: int) -> KnownLog | None:
+        """Return what is known of the log of a shard, None if the shard is not served."""
+        served = self._served.get(shard)
+        if served is None:
+            return None
+        state = served.state
+        return KnownLog(half_end=state.half_end, op_end=state.op_tail, half_needed=state.half_cursor)
+
+    def log_lost(self, shard: int, loss: LogLoss) -> None:
+        """Record what Kafka has lost, and write it again if it is known what that is."""
+        self.losses.note_found(shard, loss.topic, loss.detail)
+        served = self._served.get(shard)
+        if served is None:
+            return
+        cut = served.state.half_cursor if loss.half_start is None else loss.half_start
+        lost = [entry for entry in served.state.halves.values() if entry.offset < cut]
+        ended = list(served.state.ended()) if loss.is_op_cut else []
+        self._write_again(served, lost, ended)
+
+    def _write_again(self, shard: Shard, unresolved: Sequence[Unresolved], ended: Sequence[Ended]) -> None:
+        """Let the scan write transactions again that the log has lost."""
+        restored: list[str] = []
+        lost: list[str] = []
+        for entry in unresolved:
+            if entry.id in shard.unwritten:
+                continue
+            half = self._remembered(entry)
+            if half is None:
+                lost.append(entry.id)
+            else:
+                shard.unwritten[entry.id] = half
+                restored.append(entry.id)
+        for outcome in ended:
+            if outcome.id not in shard.unwritten:
+                shard.unwritten[outcome.id] = None
+                restored.append(outcome.id)
+        if restored or lost:
+            self.losses.note_missing(shard.number, restored, lost)
+
+    def _take_payloads(self, state: ShardState) -> None:
+        """Take what the fold has read of the pending transactions, as far as there is room."""
+        payloads, state.payloads = state.payloads, {}
+        for half in payloads.values():
+            entry = state.halves.get(half.id)
+            if entry is not None and entry.fingerprint == half.fingerprint:
+                self.payloads.put_if_room(half, entry.size)
+
+    def _remembered(self, entry: Unresolved) -> Half | None:
+        half = self.payloads.get(entry.id)
+        return half if half is not None and half.fingerprint == entry.fingerprint else None
+
+    def forget(self, shard: int) -> None:
+        """Forget what is known of a shard that is not served: another instance may own it by now."""
+        self._former.pop(shard, None)
+        self._missing.pop(shard, None)
+
+    def acquired(self, shard: int, state: ShardState) -> None:
+        """Serve a shard from now on."""
+        self._former.pop(shard, None)
+        found = self._missing.pop(shard, Missing())
+        for outcome in found.ended:
+            state.restore_outcome(outcome)
+        self._take_payloads(state)
+        for entry in found.unresolved:
+            if self._remembered(entry) is None:
+                continue
+            if isinstance(entry, Pending):
+                state.restore_pending(entry)
+            else:
+                state.restore_parked(entry)
+        for outdated in found.outdated:
+            state.restore_totals(outdated)
+        served = self._served[shard] = Shard(shard, state, self._limits.outcome_horizon_s)
+        self._write_again(served, found.unresolved, found.ended)
+        served.unwritten.update((outdated.id, None) for outdated in found.outdated)
+        self._update_accepting()
+        pending, parked, ended = state.counts
+        log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
+        """Apply records of half[s] that the tail has read."""
+        served = self._served.get(shard)
+        if served is None:
+            return
+        state = served.state
+        for offset, transaction_id, half in records:
+            served.forget_own(offset)
+            if half is None and transaction_id in self.claims:
+                # The tail does not read op, and may come before the lane's answer. Until the change that has claimed
+                # the id applies both, the id stays known: it must never be taken for unknown.
+                continue
+            known = state.unresolved(transaction_id) is not None
+            state.apply_half(offset, transaction_id, half)
+            if half is not None and not known and state.unresolved(transaction_id) is not None:
+                served.agenda.put(transaction_id, 0)
+        served.advance(position)
+
+    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
+        """Return whether this instance wrote and applied the half record at an offset."""
+        served = self._served.get(shard)
+        return served is not None and served.has_applied(offset, key)
+
+    def may_still_be_written(self, write: LaneWrite) -> bool:
+        """Return whether a write is the one that the claim of its id waits for, in the shard that is served now.
+
+        If the write resolves the id, it is pending or parked: within one fold, only the write of its claim ends it.
+        An act of the policy may not be written after commit was said. A tombstone alone corrects a stray: it
+        may not be written after the id is prepared again, because it would remove the new transaction.
+        """
+        served, claim = self._served.get(write.shard), self.claims.get(write.id)
+        if served is None or claim is None or claim.write is not write or claim.mark is not served.mark:
+            return False
+        if write.op is not None:
+            return write.op.cause is not Cause.POLICY or write.id not in self.unwritten_commit_verdicts
+        return not (isinstance(write.half, Tombstone) and isinstance(served.state.unresolved(write.id), Pending))
+
+    async def revoked(self, shard: int) -> None:
+        """Accept no more ends for a shard, wait until those in flight are finished, and drop it."""
+        served = self._served.get(shard)
+        if served is None:
+            return
+        served.leaving = True
+        self._update_accepting()
+        while in_progress := self._in_progress(shard):
+            await asyncio.wait(in_progress)
+        if self._served.get(shard) is served:
+            self.lost(shard)
+            self.forget(shard)
+
+    def _in_progress(self, shard: int) -> list[asyncio.Future[Any]]:
+        """Return the changes in a shard that are in progress, and the recordings of commits that were said."""
+        claims = [claim.released() for claim in self.claims.values() if claim.shard == shard]
+        verdicts = [verdict for verdict in self.unwritten_commit_verdicts.values() if verdict.shard == shard]
+        return [*claims, *(verdict.recording for verdict in verdicts if verdict.recording is not None)]
+
+    def lost(self, shard: int) -> None:
+        """Drop a shard at once."""
+        served = self._served.pop(shard, None)
+        self._update_accepting()
+        if served is not None:
+            since = self._clock.now_ms() - round(self._limits.outcome_horizon_s * 1000)
+            self._former[shard] = served.state, since, bool(served.unwritten)
+            served.close()
+            log.info("shard_dropped", shard=shard)
+
+    def _update_accepting(self) -> None:
+        self._accepting = [number for number, shard in self._served.items() if not shard.leaving]
+
+
+def not_served(number: int) -> NotServedError:
+    """Return the error for a shard that is not served here now."""
+    return NotServedError(f"shard {number} is being recovered or moved: try again", shard=number)

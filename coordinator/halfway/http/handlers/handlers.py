@@ -1,0 +1,310 @@
+"""One function for each call: read the request, ask the service, show the answer.
+
+The calls of the REST interface: their descriptions, and the request that a handler receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPMethod, HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from halfway.http.requests import convert, models
+from halfway.http.requests.authentication import demand_same_origin
+from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
+from halfway.http.responses import problems as rest_errors
+from halfway.http.responses.answer import Answer, answer, answer_in_pieces
+from halfway.http.responses.problems import MalformedJsonError, UpgradeRequiredError, invalid
+from halfway.http.responses.slices import is_large, with_messages
+from halfway.protocol import errors
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from halfway.coordinator.coordinator import Coordinator
+    from halfway.coordinator.fairness import Places
+    from halfway.http.requests.validation import Validation
+    from halfway.http.responses.answer import Answer
+    from halfway.http.responses.problems import RefusalLog
+    from halfway.http.responses.slices import GiveWay, Unsent
+    from halfway.protocol.errors import HalfwayError
+    from halfway.protocol.principal import Permission, Principal
+
+
+SUBPROTOCOL: Final = "halfway.stream.v1"
+"""The subprotocol of the WebSocket (docs/stream.md#connect)."""
+_MAX_EMPTY_BYTES: Final = 1024
+"""A longer body is refused without parsing it: it is not an empty object."""
+
+Handler = Callable[["Call"], Awaitable["Answer"]]
+Errors = tuple[type["HalfwayError"], ...]
+
+ALWAYS: Final[Errors] = (
+    rest_errors.BadHttpError,
+    errors.UnauthenticatedError,
+    errors.ForbiddenError,
+    errors.OverloadedError,
+    rest_errors.InternalError,
+    errors.ShuttingDownError,
+    errors.KafkaUnavailableError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One call: its path, parameters and answers.
+
+    `responses` maps a status to its description and model. `errors` are the errors of this call, in addition to
+    `ALWAYS`. `waits` is set if the call may wait long for an event: it does not count among the requests in flight, and
+    HEAD is refused because its answer must be read. `upgrades` is set if the connection becomes a stream after a
+    successful answer. `begins` is set if the call begins a transaction: under overload such calls are delayed first.
+    """
+
+    id: str
+    method: HTTPMethod
+    path: str
+    summary: str
+    handler: Handler
+    access: Permission
+    """The permission that the caller needs. There is no default, so that no call goes without one."""
+    responses: Mapping[HTTPStatus, tuple[str, Any]]
+    errors: Errors = ()
+    parameter: tuple[str, Any] | None = None
+    query: Any = None
+    body: Any = None
+    takes_body: bool = False
+    headers: Sequence[str] = ()
+    waits: bool = False
+    upgrades: bool = False
+    begins: bool = False
+    listens: bool = False
+    """Whether the answer is an endless stream of events."""
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """The objects that all calls share."""
+
+    coordinator: Coordinator
+    validation: Validation
+    openapi: bytes
+    max_batch_items: int
+    unsent: Unsent
+    large_answers: Places
+    refusals: RefusalLog
+
+
+class Call(msgspec.Struct, kw_only=True, gc=False):
+    """One request: the parameter in its path, its body, and its deadline on the event loop's clock."""
+
+    site: Site
+    request: web.BaseRequest
+    parameter: str
+    deadline: float
+    principal: Principal
+    """The caller, for every item of the request."""
+    id: str
+    """The id of the request, as in the header X-Request-Id and in the log."""
+    body: bytes = b""
+    group: str | None = None
+    """The group in the body, for the log."""
+    subject: str | None = None
+    """The id of a transaction in the body, for the log."""
+
+    @property
+    def has_reader(self) -> bool:
+        """Whether the client is still connected and reads its answers."""
+        transport = self.request.transport
+        return transport is not None and not transport.is_closing() and self.site.unsent.has_room(self.principal.group)
+
+    @asynccontextmanager
+    async def large_answer(self) -> AsyncIterator[GiveWay]:
+        """Hold a place to make a large answer, in slices: give way before each. Few are made at once."""
+        caller = self.principal.group
+        try:
+            await self.site.large_answers.enter(caller, until=self.deadline)
+        except TimeoutError:
+            raise errors.OverloadedError("too many large answers are being made: try again later") from None
+        try:
+            yield partial(self.site.coordinator.turns.next, caller)
+        finally:
+            self.site.large_answers.leave()
+
+    @property
+    def query(self) -> tuple[Mapping[str, str], list[str]]:
+        """The query parameters, and the names that occur more than once."""
+        parameters: dict[str, str] = {}
+        repeated = []
+        for name, value in self.request.rel_url.query.items():
+            if name in parameters:
+                repeated.append(name)
+            parameters[name] = value
+        return parameters, repeated
+
+
+def nothing_in(body: bytes) -> None:
+    """Accept an absent body or an empty object.
+
+    Raises:
+        MalformedJsonError: the body is not JSON.
+        InvalidRequestError: it is JSON, but not an empty object, or it is too long.
+
+    """
+    if not body:
+        return
+    if len(body) > _MAX_EMPTY_BYTES:
+        raise invalid([("", "this call takes no fields: send no body, or {}")])
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
+    if document != {}:
+        raise invalid([("", "this call takes no fields: send no body, or {}")])
+
+
+async def put_group(call: Call) -> Answer:
+    """Register a group or replace it."""
+    return await _write_group(call, models.GroupRequest)
+
+
+async def patch_group(call: Call) -> Answer:
+    """Register a group or add to it."""
+    return await _write_group(call, models.GroupAdditions)
+
+
+async def _write_group(call: Call, model: type[models.GroupRequest | models.GroupAdditions]) -> Answer:
+    validation = call.site.validation
+    name = path_parameter("group", call.parameter, models.NewGroupName)
+    spec = validation.read(model, call.body, partial(validation.to_group, name=name))
+    view = await call.site.coordinator.put_group(spec, deadline=call.deadline, principal=call.principal)
+    shown = convert.group_shown(view)
+    if view.created:
+        return answer(HTTPStatus.CREATED, shown, ("Location", f"/v1/groups/{name}"))
+    return answer(HTTPStatus.OK, shown)
+
+
+async def list_groups(call: Call) -> Answer:
+    """Show a page of the groups."""
+    given = parameters(models.GroupParameters, *call.query)
+    page = await call.site.coordinator.list_groups(
+        limit=given.limit, after=given.cursor, deadline=call.deadline, principal=call.principal
+    )
+    shown = [convert.group_shown(view) for view in page.groups]
+    return answer(HTTPStatus.OK, models.GroupList(groups=shown, next=page.next))
+
+
+async def get_group(call: Call) -> Answer:
+    """Show a group."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    view = await call.site.coordinator.get_group(name, deadline=call.deadline, principal=call.principal)
+    return answer(HTTPStatus.OK, convert.group_shown(view))
+
+
+async def get_check_secrets(call: Call) -> Answer:
+    """Show what a group's checks are signed with."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    secrets = await call.site.coordinator.check_secrets(name, deadline=call.deadline, principal=call.principal)
+    return answer(
+        HTTPStatus.OK, models.CheckSecretsResponse(group=name, secrets=list(secrets)), ("Cache-Control", "no-store")
+    )
+
+
+async def delete_group(call: Call) -> Answer:
+    """Remove a group."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    await call.site.coordinator.delete_group(name, deadline=call.deadline, principal=call.principal)
+    return answer(HTTPStatus.NO_CONTENT)
+
+
+async def fetch_checks(call: Call) -> Answer:
+    """Hand out due checks, waiting for the first."""
+    name = path_parameter("group", call.parameter, models.GroupName)
+    given = parameters(models.PollParameters, *call.query)
+    checks = await call.site.coordinator.lease_checks(
+        name,
+        at_most=given.max,
+        wait_s=given.wait_s,
+        principal=call.principal,
+        is_connected=lambda: call.has_reader,
+    )
+    if not any(is_large(check.messages) for check in checks):
+        return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
+    async with call.large_answer() as give_way:
+        return answer_in_pieces(HTTPStatus.OK, await convert.fetched_in_pieces(checks, give_way))
+
+
+async def prepare(call: Call) -> Answer:
+    """Prepare a transaction."""
+    validation = call.site.validation
+    wanted = validation.read(models.PrepareRequest, call.body, validation.to_prepare)
+    call.group, call.subject = wanted.group, wanted.id
+    done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, principal=call.principal)
+    location = ("Location", f"/v1/transactions/{done.id}")
+    return answer(HTTPStatus.CREATED if done.created else HTTPStatus.OK, convert.prepared(done), location)
+
+
+async def end(call: Call) -> Answer:
+    """Commit, roll back, or leave it to check-back."""
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    convert_end = partial(to_end, transaction_id=transaction_id, cause=cause_of(call.request.headers))
+    wanted = call.site.validation.read(models.EndRequest, call.body, convert_end)
+    done = await call.site.coordinator.end(wanted, deadline=call.deadline, principal=call.principal)
+    return answer(HTTPStatus.OK, models.EndResponse(id=done.id, state=done.state, changed=done.changed))
+
+
+async def get_transaction(call: Call) -> Answer:
+    """Show a transaction."""
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, principal=call.principal)
+    if view.messages is None or not is_large(view.messages):
+        return answer(HTTPStatus.OK, convert.transaction(view))
+    async with call.large_answer() as give_way:
+        without = convert.transaction(msgspec.structs.replace(view, messages=()))
+        return answer_in_pieces(HTTPStatus.OK, await with_messages(without, view.messages, give_way))
+
+
+async def list_transactions(call: Call) -> Answer:
+    """List transactions."""
+    query = to_list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
+    page = await call.site.coordinator.list(query, deadline=call.deadline, principal=call.principal)
+    await call.site.coordinator.turns.next(call.principal.group)
+    return answer(HTTPStatus.OK, convert.page(page))
+
+
+async def stream(call: Call) -> Answer:
+    """Judge a handshake; the connection is a stream after it."""
+    headers = call.request.headers
+    if headers.get("Upgrade", "").lower() != "websocket":
+        raise UpgradeRequiredError(f"this path is a WebSocket of the subprotocol {SUBPROTOCOL}: send its handshake")
+    offered = [name.strip() for name in headers.get("Sec-WebSocket-Protocol", "").split(",")]
+    if SUBPROTOCOL not in offered:
+        raise UpgradeRequiredError(f"none of the subprotocols is known here: offer {SUBPROTOCOL}")
+    origin = headers.get("Origin")
+    if origin is not None:
+        demand_same_origin(origin, headers.get("Host", ""))
+    return answer(HTTPStatus.SWITCHING_PROTOCOLS)
+
+
+async def check(call: Call) -> Answer:
+    """Ask the group now."""
+    nothing_in(call.body)
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    view = await call.site.coordinator.check(transaction_id, deadline=call.deadline, principal=call.principal)
+    return answer(HTTPStatus.ACCEPTED, convert.summary(view))
+
+
+async def resume(call: Call) -> Answer:
+    """Take a parked transaction back among the prepared."""
+    nothing_in(call.body)
+    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    view = await call.site.coordinator.resume(transaction_id, deadline=call.deadline, principal=call.principal)
+    return answer(HTTPStatus.OK, convert.summary(view))
+
+
+async def get_openapi(call: Call) -> Answer:
+    """Serve the description of this interface."""
+    return Answer(status=HTTPStatus.OK, body=call.site.openapi)

@@ -1,0 +1,179 @@
+"""Generates the OpenAPI 3.1 document from the table of calls and the models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import msgspec
+
+from halfway.http.handlers.handlers import ALWAYS
+from halfway.http.requests import explain as schemas
+from halfway.http.requests.validation import CAUSE_HEADER
+from halfway.http.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
+
+if TYPE_CHECKING:
+    from halfway.http.handlers.handlers import Operation
+    from halfway.protocol.errors import HalfwayError
+
+_JSON: Final = "application/json"
+_HEADERS: Final = {
+    CAUSE_HEADER: {
+        "name": CAUSE_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "`operator` if a person ends the transaction: the op marker records it as the cause",
+        "schema": {"enum": ["producer", "operator"], "default": "producer"},
+    }
+}
+
+
+@cache
+def encoded() -> bytes:
+    """Return the document of all calls as JSON. It is generated once per process."""
+    from halfway.http.handlers.routes import OPERATIONS
+
+    return msgspec.json.encode(document(OPERATIONS))
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document of a table of calls."""
+    models = [Problem]
+    for operation in operations:
+        models += [member for _, model in operation.responses.values() for member in _structs_of(model)]
+        if operation.body is not None:
+            models.append(operation.body)
+    from halfway.http.requests import models as requests
+
+    components = schemas.schema_components([*dict.fromkeys([*models, requests.BatchEnd])])
+    components["BatchItem"]["properties"]["body"] = {
+        "anyOf": [_reference("PreparedResponse"), _reference("EndResponse")]
+    }
+    components["BatchItem"]["properties"]["problem"] = _reference("Problem")
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, ALWAYS)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "halfway",
+            "version": _version(),
+            "description": "Transactional (half) messages for Kafka. Times are RFC 3339 in UTC with milliseconds, "
+            "durations are seconds.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key, as `halfway keys create` shows it",
+                },
+                "certificate": {
+                    "type": "mutualTLS",
+                    "description": "A client certificate that is bound to a principal",
+                },
+            },
+        },
+        "security": [{}, {"bearer": []}, {"certificate": []}],
+    }
+
+
+def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "parameters": list(_parameters(operation)),
+        "responses": {
+            **{
+                str(int(status)): _events(text) if operation.listens else _response(text, model)
+                for status, (text, model) in operation.responses.items()
+            },
+            **_problems([*operation.errors, *always]),
+        },
+    }
+    if operation.body is not None:
+        content = {_JSON: {"schema": _reference(operation.body.__name__)}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    described: list[dict[str, Any]] = []
+    if operation.parameter is not None:
+        name, kind = operation.parameter
+        described.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
+    if operation.query is not None:
+        _, components = msgspec.json.schema_components([operation.query], ref_template=schemas.REFERENCE)
+        for name, schema in components[operation.query.__name__]["properties"].items():
+            described.append({"name": name, "in": "query", "required": False, "schema": _without_null(schema)})
+    return [*described, *(_HEADERS[name] for name in operation.headers)]
+
+
+def _response(text: str, model: Any) -> dict[str, Any]:
+    if model is None:
+        return {"description": text}
+    choices = [_reference(member.__name__) for member in _structs_of(model)]
+    schema = {"anyOf": choices} if len(choices) > 1 else next(iter(choices), {"type": "object"})
+    return {"description": text, "content": {_JSON: {"schema": schema}}}
+
+
+def _events(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"text/event-stream": {"schema": {}}}}
+
+
+def _problems(errors: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+    by_status: dict[int, list[type[HalfwayError]]] = {}
+    for error in dict.fromkeys(errors):
+        by_status.setdefault(status_of(error)[0], []).append(error)
+    return {str(status): _problem(status, kinds) for status, kinds in sorted(by_status.items())}
+
+
+def _problem(status: int, kinds: Sequence[type[HalfwayError]]) -> dict[str, Any]:
+    lines = [f"- `{kind.code}`: {' '.join((kind.__doc__ or '').split())}" for kind in kinds]
+    codes = {"properties": {"error_code": {"enum": [kind.code for kind in kinds]}}}
+    described: dict[str, Any] = {
+        "description": f"{HTTPStatus(status).phrase}\n\n" + "\n".join(lines),
+        "content": {CONTENT_TYPE: {"schema": {"allOf": [_reference("Problem"), codes]}}},
+    }
+    if any(retry_after(kind.__new__(kind)) for kind in kinds):
+        described["headers"] = {
+            "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+        }
+    return described
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    return msgspec.json.schema(kind, ref_template=schemas.REFERENCE)
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a parameter's schema without the null that means "left out"."""
+    choices = [choice for choice in schema.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        only: dict[str, Any] = choices[0]
+        return only
+    return schema
+
+
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": schemas.REFERENCE.format(name=name)}
+
+
+def _structs_of(model: Any) -> Sequence[Any]:
+    """Return the msgspec models of a union, or of a single type."""
+    members = get_args(model) if isinstance(model, UnionType) else [model]
+    return [member for member in members if isinstance(member, type) and issubclass(member, msgspec.Struct)]
+
+
+def _version() -> str:
+    try:
+        return version("halfway")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,470 @@
+"""Calls that preview, start, show and stop jobs (docs/rest.md#jobs).
+
+Calls by which operators create, list, rotate and revoke keys.
+
+Read-only calls for monitoring: histories, and statistics once or as events (docs/rest.md#statistics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from halfway.coordinator.access import KeySpec
+from halfway.coordinator.records import FailingTopic, JobSpec, Quarantined, RefusedWrite, Skipped
+from halfway.http.handlers.handlers import nothing_in
+from halfway.http.requests import convert, models, operator_models
+from halfway.http.requests import explain as schemas
+from halfway.http.requests import models as history_models
+from halfway.http.requests.explain import rfc3339_or_none
+from halfway.http.requests.models import TransactionId
+from halfway.http.requests.validation import FieldRefusedError, parameters, path_parameter, to_filter
+from halfway.http.responses.answer import Answer, answer
+from halfway.protocol.errors import AccessControlOffError
+from halfway.protocol.principal import Permission, PrincipalKind
+from halfway.protocol.records import MAX_REMARK_BYTES, Audited, rfc3339
+from halfway.protocol.transactions import State
+
+if TYPE_CHECKING:
+    from halfway.coordinator.access import Keys, NewKey
+    from halfway.coordinator.records import GroupFigures, InstanceFigures, JobAction, JobView, ShardPlace, Statistics
+    from halfway.coordinator.records import LaneFigures as Lane
+    from halfway.coordinator.requests import TransactionFilter
+    from halfway.http.handlers.handlers import Call
+    from halfway.protocol.keys import Key
+
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+async def create_key(call: Call) -> Answer:
+    """Create a key, or bind a certificate."""
+    keys = _keys(call)
+    request = call.site.validation.read(models.KeyRequest, call.body, _identity)
+    spec = KeySpec(
+        kind=PrincipalKind(request.kind),
+        name=request.name,
+        expires_in_ms=_to_ms(request.expires_in_s),
+        certificate=request.certificate,
+    )
+    work = keys.create(spec, deadline=call.deadline, principal=call.principal)
+    return _created(await _audited(call, work, Audited.CREATE_KEY, request.name, _describe_new))
+
+
+async def rotate_key(call: Call) -> Answer:
+    """Create another key for the principal of a key. The old key then expires."""
+    keys = _keys(call)
+    key_id = path_parameter("id", call.parameter, models.KeyId)
+    request = call.site.validation.read(models.RotateRequest, call.body or b"{}", _identity)
+    work = keys.rotate(
+        key_id,
+        keep_ms=round(request.keep_s * 1000),
+        expires_in_ms=_to_ms(request.expires_in_s),
+        deadline=call.deadline,
+        principal=call.principal,
+    )
+    return _created(await _audited(call, work, Audited.ROTATE_KEY, key_id, _describe_new))
+
+
+async def list_keys(call: Call) -> Answer:
+    """Show a page of the keys, without their secrets."""
+    keys = _keys(call)
+    query = parameters(models.KeyParameters, *call.query)
+    page = await keys.page(
+        name=query.name, limit=query.limit, after=query.cursor, deadline=call.deadline, principal=call.principal
+    )
+    listed = [models.KeyResponse(**_fields(key)) for key in page.keys]
+    return answer(HTTPStatus.OK, models.KeyList(keys=listed, next=page.next))
+
+
+async def revoke_key(call: Call) -> Answer:
+    """Revoke a key."""
+    keys = _keys(call)
+    key_id = path_parameter("id", call.parameter, models.KeyId)
+    work = keys.revoke(key_id, deadline=call.deadline, principal=call.principal)
+    await _audited(call, work, Audited.REVOKE_KEY, key_id, _describe)
+    return answer(HTTPStatus.NO_CONTENT)
+
+
+def _keys(call: Call) -> Keys:
+    keys = call.site.coordinator.keys
+    if keys is None:
+        raise AccessControlOffError
+    return keys
+
+
+async def _audited(
+    call: Call, work: Awaitable[T], action: Audited, subject: str, describe: Callable[[T], dict[str, str]]
+) -> T:
+    return await call.site.coordinator.auditor.audit(work, call.principal, action, subject, describe=describe)
+
+
+def _describe_new(new: NewKey) -> dict[str, str]:
+    return _describe(new.key) | {"subject": new.key.id}
+
+
+def _describe(key: Key) -> dict[str, str]:
+    group = {"group": key.name} if key.kind is PrincipalKind.GROUP else {}
+    return group | {"detail": f"of {key.kind.value} {key.name}"}
+
+
+def _identity(request: M) -> M:
+    return request
+
+
+def _to_ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _created(new: NewKey) -> Answer:
+    response = models.NewKeyResponse(**_fields(new.key), key=new.text)
+    return answer(HTTPStatus.CREATED, response, ("Location", f"/v1/keys/{new.key.id}"), ("Cache-Control", "no-store"))
+
+
+def _fields(key: Key) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "kind": key.kind.value,
+        "name": key.name,
+        "created_at": rfc3339(key.created_at),
+        "expires_at": rfc3339_or_none(key.expires_at),
+        "certificate": key.certificate,
+    }
+
+
+_DIGITS = 3
+AWAY: Final = "an instance does not answer"
+"""The detail that a group sees. It does not learn the addresses of instances."""
+
+
+async def get_history(call: Call) -> Answer:
+    """Show what happened to a transaction."""
+    transaction_id = path_parameter("id", call.parameter, TransactionId)
+    history = await call.site.coordinator.history(transaction_id, deadline=call.deadline, principal=call.principal)
+    events = [
+        history_models.HistoryEvent(**{**msgspec.structs.asdict(event), "at": rfc3339(event.at)})
+        for event in history.events
+    ]
+    messages = [history_models.MessagePlace(**msgspec.structs.asdict(message)) for message in history.messages]
+    response = history_models.HistoryResponse(
+        id=history.id,
+        group=history.group,
+        state=history.state,
+        prepared_at=rfc3339(history.prepared_at),
+        complete=not history.missing,
+        missing=list(history.missing),
+        events=events,
+        messages=messages,
+        messages_detail=history.messages_detail,
+    )
+    return answer(HTTPStatus.OK, response)
+
+
+async def get_statistics(call: Call) -> Answer:
+    """Show the statistics of all instances."""
+    group = parameters(operator_models.StatisticsParameters, *call.query).group or call.principal.group
+    statistics = await call.site.coordinator.statistics.gather(group=group, principal=call.principal)
+    return answer(HTTPStatus.OK, to_response(statistics, of_one_group=group is not None))
+
+
+async def get_events(call: Call) -> Answer:  # noqa: ARG001 - every handler takes the call
+    """Accept a listener. The server sends the events."""
+    return answer(HTTPStatus.OK)
+
+
+def to_response(statistics: Statistics, *, of_one_group: bool) -> operator_models.StatisticsResponse:
+    """Convert statistics; with `of_one_group`, without the addresses and the figures of instances."""
+    instances = statistics.instances
+    return operator_models.StatisticsResponse(
+        at=rfc3339(statistics.at),
+        complete=not statistics.away,
+        away=[
+            operator_models.Away(shard=place.shard, instance=None, detail=AWAY)
+            if of_one_group
+            else operator_models.Away(shard=place.shard, instance=place.instance, detail=place.detail)
+            for place in statistics.away
+        ],
+        totals=_totals(statistics),
+        ends=[
+            operator_models.Ends(
+                outcome=count.names[0], cause=count.names[1], per_s=_rounded(count.per_s), total=count.total
+            )
+            for count in statistics.ends
+        ],
+        checks=[
+            operator_models.Checks(verdict=count.names[0], per_s=_rounded(count.per_s), total=count.total)
+            for count in statistics.checks
+        ],
+        groups=[_group(figures) for figures in statistics.groups],
+        groups_left_out=statistics.groups_left_out,
+        instances=[] if of_one_group else [_instance(instance, statistics.asked) for instance in instances],
+        shards=[_shard(place) for place in statistics.shards],
+        failures=operator_models.Failures(
+            topics=[_topic(topic) for instance in instances for topic in instance.topics],
+            refused=[_refused(write) for instance in instances for write in instance.writes],
+            quarantined=[_quarantined(entry, instance.url) for instance in instances for entry in instance.quarantined],
+            skipped=[_skipped(records) for instance in instances for records in instance.skipped],
+        ),
+    )
+
+
+def _totals(statistics: Statistics) -> operator_models.Totals:
+    shards = [shard for instance in statistics.instances for shard in instance.shards]
+    return operator_models.Totals(
+        pending=sum(shard.pending for shard in shards),
+        parked=sum(shard.parked for shard in shards),
+        remembered=sum(shard.remembered for shard in shards),
+        oldest_pending_s=max((shard.oldest_pending_s for shard in shards), default=0.0),
+        resolving=sum(instance.resolving for instance in statistics.instances),
+        prepares_per_s=_rounded(sum(instance.prepares_per_s for instance in statistics.instances)),
+        ends_per_s=_rounded(sum(count.per_s for count in statistics.ends)),
+    )
+
+
+def _group(figures: GroupFigures) -> operator_models.GroupState:
+    return operator_models.GroupState(
+        group=figures.group,
+        pending=figures.pending,
+        parked=figures.parked,
+        prepares_per_s=_rounded(figures.prepares_per_s),
+        ends_per_s=_rounded(figures.ends_per_s),
+        checks_in_flight=figures.checks_in_flight,
+        checks_due=figures.checks_due,
+        breaker="closed" if figures.breaker_until is None else "open",
+        breaker_until=rfc3339_or_none(figures.breaker_until),
+        endpoints=[
+            operator_models.EndpointState(
+                host=endpoint.host,
+                well=endpoint.well,
+                status=endpoint.status,
+                detail=endpoint.detail,
+                at=rfc3339(endpoint.at),
+                duration_s=_rounded(endpoint.duration_s),
+            )
+            for endpoint in figures.endpoints
+        ],
+    )
+
+
+def _instance(figures: InstanceFigures, answering_url: str) -> operator_models.InstanceState:
+    return operator_models.InstanceState(
+        url=figures.url,
+        asked=figures.url == answering_url,
+        since=rfc3339(figures.since),
+        shards=[shard.shard for shard in figures.shards],
+        resolving=figures.resolving,
+        lane=None if figures.lane is None else _lane(figures.lane),
+        warnings=[operator_models.WarningState(check=one.check, detail=one.detail) for one in figures.warnings],
+    )
+
+
+def _lane(lane: Lane) -> operator_models.LaneState:
+    failure = lane.last_failure
+    return operator_models.LaneState(
+        commits_per_s=lane.commits_per_s,
+        ends_per_s=lane.ends_per_s,
+        commit_s=lane.commit_s,
+        failures=lane.failures,
+        last_failure=None
+        if failure is None
+        else operator_models.LaneFailure(at=rfc3339(failure.at), reason=failure.reason),
+    )
+
+
+def _shard(place: ShardPlace) -> operator_models.ShardState:
+    names = [field.name for field in msgspec.structs.fields(operator_models.ShardState)][2:]
+    figures: dict[str, Any] = {name: None if place.figures is None else getattr(place.figures, name) for name in names}
+    return operator_models.ShardState(shard=place.shard, instance=place.instance, **figures)
+
+
+def _topic(topic: FailingTopic) -> operator_models.FailingTopicState:
+    return operator_models.FailingTopicState(
+        topic=topic.topic,
+        error_code=topic.error_code,
+        detail=topic.detail,
+        refused=topic.refused,
+        first_at=rfc3339(topic.first_at),
+        last_at=rfc3339(topic.last_at),
+        retry_at=rfc3339_or_none(topic.retry_at),
+        first_error_code=topic.first_error_code,
+        first_detail=topic.first_detail,
+    )
+
+
+def _refused(write: RefusedWrite) -> operator_models.RefusedState:
+    return operator_models.RefusedState(
+        id=write.id,
+        topic=write.topic,
+        error_code=write.error_code,
+        detail=write.detail,
+        last_at=rfc3339(write.last_at),
+        retry_at=rfc3339(write.retry_at),
+    )
+
+
+def _quarantined(entry: Quarantined, instance: str) -> operator_models.QuarantinedState:
+    fields = {**msgspec.structs.asdict(entry), "since": rfc3339(entry.since), "until": rfc3339_or_none(entry.until)}
+    return operator_models.QuarantinedState(instance=instance, **fields)
+
+
+def _skipped(records: Skipped) -> operator_models.SkippedState:
+    last_at = rfc3339(records.last_at)
+    return operator_models.SkippedState(
+        topic=records.topic, reason=records.reason, count=records.count, last_at=last_at
+    )
+
+
+def _rounded(number: float) -> float:
+    return round(number, _DIGITS)
+
+
+_ID_BYTES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class _JobStart:
+    spec: JobSpec
+    preview: bool
+
+
+async def start_job(call: Call) -> Answer:
+    """Accept a job, or preview what it would act on."""
+    start = call.site.validation.read(operator_models.JobRequest, call.body, _to_start)
+    spec, jobs = start.spec, call.site.coordinator.jobs
+    if start.preview:
+        count, sample = await jobs.preview(
+            spec, sample=operator_models.SAMPLE, deadline=call.deadline, principal=call.principal
+        )
+        preview = operator_models.JobPreview(
+            preview=True,
+            action=spec.action,
+            count=count,
+            more=count > spec.most,
+            sample=[convert.summary(view) for view in sample],
+        )
+        return answer(HTTPStatus.OK, preview)
+    view = await jobs.start(spec, deadline=call.deadline, principal=call.principal)
+    status = HTTPStatus.ACCEPTED if view.created else HTTPStatus.OK
+    return answer(status, _job_response(call, view), ("Location", f"/v1/jobs/{spec.id}"))
+
+
+async def list_jobs(call: Call) -> Answer:
+    """Show the jobs of all instances."""
+    listing = await call.site.coordinator.jobs.all(deadline=call.deadline, principal=call.principal)
+    of_one_group = call.principal.group is not None
+    away = [
+        operator_models.JobPlace(instance=None, detail=AWAY)
+        if of_one_group
+        else operator_models.JobPlace(instance=place.instance, detail=place.detail)
+        for place in listing.away
+    ]
+    jobs = [_job_response(call, job) for job in listing.jobs]
+    return answer(HTTPStatus.OK, operator_models.JobListResponse(jobs=jobs, away=away))
+
+
+async def get_job(call: Call) -> Answer:
+    """Show a job and a page of its items."""
+    job_id = path_parameter("id", call.parameter, operator_models.JobId)
+    query = parameters(operator_models.JobParameters, *call.query)
+    page = await call.site.coordinator.jobs.page(
+        job_id,
+        result=query.result,
+        start=query.cursor,
+        limit=query.limit,
+        deadline=call.deadline,
+        principal=call.principal,
+    )
+    items = [
+        operator_models.JobItem(
+            id=item.id,
+            result=item.result,
+            state=item.state,
+            error_code=item.error_code,
+            detail=item.detail,
+            at=rfc3339_or_none(item.at),
+        )
+        for item in page.items
+    ]
+    fields = msgspec.structs.asdict(_job_response(call, page.job))
+    return answer(HTTPStatus.OK, operator_models.JobPage(**fields, items=items, next=page.next))
+
+
+async def stop_job(call: Call) -> Answer:
+    """Stop a job: it starts no further item."""
+    nothing_in(call.body)
+    job_id = path_parameter("id", call.parameter, operator_models.JobId)
+    view = await call.site.coordinator.jobs.stop(job_id, deadline=call.deadline, principal=call.principal)
+    return answer(HTTPStatus.ACCEPTED, _job_response(call, view))
+
+
+def _to_start(request: operator_models.JobRequest) -> _JobStart:
+    if (request.filter is None) == (request.ids is None):
+        raise FieldRefusedError("filter", "give either a filter ({} for every transaction of the action) or ids")
+    if not request.reason and not request.preview:
+        raise FieldRefusedError("reason", "missing: it is stored as the remark of each transaction")
+    if request.reason is not None and not schemas.remark_fits(request.reason):
+        raise FieldRefusedError("reason", f"larger than {MAX_REMARK_BYTES} bytes")
+    spec = JobSpec(
+        id=request.id or token_hex(_ID_BYTES),
+        action=request.action,
+        filter=None if request.filter is None else _filter(request.filter, request.action),
+        ids=tuple(request.ids or ()),
+        reason=request.reason or "",
+        rate=request.rate,
+        most=request.most,
+    )
+    return _JobStart(spec=spec, preview=request.preview)
+
+
+def _filter(request: operator_models.JobFilter, action: JobAction) -> TransactionFilter:
+    transactions = to_filter(request)
+    if transactions.state is not None and transactions.state not in action.states:
+        raise FieldRefusedError("filter.state", f"{action} acts on {' or '.join(action.states)} transactions only")
+    return transactions
+
+
+def _job_response(call: Call, view: JobView) -> operator_models.JobResponse:
+    """Convert a job. A message key in its filter is shown only to callers that may read payloads."""
+    spec = view.spec
+    found = view.found
+    return operator_models.JobResponse(
+        id=spec.id,
+        action=spec.action,
+        filter=None if spec.filter is None else _job_filter(call, spec.filter),
+        ids=len(spec.ids) or None,
+        reason=spec.reason,
+        rate=spec.rate,
+        most=spec.most,
+        by=str(view.by),
+        state=view.state,
+        detail=view.detail,
+        instance=view.instance if call.principal.group is None else None,
+        accepted_at=rfc3339(view.accepted_at),
+        started_at=rfc3339_or_none(view.started_at),
+        finished_at=rfc3339_or_none(view.finished_at),
+        found=found,
+        more=found is not None and found > spec.most,
+        finished=sum(view.results.values()),
+        results=view.results,
+    )
+
+
+def _job_filter(call: Call, transactions: TransactionFilter) -> operator_models.JobFilter:
+    may_read = call.site.coordinator.authority.may(call.principal, Permission.READ_PAYLOADS, call.principal.group)
+    state = transactions.state
+    return operator_models.JobFilter(
+        state="prepared" if state is State.PREPARED else "parked" if state is State.PARKED else None,
+        group=transactions.group,
+        topic=transactions.topic,
+        key=transactions.key.decode() if transactions.key is not None and may_read else None,
+        id=transactions.id,
+        older_than_s=transactions.older_than_s,
+        younger_than_s=transactions.younger_than_s,
+        error=transactions.error,
+    )

@@ -1,0 +1,293 @@
+"""Errors as problem documents (RFC 9457): one table from each error to its status and title.
+
+Errors of a request before the service sees it.
+
+Logs events that anybody can cause at any rate: the first one at once, the others counted.
+
+Logs refused requests: the first of each kind, and then how many more there were in a minute, with a sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from halfway.coordinator.logging import LogSummary
+from halfway.protocol import errors
+from halfway.protocol.errors import HalfwayError, InvalidRequestError, RetryableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class MalformedJsonError(HalfwayError):
+    """The body is not one JSON document in UTF-8."""
+
+    code = "malformed_json"
+
+
+class EmptyBodyError(HalfwayError):
+    """The request needs a body of JSON, and has none."""
+
+    code = "empty_body"
+
+
+class BodyTooLargeError(HalfwayError):
+    """The body is larger than the limit."""
+
+    code = "body_too_large"
+
+    def __init__(self, limit: int) -> None:
+        """Say the limit in bytes, and how to raise it."""
+        super().__init__(
+            f"the body is larger than the limit of {limit} bytes: send less, or raise HALFWAY_MAX_BODY_BYTES",
+            limit=limit,
+        )
+
+
+class BodyTimeoutError(HalfwayError):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+
+
+class UnsupportedMediaTypeError(HalfwayError):
+    """The body is not sent as `application/json`, or is compressed."""
+
+    code = "unsupported_media_type"
+
+
+class BadHttpError(HalfwayError):
+    """The request is not legal HTTP/1.1, or its line or headers are longer than 8 KiB."""
+
+    code = "bad_http"
+
+
+class UnknownPathError(HalfwayError):
+    """There is nothing at this path: GET /openapi.json lists what there is."""
+
+    code = "unknown_path"
+
+
+class MethodNotAllowedError(HalfwayError):
+    """The path does not take this method."""
+
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, allowed: Sequence[str]) -> None:
+        """Say what the path takes."""
+        self.allowed = ", ".join(allowed)
+        super().__init__(f"the path does not take {method[:20]}: {self.allowed}", allowed=list(allowed))
+
+
+class UpgradeRequiredError(HalfwayError):
+    """This path takes only WebSocket handshakes with a subprotocol that the server knows."""
+
+    code = "upgrade_required"
+
+
+class InternalError(HalfwayError):
+    """Something went wrong here that is not the request's fault: the log has it under the request's id."""
+
+    code = "internal"
+
+
+def invalid(errors: Sequence[tuple[str, str]], *, noun: str = "the body") -> InvalidRequestError:
+    """Return one error that names every wrong field, from (field as a JSON path, the fault and the remedy).
+
+    `noun` is what the text calls the whole, which has the empty path.
+    """
+    first_field, first_detail = errors[0]
+    more = f" (and {len(errors) - 1} more, in `errors`)" if len(errors) > 1 else ""
+    error = InvalidRequestError(f"{first_field or noun}: {first_detail}{more}", field=first_field)
+    error.fields["errors"] = [{"field": field, "detail": detail} for field, detail in errors]
+    return error
+
+
+CONTENT_TYPE: Final = "application/problem+json"
+
+STATUS: Final[dict[type[HalfwayError], tuple[int, str]]] = {
+    MalformedJsonError: (400, "Malformed JSON"),
+    EmptyBodyError: (400, "Empty body"),
+    BadHttpError: (400, "Bad request"),
+    errors.UnauthenticatedError: (401, "Unauthenticated"),
+    errors.PreparesRejectedError: (403, "No new transactions are taken"),
+    errors.ForbiddenError: (403, "Forbidden"),
+    errors.UnknownGroupError: (404, "Unknown group"),
+    errors.UnknownKeyError: (404, "Unknown key"),
+    errors.UnknownJobError: (404, "Unknown job"),
+    errors.UnknownTransactionError: (404, "Unknown transaction"),
+    UnknownPathError: (404, "Unknown path"),
+    MethodNotAllowedError: (405, "Method not allowed"),
+    BodyTimeoutError: (408, "Body not received in time"),
+    errors.AlreadyEndedError: (409, "Already ended"),
+    errors.NotPendingError: (409, "Not pending"),
+    errors.IdReusedError: (409, "Id reused"),
+    errors.IdReplacedError: (409, "Id replaced"),
+    errors.JobIdReusedError: (409, "Job id reused"),
+    errors.GroupInUseError: (409, "Group in use"),
+    errors.TooManyKeysError: (409, "Too many keys"),
+    errors.AccessControlOffError: (409, "Access control is off"),
+    errors.OutcomeExpiredError: (410, "Outcome expired"),
+    errors.MessageTooLargeError: (413, "Message too large"),
+    BodyTooLargeError: (413, "Body too large"),
+    UnsupportedMediaTypeError: (415, "Unsupported media type"),
+    errors.InvalidRequestError: (422, "Invalid request"),
+    errors.TopicNotAllowedError: (422, "Topic not allowed"),
+    errors.UnknownTopicError: (422, "Unknown topic"),
+    UpgradeRequiredError: (426, "Upgrade required"),
+    errors.OverloadedError: (429, "Overloaded"),
+    errors.GroupLimitedError: (429, "Group limited"),
+    InternalError: (500, "Internal error"),
+    errors.OutcomeUnknownError: (503, "Outcome unknown"),
+    errors.EndUnconfirmedError: (503, "End not confirmed"),
+    errors.ShardUnavailableError: (503, "Shard unavailable"),
+    errors.KafkaUnavailableError: (503, "Kafka unavailable"),
+    errors.TopicUnavailableError: (503, "Topic unavailable"),
+    errors.NotAuthorisedError: (503, "Not authorised by Kafka"),
+    errors.ShuttingDownError: (503, "Shutting down"),
+}
+"""Every error that a caller can get; any other is an internal error (500)."""
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=str)
+
+
+class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """One wrong field."""
+
+    field: str
+    """A JSON path such as `messages[0].topic`; empty for the whole body."""
+    detail: str
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error; more members come with some codes (`id`, `state`, `group`, `pending`, `parked`, `limit`)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error_code: str
+    """Never changes; act on this, not on `detail`."""
+    instance: str | None = None
+    """The request's id, as in the header X-Request-Id and in the log."""
+    errors: list[FieldProblem] | None = None
+    state: str | None = None
+    retry_after_s: int | None = None
+    """Of one of many answers, in a batch or on a stream: the seconds that the header Retry-After says elsewhere."""
+
+
+def status_of(kind: type[HalfwayError]) -> tuple[int, str]:
+    """Return the status and the title of an error, or those of its nearest base in the table."""
+    for base in kind.__mro__:
+        if base in STATUS:
+            return STATUS[base]
+    return STATUS[InternalError]
+
+
+def problem(error: HalfwayError) -> dict[str, Any]:
+    """Return the problem document of an error; an internal error reveals no details."""
+    status, title = status_of(type(error))
+    if status == STATUS[InternalError][0] and not isinstance(error, InternalError):
+        error = InternalError()
+    document: dict[str, Any] = {
+        "type": f"urn:halfway:problem:{error.code}",
+        "title": title,
+        "status": status,
+        "detail": error.detail,
+        "error_code": error.code,
+    }
+    for name, value in error.fields.items():
+        document.setdefault(name, value)
+    return document
+
+
+def standing_alone(error: HalfwayError) -> dict[str, Any]:
+    """Return the problem document of one of many answers: what a header says of a whole one stands in it."""
+    document = problem(error)
+    wait = retry_after(error)
+    return document if wait is None else {**document, "retry_after_s": int(wait)}
+
+
+def encoded(document: dict[str, Any]) -> bytes:
+    """Return a problem document as JSON."""
+    return _ENCODER.encode(document)
+
+
+def retry_after(error: HalfwayError) -> str | None:
+    """Return the value of Retry-After in whole seconds, None for an error that a retry does not help."""
+    return str(max(1, ceil(error.retry_after_s))) if isinstance(error, RetryableError) else None
+
+
+_EVERY_S: Final = 10.0
+
+
+class RareLog:
+    """Writes at most one line in ten seconds for each reason, with how often it happened since the line before.
+
+    Reasons are from a fixed set, never what a caller sends.
+    """
+
+    def __init__(self, name: str, event: str) -> None:
+        """Take the logger's name, and the event."""
+        self._log = structlog.get_logger(name)
+        self._event = event
+        self._counts: dict[str, int] = {}
+        """How often each reason that had a line in the last ten seconds has come since."""
+        self._fields: dict[str, dict[str, Any]] = {}
+
+    def note(self, reason: str, **fields: Any) -> None:
+        """Write a line, or count the event. The fields of a later line are those of the last event."""
+        self._fields[reason] = fields
+        if reason in self._counts:
+            self._counts[reason] += 1
+        else:
+            self._write(reason, 1)
+
+    def _write(self, reason: str, count: int) -> None:
+        self._log.info(self._event, reason=reason, count=count, **self._fields[reason])
+        self._counts[reason] = 0
+        asyncio.get_running_loop().call_later(_EVERY_S, self._end, reason)
+
+    def _end(self, reason: str) -> None:
+        count = self._counts.pop(reason)
+        if count:
+            self._write(reason, count)
+        else:
+            del self._fields[reason]
+
+
+log = structlog.get_logger(__name__)
+
+_SHOWN: Final = 128
+"""Shown characters of what a client sent: as many as an id may have."""
+
+
+class RefusalLog:
+    """A kind is an operation, its error and the group. What the caller can change is info, all else a warning."""
+
+    def __init__(self) -> None:
+        """Start with nothing counted."""
+        self._of_callers = LogSummary(log, "info", "request_refused")
+        self._of_ours = LogSummary(log, "warning", "request_refused")
+
+    def note(
+        self,
+        operation: str,
+        status: int,
+        error_code: str | None,
+        *,
+        group: str | None,
+        id: str | None,  # noqa: A002 - the name of the field
+        request_id: str | None,
+    ) -> None:
+        """Log or count a request, or an item of one, that was refused."""
+        is_ours = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
+        summary = self._of_ours if is_ours else self._of_callers
+        kind = {"operation": operation, "status": int(status), "error": error_code, "group": group and group[:_SHOWN]}
+        summary.note(kind, id=id and id[:_SHOWN], request_id=request_id)

@@ -1,0 +1,289 @@
+"""aiohttp's low-level server with limits on connections and on slow headers. Bad HTTP is answered with a problem."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import structlog
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from halfway.http.console.console import INDEX, ROOT, Console
+from halfway.http.responses.answer import refusal
+from halfway.http.responses.problems import CONTENT_TYPE, BadHttpError, InternalError
+from halfway.http.responses.slices import Unsent
+from halfway.http.server.acceptor import HANDSHAKE_S, IDLE_S, Acceptor, ServerTls
+
+if TYPE_CHECKING:
+    from aiohttp.http import WebSocketReader
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+LINGER_S: Final = 5.0
+MAX_CONNECTIONS: Final = 10_000
+UNREAD_S: Final = 20.0
+"""The system closes a connection whose client acknowledges nothing for this long."""
+_IDLE_SEARCH: Final = 256
+"""How many connections to search for an idle one if there are too many."""
+_HANDSHAKE_SHARE: Final = 4
+"""One in this many connections may be in its TLS handshake."""
+_BACKLOG: Final = 1024
+_CLOSING_S: Final = 0.1
+_BAD_REQUEST: Final = 400
+
+
+class _Connection(RequestHandler):
+    """A connection that answers errors below the handler with problems, and ends if the client does not read."""
+
+    def __init__(self, manager: _Server, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._unsent = manager.unsent
+        self.certificate: Mapping[str, Any] | None = None
+        """The client's certificate. It is kept here because a lost connection no longer has it."""
+        self.caller: str | None = None
+        """The group whose request was the last one on this connection, None if it was of no group."""
+        self.waiting: asyncio.Task[Any] | None = None
+        """The task to cancel if the connection is lost."""
+        self.arrived: Callable[[bytes], bool] | None = None
+        """Called with each piece of WebSocket data; the connection is aborted if it returns False."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the connection is open and no request is under way."""
+        return self.transport is not None and not self._request_in_progress and not self._messages
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.certificate = transport.get_extra_info("peercert")
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock = transport.get_extra_info("socket")
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
+
+    def set_parser(self, parser: WebSocketReader, data_received_cb: Callable[[], None] | None = None) -> None:
+        super().set_parser(cast("WebSocketReader", _WatchedReader(self, parser)), data_received_cb)
+
+    def give_way(self) -> None:
+        """Close to make room for another connection. With TLS, abort: a normal close waits for the client."""
+        transport = self.transport
+        self.force_close()
+        if transport is not None and transport.get_extra_info("ssl_object") is not None:
+            transport.abort()
+
+    async def start(self) -> None:
+        """Serve requests, unless the connection was closed to make room."""
+        if self.transport is not None:
+            await super().start()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self.writing_paused:
+            self._unsent.end(self)
+        super().connection_lost(exc)
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.transport is not None:
+            self._unsent.begin(self, self.transport, self.caller)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unsent.end(self)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - it can contain data of the client
+    ) -> web.StreamResponse:
+        """Answer bad HTTP or an internal error, and close the connection."""
+        del request
+        if isinstance(exc, ConnectionError):
+            raise exc  # the connection was lost while the request arrived, so there is nobody to answer
+        if status != _BAD_REQUEST:
+            log.error("request_failed", exc_info=exc)
+        answer = refusal(BadHttpError() if status == _BAD_REQUEST else InternalError())
+        response = web.Response(status=answer.status, body=answer.body, content_type=CONTENT_TYPE)
+        response.force_close()
+        return response
+
+
+class _WatchedReader:
+    """Reads a WebSocket, and shows arriving data to the connection first."""
+
+    def __init__(self, connection: _Connection, reader: WebSocketReader) -> None:
+        self._connection = connection
+        self._reader = reader
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        connection = self._connection
+        if connection.arrived is None or connection.arrived(data):
+            return self._reader.feed_data(data)
+        if connection.transport is not None:
+            connection.transport.abort()
+        return True, data
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()
+
+
+class _Server(web.Server):
+    """Creates connections up to the limit. TLS handshakes under way count too."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        console: Console | None,
+        *,
+        max_connections: int,
+        handshake_s: float,
+        tls: ServerTls | None,
+        unsent: Unsent,
+        **options: Any,
+    ) -> None:
+        super().__init__(handler if console is None else self._dispatch, **options)
+        self._handler = handler
+        self._console = console
+        self.unsent = unsent
+        self.acceptor = Acceptor(
+            self,
+            None if tls is None else tls.context,
+            most=max_connections if tls is None else max(1, max_connections // _HANDSHAKE_SHARE),
+            demand_room=self.demand_room,
+            within_s=handshake_s,
+        )
+        self._options = options
+        self._max_connections = max_connections
+
+    def __call__(self) -> _Connection:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+    def _dispatch(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+        """Pass requests for the console's path to the console, and all others to the handler."""
+        path = request.rel_url.raw_path
+        if self._console is not None and (path == ROOT or path.startswith(INDEX)):
+            return self._console(request)
+        return self._handler(request)
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self.acceptor.handshake_done(handler, transport)
+
+    def demand_room(self, newcomer: asyncio.Protocol) -> bool:
+        """Close a connection if there is one too many; return False if only the newcomer can be closed."""
+        if len(self._connections) + len(self.acceptor) <= self._max_connections:
+            return True
+        oldest = [each for each in islice(self._connections, _IDLE_SEARCH) if isinstance(each, _Connection)]
+        idle = next((each for each in oldest if each.idle and each is not newcomer), None)
+        idle = idle or next((each for each in oldest if each.waiting is not None), None)
+        if idle is not None:
+            idle.give_way()
+        return idle is not None
+
+
+@contextmanager
+def cancelled_when_lost(request: web.BaseRequest) -> Iterator[None]:
+    """Cancel the current task if the request's connection is lost; raise ConnectionResetError if it already is."""
+    connection = request.protocol
+    if request.transport is None:
+        raise ConnectionResetError
+    if not isinstance(connection, _Connection):
+        yield
+        return
+    connection.waiting = asyncio.current_task()
+    try:
+        yield
+    finally:
+        connection.waiting = None
+
+
+def note_caller(request: web.BaseRequest, caller: str | None) -> None:
+    """Note whose request it is: what its connection does not send counts for this group."""
+    if isinstance(request.protocol, _Connection):
+        request.protocol.caller = caller
+
+
+@contextmanager
+def call_on_data(request: web.BaseRequest, arrived: Callable[[bytes], bool]) -> Iterator[None]:
+    """Call `arrived` with the data on the request's WebSocket; abort the connection if it returns False."""
+    connection = request.protocol
+    if not isinstance(connection, _Connection):
+        yield
+        return
+    connection.arrived = arrived
+    try:
+        yield
+    finally:
+        connection.arrived = None
+
+
+class HttpServer:
+    """One listening port. `stop` closes it and every connection; finish the requests first."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        console: Console | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+        unsent: Unsent | None = None,
+        handshake_s: float = HANDSHAKE_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """Store the handler, and the console that answers at its own path. Nothing is opened yet.
+
+        If there is one connection too many, the oldest idle connection is closed; otherwise the oldest that only waits
+        for an event; otherwise the new one. A TLS handshake under way counts as a connection. It ends after
+        `handshake_s`, or sooner if it is the oldest and a quarter of all connections are in their handshake.
+        """
+        self._handler = handler
+        self._console = console
+        self._unsent = unsent or Unsent()
+        self._max_connections = max_connections
+        self._handshake_s = handshake_s
+        self._idle_s = idle_s
+        self._server: _Server | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
+        """Listen and return the port; 0 chooses a free one. Raise OSError if it is taken or not permitted."""
+        server = _Server(
+            self._handler,
+            self._console,
+            max_connections=self._max_connections,
+            handshake_s=self._handshake_s,
+            tls=tls,
+            unsent=self._unsent,
+            access_log=None,
+            keepalive_timeout=self._idle_s,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            tcp_keepalive=True,
+        )
+        await server.acceptor.listen(host, port, _BACKLOG)
+        self._server = server
+        self.port = int(server.acceptor.sockets[0].getsockname()[1])
+        return self.port
+
+    async def close_port(self) -> None:
+        """Accept no more connections. Open connections stay open."""
+        if self._server is not None:
+            await self._server.acceptor.close()
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        await self.close_port()
+        if self._server is not None:
+            server, self._server = self._server, None
+            await asyncio.sleep(0)  # start the requests that have arrived before their connections are closed
+            server.pre_shutdown()
+            await server.shutdown(_CLOSING_S)

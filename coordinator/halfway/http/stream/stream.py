@@ -1,0 +1,439 @@
+"""One connection of the stream: reads frames, writes answers and checks, and closes in order (docs/stream.md).
+
+Sends a connection the checks of a group, as many at a time as it wants (docs/stream.md#checks).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+import structlog
+from aiohttp import WSMsgType
+
+from halfway.http.requests.admission import SMALL_BYTES
+from halfway.http.requests.explain import demand_few_members
+from halfway.http.requests.validation import cause_of
+from halfway.http.responses.problems import InternalError, invalid
+from halfway.http.stream import frames
+from halfway.http.stream.accumulator import ArrivingPayload
+from halfway.http.stream.frames import ServerFrame
+from halfway.protocol.errors import (
+    ForbiddenError,
+    HalfwayError,
+    KafkaUnavailableError,
+    OverloadedError,
+    RetryableError,
+    ShuttingDownError,
+    UnauthenticatedError,
+)
+from halfway.protocol.principal import Permission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from aiohttp import web
+
+    from halfway.coordinator.coordinator import Coordinator
+    from halfway.coordinator.requests import LeasedCheck
+    from halfway.http.handlers.handlers import Call
+    from halfway.http.requests.models import StreamChecks
+    from halfway.http.stream.accumulator import OperationAccumulator
+    from halfway.http.stream.frames import Answer, FrameReader
+    from halfway.protocol.principal import Principal
+
+
+log = structlog.get_logger(__name__)
+
+_WAIT_S: Final = 30.0
+"""How long one request for checks waits for the first."""
+_PAUSE_S: Final = 0.05
+"""The pause before checks are fetched again if there were none."""
+_FULL_PAUSE_S: Final = 0.5
+"""The same if none may be sent, as clients do not read what they were sent."""
+
+
+class Taker(Protocol):
+    """A connection, as its subscriptions know it."""
+
+    principal: Principal
+
+    @property
+    def reads(self) -> bool:
+        """Return whether the client reads, and all clients together read enough."""
+
+    async def reading(self) -> None:
+        """Return once the client has read what it was sent."""
+
+    async def push(self, checks: Sequence[LeasedCheck]) -> None:
+        """Send checks."""
+
+    def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
+        """Notify the client that it gets no more checks of a group."""
+
+
+class Subscription:
+    """The checks of one group on one connection."""
+
+    def __init__(self, coordinator: Coordinator, taker: Taker, group: str) -> None:
+        """Want none yet."""
+        self._coordinator = coordinator
+        self._taker = taker
+        self.group = group
+        self._most = 0
+        self._out: dict[str, float] = {}
+        """The checks that are with the client, by their ids, each until its lease has passed."""
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def want(self, most: int) -> None:
+        """Have at most so many checks with the client from now on.
+
+        Raises:
+            HalfwayError: the group has no checks to fetch, or the caller may not fetch them; nothing is changed.
+
+        """
+        await self._leased(0, wait_s=0)
+        self._most = most
+        self._changed.set()
+        if self._task is None or self._task.done():  # it may have ended while the group was looked up here
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def answered(self, check_id: str) -> None:
+        """Note that the client has answered a check."""
+        if self._out.pop(check_id, None) is not None:
+            self._changed.set()
+
+    def end(self) -> None:
+        """Send no more checks; those that were sent stay with the client until their leases have passed."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._taker.reading()
+                free = await self._free()
+                found = await self._try(free)
+                if found:
+                    await self._taker.push(found)
+                else:
+                    await asyncio.sleep(_PAUSE_S if self._taker.reads else _FULL_PAUSE_S)
+        except HalfwayError as error:
+            self._taker.unsubscribed(self, error)
+        except Exception:
+            log.exception("stream_subscription_failed", group=self.group)
+            self._taker.unsubscribed(self, InternalError())
+
+    async def _try(self, free: int) -> Sequence[LeasedCheck]:
+        try:
+            return await self._leased(free, wait_s=_WAIT_S)
+        except RetryableError as error:
+            await asyncio.sleep(error.retry_after_s)
+            return ()
+
+    async def _leased(self, free: int, *, wait_s: float) -> Sequence[LeasedCheck]:
+        found = await self._coordinator.lease_checks(
+            self.group,
+            at_most=free,
+            wait_s=wait_s,
+            principal=self._taker.principal,
+            is_connected=lambda: self._taker.reads,
+        )
+        until = asyncio.get_running_loop().time() + self._coordinator.limits.lease_s
+        self._out.update((check.check_id, until) for check in found)
+        return found
+
+    async def _free(self) -> int:
+        """Return how many more checks the client may get, once it may get any."""
+        while True:
+            self._changed.clear()
+            now = asyncio.get_running_loop().time()
+            for check_id in [check_id for check_id, until in self._out.items() if until <= now]:
+                del self._out[check_id]
+            if (free := self._most - len(self._out)) > 0:
+                return free
+            try:
+                async with asyncio.timeout_at(min(self._out.values(), default=None)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+
+GOING_AWAY: Final = 1001
+BINARY: Final = 1003
+TRY_AGAIN_LATER: Final = 1013
+BAD_FRAME: Final = 4400
+NOT_ALLOWED: Final = 4403
+MAX_GROUPS: Final = 100
+"""Groups whose checks one connection may get."""
+
+
+class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of the stream; seconds, bytes and counts."""
+
+    max_streams: int
+    max_in_flight: int
+    """Operations of one connection that are not answered yet."""
+    max_frame_bytes: int
+    max_frame_operations: int
+    timeout_s: float
+
+    heartbeat_s: float
+
+    @property
+    def hello(self) -> frames.Hello:
+        """The limits as the client gets them."""
+        return frames.Hello(
+            max_frame_bytes=self.max_frame_bytes,
+            max_frame_operations=self.max_frame_operations,
+            max_in_flight=self.max_in_flight,
+            timeout_s=self.timeout_s,
+            heartbeat_s=self.heartbeat_s,
+        )
+
+
+class Stream:
+    """One connection."""
+
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        *,
+        call: Call,
+        reader: FrameReader,
+        accumulator: OperationAccumulator,
+        limits: StreamLimits,
+        on_frame: Callable[[Stream, int], None],
+    ) -> None:
+        """Take the connection of a handshake; `on_frame` is called with the size of each frame that is read."""
+        self.principal = call.principal
+        self.id = call.id
+        self.lost = False
+        self.socket = socket
+        self.arriving = ArrivingPayload()
+        self.unread_bytes = 0
+        """What has arrived of messages that are not read yet."""
+        self._cause = cause_of(call.request.headers)
+        self._coordinator = call.site.coordinator
+        self._authority = call.site.coordinator.authority
+        self._has_room = partial(call.site.unsent.has_room, call.principal.group)
+        self._reader = reader
+        self._accumulator = accumulator
+        self._limits = limits
+        self._on_frame = on_frame
+        self._open: set[int] = set()
+        """The numbers of the operations that are not answered yet."""
+        self._answers: list[Answer] = []
+        self._frames: list[bytes] = [ServerFrame(hello=limits.hello).encoded()]
+        """What is sent before the answers."""
+        self._work = asyncio.Event()
+        self._work.set()
+        self._flowing = asyncio.Event()
+        """Not set while the client does not read what it is sent."""
+        self._flowing.set()
+        self._room = asyncio.Event()
+        self._unconfirmed = 0
+        """Ends that were answered 202 and are not written yet."""
+        self._stopping = False
+        self._closing = False
+        self._close_with: int | None = None
+        self._subscriptions: dict[str, Subscription] = {}
+        self._subscribing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve the connection until either side closes it."""
+        writing = asyncio.get_running_loop().create_task(self._write())
+        try:
+            await self._read()
+            if self._close_with is not None or self._closing:
+                await writing
+        finally:
+            self.lost = True
+            self._accumulator.forget(self)
+            for subscription in self._subscriptions.values():
+                subscription.end()
+            for task in (writing, *self._tasks):
+                task.cancel()
+
+    def stop(self) -> None:
+        """Take no more operations, answer what is in flight, and close."""
+        if not self._stopping:
+            self._stopping = True
+            for subscription in self._subscriptions.values():
+                subscription.end()
+            self._say(ServerFrame(closing=frames.Closing(detail="this instance is stopping: connect to another one")))
+
+    # --- reading
+
+    async def _read(self) -> None:
+        while self._close_with is None and not self.lost:
+            if self._full:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            message = await self.socket.receive()
+            if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                self._on_frame(self, len(message.data))
+            if message.type is WSMsgType.TEXT:
+                try:
+                    self._authority.require(self.principal, Permission.STREAM)
+                    await self._take(message.data)
+                except (UnauthenticatedError, ForbiddenError) as error:
+                    self._break_off(error, NOT_ALLOWED)
+                except KafkaUnavailableError as error:
+                    self._break_off(error, TRY_AGAIN_LATER)
+                except HalfwayError as error:
+                    self._break_off(error, BAD_FRAME)
+            elif message.type is WSMsgType.BINARY:
+                self._break_off(invalid([("", "a binary message: send text")]), BINARY)
+            else:
+                return
+
+    @property
+    def _full(self) -> bool:
+        return len(self._open) + self._unconfirmed + len(self._answers) >= self._limits.max_in_flight
+
+    async def _take(self, data: bytes) -> None:
+        if len(data) > SMALL_BYTES:
+            await demand_few_members(data)
+        requested = self._reader.read(data, self._cause)
+        numbers = requested.numbers
+        known = len(self._open)
+        self._open.update(numbers)
+        if len(self._open) < known + len(numbers):
+            raise invalid([("n", "the number of an operation that is not answered yet: choose another")])
+        if self._stopping:
+            self._refuse(numbers, ShuttingDownError())
+            return
+        for _, end, _ in requested.ends:
+            if end.check_id is not None:
+                for subscription in self._subscriptions.values():
+                    subscription.answered(end.check_id)
+        self._accumulator.add(self, requested, len(data))
+        for n, wanted in requested.checks:
+            self._spawn(self._subscribe(n, wanted))
+
+    def _refuse(self, numbers: Sequence[int], error: HalfwayError) -> None:
+        for n in numbers:
+            self.answer(frames.refused(n, error))
+
+    # --- checks
+
+    async def _subscribe(self, n: int, wanted: StreamChecks) -> None:
+        async with self._subscribing:
+            try:
+                await self._subscribed(wanted)
+            except HalfwayError as error:
+                self.answer(frames.refused(n, error))
+            else:
+                self.answer(frames.subscribed(n, wanted))
+
+    async def _subscribed(self, wanted: StreamChecks) -> None:
+        subscription = self._subscriptions.get(wanted.group)
+        if subscription is None:
+            if len(self._subscriptions) >= MAX_GROUPS:
+                raise OverloadedError(f"this stream gets the checks of {MAX_GROUPS} groups already: open another")
+            subscription = Subscription(self._coordinator, self, wanted.group)
+        await subscription.want(wanted.max)
+        if wanted.max:
+            self._subscriptions[wanted.group] = subscription
+        else:
+            subscription.end()
+            self._subscriptions.pop(wanted.group, None)
+
+    @property
+    def reads(self) -> bool:
+        """Return whether this client is connected and reads, and all clients together read enough."""
+        return not self.lost and not self._stopping and self._flowing.is_set() and self._has_room()
+
+    async def reading(self) -> None:
+        """Return once the client has read what it was sent."""
+        await self._flowing.wait()
+
+    async def push(self, checks: Sequence[LeasedCheck]) -> None:
+        """Send checks."""
+        self._frames.append(await frames.pushed(checks, partial(self._coordinator.turns.next, self.principal.group)))
+        self._work.set()
+
+    def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
+        """Notify the client that it gets no more checks of a group."""
+        if isinstance(error, UnauthenticatedError):
+            self._break_off(error, NOT_ALLOWED)
+            return
+        if self._subscriptions.get(subscription.group) is subscription:
+            del self._subscriptions[subscription.group]
+        _, document = frames.problem_of(error)
+        self._say(ServerFrame(ended=frames.Ended(group=subscription.group, problem=document)))
+
+    # --- writing
+
+    def answer(self, answer: Answer) -> None:
+        """Send an answer, unless the connection is lost."""
+        self._open.discard(answer.n)
+        if not self.lost:
+            if not self._answers:
+                self._work.set()
+            self._answers.append(answer)
+
+    def accept(self, n: int) -> None:
+        """Answer an end that wants no confirmation; `settled` follows."""
+        self._unconfirmed += 1
+        self.answer(frames.accepted(n))
+
+    def settled(self) -> None:
+        """Note that an accepted end is done."""
+        self._unconfirmed -= 1
+        self._room.set()
+
+    def _say(self, frame: ServerFrame) -> None:
+        self._frames.append(frame.encoded())
+        self._work.set()
+
+    def _break_off(self, error: HalfwayError, code: int) -> None:
+        """Send the reason to the client, and close. Nothing more is read."""
+        if self._close_with is None:
+            _, document = frames.problem_of(error)
+            self._say(ServerFrame(problem=document))
+            self._close_with = code
+            self._room.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._frames or self._answers:
+                    self._flowing.clear()
+                    for data in self._taken():
+                        await self.socket.send_frame(data, WSMsgType.TEXT)
+                    self._flowing.set()
+                self._room.set()
+                if (code := self._ends_with()) is not None:
+                    self._closing = True
+                    await self.socket.close(code=code)
+                    return
+                self._work.clear()
+                await self._work.wait()
+        except ConnectionError:
+            self.lost = True
+            self._room.set()
+
+    def _ends_with(self) -> int | None:
+        """Return the code to close with, None if the connection goes on."""
+        if self._close_with is None and self._stopping and not self._open:
+            return GOING_AWAY
+        return self._close_with
+
+    def _taken(self) -> Sequence[bytes]:
+        found, self._frames = self._frames, []
+        answers, self._answers = self._answers, []
+        if answers:
+            found.append(ServerFrame(answers=answers).encoded())
+        return found
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

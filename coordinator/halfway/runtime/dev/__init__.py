@@ -1,1 +1,0 @@
-"""The process `halfway dev`: a broker and a coordinator together, and an endpoint that answers checks."""

@@ -1,1 +1,0 @@
-"""Access: authentication, permissions and keys, and how recently the keys were read. Imports no neighbour."""

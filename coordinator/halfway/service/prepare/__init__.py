@@ -1,1 +1,0 @@
-"""Prepare: checks the rules, chooses the shard, stores the half message. May import query and shards."""

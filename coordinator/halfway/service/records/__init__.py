@@ -1,1 +1,0 @@
-"""Records of statistics, histories and jobs, and the calls between instances. Imports only `requests`."""
