@@ -40,7 +40,7 @@ class UnknownGroupError(HalfwayError):
 
     def __init__(self, group: str) -> None:
         """Name the group and how to register it."""
-        super().__init__(f"group {group!r} is not registered: PUT /v1/groups/{group} first", group=group)
+        super().__init__(f"group {group!r} is not registered: PATCH /v1/groups/{group} first", group=group)
 
 
 class GroupInUseError(HalfwayError):

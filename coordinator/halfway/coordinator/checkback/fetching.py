@@ -99,7 +99,7 @@ class FetchedChecks:
         group = await self._groups.get_permitted(name, Permission.FETCH_CHECKS, principal=principal, deadline=deadline)
         if group.mode is not CheckMode.PULL:
             raise InvalidRequestError(
-                f'group {name!r} gets checks over HTTP: PUT it with "check": {{"mode": "pull"}} to fetch its checks',
+                f'group {name!r} gets checks over HTTP: PATCH it with "check": {{"mode": "pull"}} to fetch its checks',
                 field="group",
             )
         return group

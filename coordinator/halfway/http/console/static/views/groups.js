@@ -27,7 +27,7 @@ export function Groups({ query }) {
     ${data
       ? html`<div class=${problem || live.status === "lost" ? "stale" : ""}><${Table} caption="Groups" columns=${[{ label: "Group", kind: "wide" }, { label: "Checks" }, { label: "Endpoints" }, { label: "Pending", kind: "number" }, { label: "Parked", kind: "number" }, { label: "In check", kind: "number" }, { label: "Topics" }]}
           rows=${data.groups.map((group) => rowOf(group, figures.get(group.group)))}
-          empty=${page > 1 ? html`<${Empty} title="No more groups.">The groups of this page have been deleted.<//>` : html`<${Empty} title="No group yet.">A service registers itself with <code>PUT /v1/groups/{name}</code>.<//>`} /></div>
+          empty=${page > 1 ? html`<${Empty} title="No more groups.">The groups of this page have been deleted.<//>` : html`<${Empty} title="No group yet.">A service registers itself with <code>PATCH /v1/groups/{name}</code>.<//>`} /></div>
           ${live.data?.groups_left_out ? html`<p class="hint">The list shows live figures for the ${count(live.data.groups.length)} groups with the most parked and pending transactions. Open any other group to see its figures.</p>` : null}
           <${Pages} page=${page} next=${data.next} address=${(target) => to("groups", null, target)} />`
       : null}`;

@@ -126,7 +126,7 @@ function BusiestGroups({ groups, leftOut }) {
   const others = groups.length - busiest.length + leftOut;
   return html`${others > 0 ? html`<p class="hint">The ${busiest.length} groups with the most parked and pending transactions. There are ${countOf(others, "other group", "other groups")}.</p>` : null}<${Table} caption="Groups with the most parked and pending transactions" columns=${[{ label: "Group" }, { label: "Pending", kind: "number" }, { label: "Parked", kind: "number" }, { label: "Ends/s", kind: "number" }, { label: "Endpoints" }]}
     rows=${busiest.map((group) => ({ id: group.group, cells: [html`<a href=${to("groups", group.group)}>${group.group}</a>`, count(group.pending), count(group.parked), rate(group.ends_per_s), html`<${Health} group=${group} />`] }))}
-    empty=${html`<${Empty} title="No group yet.">A service registers itself with <code>PUT /v1/groups/{name}</code>.<//>`} />`;
+    empty=${html`<${Empty} title="No group yet.">A service registers itself with <code>PATCH /v1/groups/{name}</code>.<//>`} />`;
 }
 
 // The answer of an endpoint, without its host, which is shown next to it.
