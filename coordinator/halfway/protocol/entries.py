@@ -80,7 +80,7 @@ class Pending(msgspec.Struct, kw_only=True, gc=False):
     offered_at: int | None = None
     """When this owner last tried to queue a check, ms since the epoch."""
     offered_since: int | None = None
-    """When this owner first queued a check, ms since the epoch."""
+    """When this owner first tried to queue a check, ms since the epoch."""
     look_at: int | None = None
     """When the scan next looks at it, ms since the epoch: 0 for as soon as possible, None if no look is planned."""
     state: ClassVar[State] = State.PREPARED

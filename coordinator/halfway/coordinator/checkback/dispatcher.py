@@ -296,7 +296,7 @@ class CheckDispatcher:
         elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
             shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was checked just now
         elif queue.breaker.is_open and now < (again := queue.breaker.retry_at(now)) and not first:
-            entry.offered_at = now
+            entry.offered_at, entry.offered_since = now, min(now, entry.offered_since or now)
             shard.agenda.put(entry.id, queue.defer(again))
         else:
             self._queue(queue, shard, entry, now, first=first)
@@ -335,9 +335,7 @@ class CheckDispatcher:
 
     def _queue(self, queue: CheckQueue, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
         """Queue a check, and plan a look at its transaction in case no reply comes."""
-        entry.offered_at = now
-        if entry.offered_since is None or entry.offered_since > now:  # the clock was set back
-            entry.offered_since = now
+        entry.offered_at, entry.offered_since = now, min(now, entry.offered_since or now)
         queue.add(shard.number, entry.id, first=first)
         policy = self._groups.policy(entry.group)
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
@@ -420,7 +418,7 @@ class CheckDispatcher:
                 sent=False,
                 answered=False,
                 reachable=True,
-                detail=f"group {entry.group!r} has no endpoint to call: PUT it with check.urls",
+                detail=f"group {entry.group!r} has no endpoint to call: PATCH it with check.urls",
             )
         else:
             reply = await self._caller.call(group, urls[start:] + urls[:start], request)

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from halfway.coordinator.ports import CheckReply, CheckRequest
-from halfway.coordinator.requests import LeasedCheck, ListQuery
+from halfway.coordinator.requests import LeasedCheck, ListQuery, ServiceLimits
 from halfway.memory import unreachable, verdict
 from halfway.protocol.errors import HalfwayError, NotAuthorisedError
 from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
-from tests.support.service.world import ROLLBACK_AT_LAST, World
+from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.service.resolve.test_ending import ops
 
 SHORT_LIVED = PolicyOverrides(
@@ -320,4 +320,18 @@ async def test_a_new_owner_tries_again_to_ask_before_it_parks() -> None:
     for after_s in (11, 0, 31, 0):
         await again.scan(after_s=after_s)
     assert await again.state(prepared.id) is State.COMMITTED
+    await again.stop()
+
+
+async def test_what_an_open_breaker_holds_back_is_parked_when_nobody_could_be_asked(world: World) -> None:
+    """A new owner must ask before a rollback. One probe at a time is sent: most are never asked."""
+    await world.group(policy=SHORT_LIVED)
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    prepared = [await world.prepare() for _ in range(30)]
+    await world.scan(after_s=6)
+    again = await world.restart(ServiceLimits(shards=SHARDS, outcome_horizon_s=60, breaker_failures=1))
+    again.memory.caller.always(unreachable())
+    for _ in range(20):
+        await again.scan(after_s=5)
+    assert [await again.state(one.id) for one in prepared] == [State.PARKED] * len(prepared)
     await again.stop()
