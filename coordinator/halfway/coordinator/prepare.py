@@ -16,11 +16,12 @@ from halfway.coordinator.requests import Prepare, Prepared
 from halfway.coordinator.shards.schedule import check_at, look_and_check_at
 from halfway.protocol.entries import Entry, Pending
 from halfway.protocol.errors import (
-    EndUnconfirmedError,
     HalfwayError,
     IdReusedError,
+    MessageTooLargeError,
     NotServedError,
     OutcomeUnknownError,
+    RetryableError,
 )
 from halfway.protocol.principal import Permission
 from halfway.protocol.records import NO_BARRIER, Half, Origin, fingerprint
@@ -252,8 +253,8 @@ class Preparer:
         """
         try:
             await self._write_again(transaction_id, deadline=deadline)
-        except EndUnconfirmedError:
-            raise OutcomeUnknownError("the prepare was not confirmed in time: send it again") from None
+        except (RetryableError, MessageTooLargeError):  # whatever it is: the former owner has stored it
+            raise OutcomeUnknownError("the prepare could not be confirmed now: send it again") from None
 
     async def _wait_for_fold(self, transaction_id: str, preparation: _Preparation) -> None:
         """Wait until the tail has reached the end of the log: an earlier half of this id may be there.

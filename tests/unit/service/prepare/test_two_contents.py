@@ -9,7 +9,13 @@ import pytest
 
 from halfway.coordinator.ports import Appended
 from halfway.memory.log import half_headers
-from halfway.protocol.errors import IdReusedError, OutcomeUnknownError, OverloadedError
+from halfway.protocol.errors import (
+    HalfwayError,
+    IdReusedError,
+    OutcomeUnknownError,
+    OverloadedError,
+    TopicUnavailableError,
+)
 from halfway.protocol.records import Foreign, Half, Message, Origin, fingerprint
 from halfway.protocol.transactions import Outcome, State, shard_of
 from tests.support.service.world import SHARDS, World
@@ -112,6 +118,23 @@ async def test_a_half_on_its_way_counts_although_a_prepare_that_knew_of_it_was_n
         with pytest.raises(IdReusedError):
             await world.prepare(OTHER, transaction_id=ID)
     assert await delivered_after_a_restart(world) == [b"one"]
+
+
+@pytest.mark.parametrize("refusal", [TopicUnavailableError("half takes no such record now"), OverloadedError("full")])
+async def test_a_repeat_is_not_refused_as_not_stored_if_a_former_owner_has_stored_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, refusal: HalfwayError
+) -> None:
+    """Its half has to be written again before it is acknowledged, and that is refused."""
+    await world.prepare(ONE, transaction_id=ID)
+    again = await world.restart()
+
+    async def refuse(_id: str, *, deadline: float) -> None:
+        raise refusal
+
+    monkeypatch.setattr(again.coordinator._preparer, "_write_again", refuse)
+    with pytest.raises(OutcomeUnknownError):
+        await again.prepare(ONE, transaction_id=ID)
+    await again.stop()
 
 
 async def test_of_two_own_halves_the_log_decides_which_one_counts(
