@@ -16,8 +16,9 @@ from pathlib import Path
 
 import uvloop
 
+from tests.chaos.coordinator_faults import AWAY
 from tests.chaos.ending import SHOWN, end, say
-from tests.chaos.faults import AWAY, BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS
+from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS
 from tests.chaos.run import RunOptions, run
 
 FAULTS_IN_100_000 = 60

@@ -113,7 +113,8 @@ class CoordinatorFaults:
         freezes = stage.chance.random() < 0.5
         for_s = stage.horizon_s + stage.between(1, 4)
         deletions = Deletions(stage.cluster, stage.caller, stage.instances)
-        await deletions.make()
+        async with stage.brokers_free:
+            await deletions.make()
         if freezes:
             stage.caller.resting = away
             await stage.until_idle(away)
@@ -138,16 +139,9 @@ class CoordinatorFaults:
         for other in stage.instances:
             await deletions.look(other)
         stage.admitted += deletions.violations
-        stage.note(
-            AWAY,
-            away.name,
-            counts=away.log[position:].count('"table_swapped"') >= len(TABLES),
-            since=since,
-            stops_ms=_TAKEN_OVER_MS,
-            freezes=freezes,
-            seconds=for_s,
-            noticed_s=noticed_s,
-        )
+        counts = away.log[position:].count('"table_swapped"') >= len(TABLES)
+        detail = {"freezes": freezes, "seconds": for_s, "noticed_s": noticed_s}
+        stage.note(AWAY, away.name, counts=counts, since=since, stops_ms=_TAKEN_OVER_MS, **detail)
 
     async def coordinator_slow_network(self) -> None:
         """Delay all traffic of one."""

@@ -161,14 +161,4 @@ class Faults:
             await asyncio.to_thread(instance.wait_until_ready)
 
 
-__all__ = [
-    "AWAY",
-    "BROKER_FAULTS",
-    "COORDINATOR_FAULTS",
-    "FULL_STOP",
-    "KINDS",
-    "TOPIC_FAULTS",
-    "Faults",
-    "Pace",
-    "Paces",
-]
+__all__ = ["BROKER_FAULTS", "COORDINATOR_FAULTS", "FULL_STOP", "KINDS", "TOPIC_FAULTS", "Faults", "Pace", "Paces"]

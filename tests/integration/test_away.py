@@ -3,14 +3,14 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Message
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AdminClient,
     AlterConfigOpType,
@@ -27,6 +27,7 @@ from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.keys import Key
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
+from tests.support.brokers.compaction import EAGER, names_left
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all
@@ -34,13 +35,6 @@ from tests.support.records.samples import RECORDS
 from tests.support.waiting import until_true
 
 HORIZON_S = 2.0
-# Kafka removes a tombstone almost at once.
-EAGER = {
-    "min.compaction.lag.ms": "0",
-    "delete.retention.ms": "0",
-    "min.cleanable.dirty.ratio": "0.0",
-    "segment.ms": "200",
-}
 FETCHED_S = 1.0
 """More than a client takes to fetch a record; if it takes longer, it reads the tombstone, and the test says so."""
 QUICK_CLEANER = {"log.cleaner.backoff.ms": "100"}
@@ -119,21 +113,11 @@ class Away:
             self._back.set()
 
 
-def keys_left(config: KafkaConfig, kind: str) -> Iterator[bytes | None]:
-    consumer = Consumer(config.consumer(**{"enable.partition.eof": True}))
-    try:
-        consumer.assign([TopicPartition(config.topic(kind), 0, 0)])
-        while (message := consumer.poll(PATIENCE_S)) is not None and message.error() is None:
-            yield message.key()
-    finally:
-        consumer.close()
-
-
 async def compacted(config: KafkaConfig, kind: str, name: str, write: Callable[[str], Awaitable[None]]) -> None:
     """Return once Kafka has removed every record of a name; `write` adds others, so that segments are closed."""
     until = time.monotonic() + PATIENCE_S
     number = 0
-    while name.encode() in await asyncio.to_thread(lambda: list(keys_left(config, kind))):
+    while name.encode() in await asyncio.to_thread(lambda: list(names_left(config.consumer(), config.topic(kind)))):
         assert time.monotonic() < until
         number += 1
         await write(f"other{number}")

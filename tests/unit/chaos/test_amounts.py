@@ -3,7 +3,8 @@
 import pytest
 
 from tests.chaos.__main__ import SHORT_HORIZON_S, Shares, faults_for, horizon_for, split
-from tests.chaos.faults import AWAY, BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS, possible_kinds
+from tests.chaos.coordinator_faults import AWAY
+from tests.chaos.faults import BROKER_FAULTS, COORDINATOR_FAULTS, FULL_STOP, KINDS, TOPIC_FAULTS, possible_kinds
 
 
 def test_a_run_of_a_hundred_thousand_has_thirty_faults_of_coordinators_ten_of_each_other_and_a_full_stop() -> None:
