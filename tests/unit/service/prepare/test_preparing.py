@@ -183,7 +183,7 @@ async def test_an_illegal_id_is_refused(world: World, wrong: str) -> None:
 
 async def test_an_unknown_group_is_refused(world: World) -> None:
     """The error says how to register it."""
-    with pytest.raises(UnknownGroupError, match="PUT"):
+    with pytest.raises(UnknownGroupError, match="PATCH"):
         await world.prepare(group="nobody")
 
 
