@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import FULL_STOP
-from tests.chaos.faults import KINDS as EVERY_KIND
+from tests.chaos.faults import FULL_STOP, possible_kinds
 from tests.chaos.run import RunOptions, run
 
 COORDINATOR_FAULTS, BROKER_FAULTS, TOPIC_FAULTS = 4, 2, 3
-KINDS = tuple(kind for kind in EVERY_KIND if kind != FULL_STOP)
+KINDS = tuple(possible_kinds(RunOptions.horizon_s) - {FULL_STOP})
 """After a full stop Kafka itself may have forgotten a transaction (docs/failures.md): the long runs have those."""
 
 
