@@ -33,7 +33,7 @@ BOUNDS = {
     "calls between instances": 18,
     "ports": 16,
     "methods of ports": 54,
-    "modules in circles": 11,
+    "modules in circles": 6,
 }
 
 

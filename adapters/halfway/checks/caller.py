@@ -17,13 +17,13 @@ import structlog
 from aiohttp.connector import AddrInfoType
 from yarl import URL
 
-from halfway.checks import question
 from halfway.checks.connections import EXCHANGE, CheckConnector, DnsResolver, Exchange, GroupRequest
 from halfway.checks.destinations import Destinations
 from halfway.checks.question import (
     Attempt,
     NotAVerdictError,
     NotBoundError,
+    encode,
     host_of,
     is_json,
     read_verdict,
@@ -215,7 +215,7 @@ class HttpCheckCaller:
     ) -> Attempt:
         attempt = Attempt()
         nonce = token_urlsafe(_NONCE_BYTES)
-        body = question.encode(request, nonce)
+        body = encode(request, nonce)
         secrets = () if self._secrets_of is None else self._secrets_of(request.group)
         headers = {**_HEADERS, **signed_headers(request.check_id, body, secrets)}
         exchange = Exchange(url, request.group, fresh)

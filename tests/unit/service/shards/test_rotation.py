@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from halfway.coordinator.shards.schedule import SLICE_IDS, SLICE_S, ShardRotation
+from halfway.coordinator.shards.shard_table import SLICE_IDS, SLICE_S, ShardRotation
 
 
 class Time:
@@ -12,7 +12,7 @@ class Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("halfway.coordinator.shards.schedule.monotonic", lambda: self.now)
+        monkeypatch.setattr("halfway.coordinator.shards.shard_table.monotonic", lambda: self.now)
 
 
 @pytest.fixture
