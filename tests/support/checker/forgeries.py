@@ -89,6 +89,36 @@ def all_of(*forgeries: Forgery) -> Forgery:
     return forge
 
 
+def adds(*records: AnyRecord) -> Forgery:
+    """Return a forgery that writes records."""
+    return lambda _, topics: topics.extend(records)
+
+
+def lacks(*gone: object) -> Forgery:
+    """Return a forgery that takes out records by their id, or by id and message number."""
+    return lambda _, topics: without(topics, *gone)
+
+
+def unmarked(transaction: str) -> Forgery:
+    """Return a forgery that takes out what op says of an id."""
+    return lambda _, topics: no_op(topics, transaction)
+
+
+def tells(*events: AnyEvent) -> Forgery:
+    """Return a forgery of what callers were told last."""
+    return lambda history, _: at_end(history, *events)
+
+
+def untold(*places: int) -> Forgery:
+    """Return a forgery that takes out events by their places in the good run."""
+
+    def forge(history: History, _: Topics) -> None:
+        for place in sorted(places, reverse=True):
+            del history[place]
+
+    return forge
+
+
 def without(topics: Topics, *gone: object) -> None:
     """Take out records by their id, or by id and message number."""
     topics[:] = [
@@ -118,60 +148,57 @@ def no_tombstone(topics: Topics, transaction: str) -> None:
     ]
 
 
-def by_policy(history: History, topics: Topics, *, checks: int) -> None:
+def by_policy(checks: int) -> Forgery:
     """Have 0-c rolled back by the policy of its group, which nobody answered."""
-    history[:] = [event for event in history if not (isinstance(event, Checked) and event.said == "rollback")]
-    history[0] = Run(seed=7, topics=("orders", "points"), policy_rolls_back=("g",))
-    no_op(topics, "0-c")
-    topics.append(op("0-c", "ROLLED_BACK", offset=4, cause="policy", checks=checks))
+
+    def forge(history: History, topics: Topics) -> None:
+        history[:] = [event for event in history if not (isinstance(event, Checked) and event.said == "rollback")]
+        history[0] = Run(seed=7, topics=("orders", "points"), policy_rolls_back=("g",))
+        no_op(topics, "0-c")
+        topics.append(op("0-c", "ROLLED_BACK", offset=4, cause="policy", checks=checks))
+
+    return forge
+
+
+def marker(transaction: str, kind: str, message: tuple[str, str | None, str | None], *, cause: str) -> Op:
+    """Return an op marker that names the content of one message."""
+    return Op(shard=0, offset=9, id=transaction, kind=kind, cause=cause, messages=(message,))
+
+
+OTHER = content("z")
 
 
 FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
-    "an acknowledged commit is in no topic": (
-        lambda _, topics: without(topics, ("d", 1)),
-        {("lost", "committed_and_not_there", "d")},
-    ),
+    "an acknowledged commit is in no topic": (lacks(("d", 1)), {("lost", "committed_and_not_there", "d")}),
     "a commit that only its marker shows is in no topic": (
-        all_of(lambda history, topics: history.remove(history[18]), lambda history, topics: without(topics, ("d", 1))),
+        all_of(untold(18), lacks(("d", 1))),
         {("lost", "committed_and_not_there", "d")},
     ),
-    "one of two equal messages is missing": (
-        lambda _, topics: without(topics, ("a", 2)),
-        {("torn", "committed_in_part", "a")},
-    ),
-    "one of several topics has nothing": (
-        lambda _, topics: without(topics, ("a", 3)),
-        {("torn", "committed_in_part", "a")},
-    ),
+    "one of two equal messages is missing": (lacks(("a", 2)), {("torn", "committed_in_part", "a")}),
+    "one of several topics has nothing": (lacks(("a", 3)), {("torn", "committed_in_part", "a")}),
     "a message counts fewer than were prepared": (
-        all_of(
-            lambda history, topics: without(topics, ("a", 3)),
-            lambda history, topics: topics.append(real("a", "3/4", content("a", "points"), offset=9)),
-        ),
+        all_of(lacks(("a", 3)), adds(real("a", "3/4", content("a", "points"), offset=9))),
         {("torn", "number_of_messages_differs", "a")},
     ),
-    "other bytes stand in the topic": (
-        lambda _, topics: other_bytes(topics),
-        {("lost", "payload_differs", "d")},
-    ),
+    "other bytes stand in the topic": (lambda _, topics: other_bytes(topics), {("lost", "payload_differs", "d")}),
     "other headers stand in the topic": (
         lambda _, topics: topics.__setitem__(-1, real("d", "1/1", content_of("orders", b"k", b"d"), offset=3)),
         {("lost", "payload_differs", "d")},
     ),
     "a message stands twice": (
-        lambda _, topics: topics.append(real("d", "1/1", content("d"), offset=9)),
+        adds(real("d", "1/1", content("d"), offset=9)),
         {("doubled", "message_stands_again", "d")},
     ),
     "a message of a rolled back transaction stands": (
-        lambda _, topics: topics.append(real("0-b", "1/1", content("b"), offset=9)),
+        adds(real("0-b", "1/1", content("b"), offset=9)),
         {("leaked", "message_without_commit_marker", "0-b")},
     ),
     "a message stands of an id that nobody ever prepared": (
-        lambda _, topics: topics.append(real("x", "1/1", content("x"), offset=9)),
+        adds(real("x", "1/1", content("x"), offset=9)),
         {("leaked", "message_nobody_prepared", "x"), ("leaked", "message_without_commit_marker", "x")},
     ),
     "a message stands that names no transaction": (
-        lambda _, topics: topics.append(real("", "0/0", content("x"), offset=9)),
+        adds(real("", "0/0", content("x"), offset=9)),
         {("leaked", "message_of_no_transaction", "")},
     ),
     "a half that nobody prepared": (
@@ -179,102 +206,56 @@ FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
         {("leaked", "half_nobody_prepared", "a")},
     ),
     "a commit that nobody gave": (
-        lambda history, _: history.remove(history[17]),
+        untold(17),
         {("leaked", "message_nobody_committed", "d"), ("contradicted", "outcome_nobody_gave", "d")},
     ),
-    "a rollback that nobody gave": (
-        lambda history, _: history.remove(history[7]),
-        {("contradicted", "outcome_nobody_gave", "0-b")},
-    ),
-    "an error page with a verdict in it resolves": (
-        lambda history, _: history.remove(history[14]),
-        {("contradicted", "outcome_nobody_gave", "0-c")},
-    ),
+    "a rollback that nobody gave": (untold(7), {("contradicted", "outcome_nobody_gave", "0-b")}),
+    "an error page with a verdict in it resolves": (untold(14), {("contradicted", "outcome_nobody_gave", "0-c")}),
     "two outcomes are acknowledged": (
-        lambda history, _: at_end(
-            history,
+        tells(
             End(at=21, id="a", outcome="rollback"),
             Ended(at=21, sent_at=21, id="a", outcome="rollback", status=200, state="rolled_back", changed=True),
         ),
         {("contradicted", "two_outcomes", "a")},
     ),
     "a refusal names another outcome": (
-        lambda history, _: at_end(
-            history,
+        tells(
             Ended(
                 at=21, sent_at=21, id="a", outcome="commit", status=409, state="rolled_back", error_code="already_ended"
-            ),
+            )
         ),
         {("contradicted", "two_outcomes", "a")},
     ),
     "the marker says another outcome than the answer": (
-        all_of(
-            lambda history, topics: at_end(history, End(at=21, id="a", outcome="rollback")),
-            lambda history, topics: no_op(topics, "a"),
-            lambda history, topics: topics.append(op("a", "ROLLED_BACK", offset=9)),
-        ),
+        all_of(tells(End(at=21, id="a", outcome="rollback")), unmarked("a"), adds(op("a", "ROLLED_BACK", offset=9))),
         {("contradicted", "two_outcomes", "a"), ("leaked", "message_without_commit_marker", "a")},
     ),
-    "it is resolved twice": (
-        lambda _, topics: topics.append(op("0-b", "ROLLED_BACK", offset=9)),
-        {("contradicted", "resolved_twice", "0-b")},
-    ),
+    "it is resolved twice": (adds(op("0-b", "ROLLED_BACK", offset=9)), {("contradicted", "resolved_twice", "0-b")}),
     "a marker is of another content": (
-        all_of(
-            lambda history, topics: no_op(topics, "d"),
-            lambda history, topics: topics.append(
-                Op(shard=0, offset=9, id="d", kind="COMMITTED", cause="check", messages=(("orders", "1", "2"),))
-            ),
-        ),
+        all_of(unmarked("d"), adds(marker("d", "COMMITTED", ("orders", "1", "2"), cause="check"))),
         {("contradicted", "marker_of_another_content", "d")},
     ),
     "other content than the acknowledged one is delivered": (
         all_of(
-            lambda history, topics: at_end(
-                history, Prepare(at=14, ref="r9", group="g", contents=(content("z"),), id="d")
-            ),
-            lambda history, topics: topics.insert(0, half("d", content("z"), offset=3)),
-            lambda history, topics: no_op(topics, "d"),
-            lambda history, topics: topics.append(
-                Op(
-                    shard=0,
-                    offset=9,
-                    id="d",
-                    kind="COMMITTED",
-                    cause="check",
-                    messages=((content("z").topic, content("z").key, content("z").value),),
-                )
-            ),
-            lambda _, topics: without(topics, ("d", 1)),
-            lambda _, topics: topics.append(real("d", "1/1", content("z"), offset=3)),
+            tells(Prepare(at=14, ref="r9", group="g", contents=(OTHER,), id="d")),
+            lambda _, topics: topics.insert(0, half("d", OTHER, offset=3)),
+            unmarked("d"),
+            adds(marker("d", "COMMITTED", (OTHER.topic, OTHER.key, OTHER.value), cause="check")),
+            lacks(("d", 1)),
+            adds(real("d", "1/1", OTHER, offset=3)),
         ),
         {("lost", "payload_differs", "d"), ("contradicted", "marker_of_another_content", "d")},
     ),
     "other content than the acknowledged one is rolled back": (
         all_of(
-            lambda history, topics: at_end(
-                history, Prepare(at=14, ref="r9", group="g", contents=(content("z"),), id="0-b")
-            ),
-            lambda history, topics: no_op(topics, "0-b"),
-            lambda history, topics: topics.append(
-                Op(
-                    shard=0,
-                    offset=9,
-                    id="0-b",
-                    kind="ROLLED_BACK",
-                    cause="producer",
-                    messages=((content("z").topic, content("z").key, content("z").value),),
-                )
-            ),
+            tells(Prepare(at=14, ref="r9", group="g", contents=(OTHER,), id="0-b")),
+            unmarked("0-b"),
+            adds(marker("0-b", "ROLLED_BACK", (OTHER.topic, OTHER.key, OTHER.value), cause="producer")),
         ),
         {("contradicted", "marker_of_another_content", "0-b")},
     ),
     "an acknowledged outcome has no marker": (
-        all_of(
-            lambda history, topics: no_op(topics, "a"),
-            lambda history, topics: without(topics, ("a", 1), ("a", 2), ("a", 3)),
-            lambda history, topics: no_tombstone(topics, "a"),
-        ),
+        all_of(unmarked("a"), lacks(("a", 1), ("a", 2), ("a", 3)), lambda _, topics: no_tombstone(topics, "a")),
         {
             ("lost", "told_an_outcome_that_is_not_marked", "a"),
             ("lost", "committed_and_not_there", "a"),
@@ -282,80 +263,54 @@ FORGERIES: dict[str, tuple[Forgery, set[tuple[str, str, str]]]] = {
         },
     ),
     "an outcome is taken back": (
-        lambda history, _: at_end(history, Looked(at=21, sent_at=20, id="a", status=200, state="prepared")),
+        tells(Looked(at=21, sent_at=20, id="a", status=200, state="prepared")),
         {("contradicted", "outcome_taken_back", "a")},
     ),
     "two contents are acknowledged under one id": (
-        lambda history, _: at_end(
-            history,
-            Prepare(at=21, ref="r9", group="g", contents=(content("z"),), id="d"),
+        tells(
+            Prepare(at=21, ref="r9", group="g", contents=(OTHER,), id="d"),
             Prepared(at=21, sent_at=21, ref="r9", status=200, id="d", state="committed"),
         ),
         {("contradicted", "two_contents_acknowledged", "d")},
     ),
     "an acknowledged prepare is not there": (
-        all_of(
-            lambda history, topics: history.remove(history[7]),
-            lambda history, topics: history.remove(history[7]),
-            lambda history, topics: without(topics, "0-b"),
-        ),
+        all_of(untold(7, 8), lacks("0-b")),
         {("lost", "acknowledged_prepare_is_not_there", "0-b")},
     ),
     "an acknowledged prepare is gone without an outcome": (
-        all_of(
-            lambda history, topics: history.remove(history[7]),
-            lambda history, topics: history.remove(history[7]),
-            lambda history, topics: no_op(topics, "0-b"),
-        ),
+        all_of(untold(7, 8), unmarked("0-b")),
         {("lost", "acknowledged_prepare_went_without_an_outcome", "0-b")},
     ),
     "an acknowledged prepare is unknown": (
-        lambda history, _: at_end(
-            history, Looked(at=21, sent_at=20, id="0-b", status=404, error_code="unknown_transaction")
-        ),
+        tells(Looked(at=21, sent_at=20, id="0-b", status=404, error_code="unknown_transaction")),
         {("lost", "acknowledged_prepare_is_unknown", "0-b")},
     ),
     "messages of one transaction stand in another order": (
         lambda _, topics: topics.__setitem__(slice(-4, -2), [real("a", f"{n}/3", SAME, offset=9 - n) for n in (1, 2)]),
         {("disordered", "messages_out_of_order", "a")},
     ),
-    "policy rolls back without a check": (
-        lambda history, topics: by_policy(history, topics, checks=0),
-        {("contradicted", "policy_before_any_check", "0-c")},
-    ),
+    "policy rolls back without a check": (by_policy(0), {("contradicted", "policy_before_any_check", "0-c")}),
     "policy counts checks that never arrived": (
-        all_of(
-            lambda history, topics: history.remove(history[13]),
-            lambda history, topics: by_policy(history, topics, checks=2),
-        ),
+        all_of(untold(13), by_policy(2)),
         {("contradicted", "policy_before_any_check", "0-c")},
     ),
     "policy rolls back behind a verdict that was written down": (
-        all_of(
-            lambda history, topics: by_policy(history, topics, checks=2),
-            lambda history, topics: topics.append(op("0-c", "VERDICT", offset=3, cause="check")),
-        ),
+        all_of(by_policy(2), adds(op("0-c", "VERDICT", offset=3, cause="check"))),
         {("contradicted", "policy_against_a_commit", "0-c")},
     ),
     "policy rolls back against a commit that was refused because of its topic": (
         all_of(
-            lambda history, topics: by_policy(history, topics, checks=2),
-            lambda history, topics: at_end(
-                history,
-                Ended(at=9, sent_at=8, id="0-c", outcome="commit", status=503, error_code="topic_unavailable"),
-            ),
+            by_policy(2),
+            tells(Ended(at=9, sent_at=8, id="0-c", outcome="commit", status=503, error_code="topic_unavailable")),
         ),
         {("contradicted", "policy_against_a_commit", "0-c")},
     ),
     "it is pending for ever": (
-        all_of(lambda history, topics: no_op(topics, "0-c"), lambda history, topics: no_tombstone(topics, "0-c")),
+        all_of(unmarked("0-c"), lambda _, topics: no_tombstone(topics, "0-c")),
         {("stuck", "no_outcome", "0-c")},
     ),
     "it is parked for ever": (
-        all_of(
-            lambda history, topics: no_op(topics, "0-c"),
-            lambda history, topics: topics.append(Parked(shard=0, offset=1, id="0-c")),
-        ),
+        all_of(unmarked("0-c"), adds(Parked(shard=0, offset=1, id="0-c"))),
         {("stuck", "no_outcome", "0-c")},
     ),
     "it ended and its half is left": (
