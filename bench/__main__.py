@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -60,11 +60,9 @@ RUNS: Final[dict[str, Run]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Carry out the run that the command line selects, and return the exit status."""
-    given = vars(_parser().parse_args(arguments))
-    name = given["run"]
-    run = RUNS[name]
-    path = Path(given.get("json") or f"build/{name}.json")
-    options = msgspec.structs.replace(run.options, **_chosen(run.options, given))
+    given, options = parsed(arguments)
+    run = RUNS[given["run"]]
+    path = Path(given.get("json") or f"build/{given['run']}.json")
     console = wide_console()
     say = partial(console.print, markup=False)
     try:
@@ -81,10 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if record.clean else 1
 
 
-def _chosen(options: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given options of a run."""
+def parsed(arguments: list[str] | None) -> tuple[dict[str, Any], Any]:
+    """Return what the command line gives, and the options of the run that it selects."""
+    given = vars(_parser().parse_args(arguments))
+    options = RUNS[given["run"]].options
     chosen = {name: given[name] for name in options.__struct_fields__ if name in given}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()}
+    lists = {name: tuple(value) for name, value in chosen.items() if isinstance(value, list)}
+    return given, msgspec.structs.replace(options, **chosen | lists)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -101,9 +101,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     python: str = msgspec.field(default_factory=python_build)
 
     def show(self, console: Console) -> None:
-        """Print a line for each row, or for each figure of an only row; figures that no row has are left out."""
+        """Print a line for each row, or for each figure of an only row, without what is missing or 0 in all rows."""
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        names = [name for name in names if any(row.get(name) not in (None, "", {}) for row in self.rows)]
+        names = [name for name in names if any(row.get(name) not in (None, "", {}, 0) for row in self.rows)]
         table = Table(title=f"{self.title} ({self.python})")
         if len(self.rows) == 1:
             table.add_column("")
@@ -116,7 +116,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             for row in self.rows:
                 table.add_row(*(_shown(row.get(name)) for name in names))
         console.print(table)
-        for note in self.notes:
+        for note in (*self.notes, "clean" if self.clean else "NOT CLEAN"):
             console.print(note, markup=False)
 
     def write(self, path: Path) -> None:
@@ -143,4 +143,4 @@ def _shown(value: object) -> str:
 def wide_console() -> Console:
     """Return a console that does not fold tables when it writes to a file."""
     console = Console()
-    return console if console.is_terminal else Console(width=200)
+    return console if console.is_terminal else Console(width=240)

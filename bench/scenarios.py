@@ -274,16 +274,11 @@ def measure(rigs: Rigs, scenarios: Sequence[Scenario], options: Options, say: Sa
     for name, (scenario, before) in jobs.items():
         against = name + BEFORE if name + BEFORE in turns else scenario.against
         rows.append(row_of(name, scenario, turns[name], [] if before else turns.get(against, [])))
-    notes = [
-        f"{name}: the first {what}: {first}"
-        for name, of_row in turns.items()
-        for one in of_row
-        for what, first in (
-            *(("that failed", text) for text in [one.result.first_failure] if text),
-            *(("finding", text) for text in one.audit.first[:1]),
-            *(("thing", "the coordinator lost its lane; see its log") for _ in range(one.lanes_lost > 0)),
-        )
-    ]
+    notes = []
+    for name, one in [(name, one) for name, of_row in turns.items() for one in of_row]:
+        notes += [f"{name}: the first that failed: {text}" for text in [one.result.first_failure] if text]
+        notes += [f"{name}: the checker's first finding: {text}" for text in one.audit.first[:1]]
+        notes += [f"{name}: the coordinator lost its lane"] * (one.lanes_lost > 0)
     return Record(
         title="prepare to commit confirmed; CPU in µs a transaction; ratios are medians of the turns",
         rows=rows,

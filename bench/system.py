@@ -113,7 +113,9 @@ class Instance:
             "HALFWAY_PEER_CREDENTIAL": "bench-bench-bench",
             **settings,
         }
-        command = [str(python.parent / "halfway"), "serve"]
+        command = [str(python.parent / "halfway"), "serve"]  # another version may have other modules
+        if python == Path(sys.executable):
+            command = [str(python), "-m", "halfway.app.cli", "serve"]
         if faults is not None:
             own["PYTHONPATH"] = str(ROOT)
             command = [str(python), "-m", "tests.faults", "--in", str(faults), "serve"]

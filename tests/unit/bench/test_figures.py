@@ -66,12 +66,12 @@ def test_a_process_tells_what_it_holds() -> None:
     assert after.rss_mib > 1
 
 
-def test_a_record_shows_what_it_writes_without_the_figures_that_no_row_has(tmp_path: Path) -> None:
+def test_a_record_shows_what_it_writes_without_the_figures_that_are_nothing(tmp_path: Path) -> None:
     record = Record(
         title="a run",
         rows=[
-            {"scenario": "one", "tx/s": 1234.5, "broker": None, "answers": {"429": 2, "201": 1}},
-            {"scenario": "two", "tx/s": 1.25, "broker": None, "answers": {}},
+            {"scenario": "one", "tx/s": 1234.5, "broker": None, "lost": 0, "answers": {"429": 2, "201": 1}},
+            {"scenario": "two", "tx/s": 1.25, "broker": None, "lost": 0, "answers": {}},
         ],
         notes=["a note"],
     )
@@ -81,6 +81,6 @@ def test_a_record_shows_what_it_writes_without_the_figures_that_no_row_has(tmp_p
     assert (told["notes"], told["clean"]) == (["a note"], True)
     text = io.StringIO()
     record.show(Console(file=text, width=120))
-    for shown in ("scenario", "one", "1,234", "1.25", "1 201, 2 429", "a note"):
+    for shown in ("scenario", "one", "1,234", "1.25", "1 201, 2 429", "a note", "clean"):
         assert shown in text.getvalue()
-    assert "broker" not in text.getvalue()
+    assert not any(left_out in text.getvalue() for left_out in ("broker", "lost"))
