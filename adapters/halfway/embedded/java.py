@@ -31,7 +31,6 @@ from halfway.embedded.errors import (
 if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, PythonResolver
 
-
 KAFKA_VERSION = "4.3.1"
 # jgo's `!`: without it jgo follows the bill of materials of log4j, which names an older kafka-clients.
 _KAFKA = "org.apache.kafka:kafka_2.13:{version}!"
