@@ -14,7 +14,6 @@ from halfway.client.checks.answers import (
     read_check,
 )
 from halfway.client.checks.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks, join_aiohttp
-from halfway.client.checks.fetching import CheckWorker
 from halfway.client.checks.verification import CheckVerifier, InvalidSecretError, InvalidSignatureError
 from halfway.client.errors import (
     AlreadyEndedError,
@@ -40,6 +39,7 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.messages import Data, Message, Outcome, UnserialisableMessageError, Value
+from halfway.client.producer.background import CheckWorker
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.listener import (
     SyncTransactionListener,

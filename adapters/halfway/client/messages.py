@@ -39,11 +39,7 @@ class Message:
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the format of `POST /v1/transactions` (docs/rest.md, "Prepare")."""
-        document: dict[str, Any] = {
-            "topic": self.topic,
-            "key": _data(self.key, "key"),
-            "value": _value(self.value),
-        }
+        document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
         if self.headers:
             document["headers"] = [
                 {"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in self.headers.items()

@@ -100,16 +100,10 @@ class _GreenletClient:
         self._client = client
         self.demand_no_block = client.demand_no_block
 
-    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - what REST calls it
+    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:
         await_only(self._client.prepare(messages, id=id, new_id=new_id))
 
-    def begin_end(
-        self,
-        id: str,  # noqa: A002 - as above
-        outcome: Outcome,
-        *,
-        remark: str | None = None,
-    ) -> Callable[[], None]:
+    def begin_end(self, id: str, outcome: Outcome, *, remark: str | None = None) -> Callable[[], None]:
         task = self._client.begin_end(id, outcome, remark=remark)
         return lambda: None if task is None or task.done() else await_only(wait_for(task))
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,10 +12,6 @@ from halfway.client import ClientClosedError, InvalidUrlError, Message, NestedTr
 from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
-
-
-async def in_thread(work: Callable[[], None]) -> None:
-    await asyncio.to_thread(work)
 
 
 async def test_many_threads_share_one_client(world: RestWorld) -> None:
@@ -28,7 +23,7 @@ async def test_many_threads_share_one_client(world: RestWorld) -> None:
         with SyncHalfway(world.url, "shop") as client, ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda _: run_one(client), range(40)))
 
-    await in_thread(work)
+    await asyncio.to_thread(work)
     assert len(world.memory.records("orders")) == 40
     assert "halfway-client" not in {thread.name for thread in threading.enumerate()}
 
@@ -42,7 +37,7 @@ async def test_an_exception_rolls_back_and_one_inside_another_is_refused(world: 
                 client.transaction([ORDER]).__enter__()
             client.end(transaction.id, "rollback")
 
-    await in_thread(work)
+    await asyncio.to_thread(work)
     assert len(world.memory.records("orders")) == 1
 
 
@@ -60,7 +55,7 @@ async def test_a_forked_child_opens_a_client_of_its_own(world: RestWorld) -> Non
             inherited.pid = os.getpid()
             inherited.stop()
 
-    await in_thread(work)
+    await asyncio.to_thread(work)
     assert len(world.memory.records("orders")) == 2
 
 

@@ -28,3 +28,9 @@ def test_the_barrier_of_django_knows_every_setting() -> None:
 
 def test_both_packages_say_that_they_are_typed() -> None:
     assert all(files(name).joinpath("py.typed").is_file() for name in ("halfway.client", "halfway.testing"))
+
+
+def test_the_calls_for_threads_take_the_parameters_of_the_asynchronous_ones() -> None:
+    for name in ("register", "start", "prepare", "end", "show", "check_secrets", "check_verifier"):
+        assert inspect.signature(getattr(SyncHalfway, name)) == inspect.signature(getattr(Halfway, name))
+        assert not inspect.iscoroutinefunction(getattr(SyncHalfway, name))

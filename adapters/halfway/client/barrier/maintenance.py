@@ -10,14 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
 from halfway.client.barrier.table import BATCH, pause_s
-from halfway.client.errors import (
-    AlreadyEndedError,
-    ClientClosedError,
-    HalfwayError,
-    RefusedError,
-    WrongEventLoopError,
-)
-from halfway.client.producer.client import Halfway
+from halfway.client.errors import AlreadyEndedError, ClientClosedError, HalfwayError, RefusedError, WrongEventLoopError
+from halfway.client.producer.calls import GroupCalls
 from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)
@@ -32,7 +26,7 @@ class BarrierMaintenance:
 
     def __init__(
         self,
-        client: Halfway,
+        client: GroupCalls,
         barrier: Barrier | AsyncBarrier,
         *,
         every_s: float = 60.0,

@@ -1,51 +1,27 @@
-"""The client of a producer: prepare, run the local transaction, end."""
+"""The client of a producer: register the group, answer its checks, open transactions."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
-from urllib.parse import quote, urlencode
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from halfway.client.calls.coalescing import ATTEMPT_S, Coalescer, send_until_final
-from halfway.client.calls.transport import Key, Reply, Transport
-from halfway.client.checks.verification import CheckVerifier
-from halfway.client.errors import (
-    AlreadyEndedError,
-    ClientClosedError,
-    EndUnconfirmedError,
-    HalfwayError,
-    PrepareUnconfirmedError,
-    RefusedError,
-    UnavailableError,
-    UnknownTransactionError,
-    WrongEventLoopError,
-)
-from halfway.client.messages import Message, Outcome
+from halfway.client.errors import HalfwayError
+from halfway.client.messages import Message
+from halfway.client.producer.background import log_failure, services
+from halfway.client.producer.calls import GroupCalls
 from halfway.client.producer.transaction import Transaction, demand_no_block
 from halfway.client.threads import call_async
 
 if TYPE_CHECKING:
-    from halfway.client.barrier import AsyncBarrier, Barrier
     from halfway.client.checks.answers import Decide
 
 log = logging.getLogger(__name__)
 
-_Requests = frozenset[asyncio.Task[None]]
 
-_CLOSE_S: Final = 5.0
-_CONFIRM_S: Final = 1.0
-"""How long the answer to a check may wait for halfway to confirm it."""
-_PAGE: Final = 100
-
-
-class Halfway:
+class Halfway(GroupCalls):
     """A producer group's client.
 
     Open it once in the event loop that uses it:
@@ -56,83 +32,6 @@ class Halfway:
 
     Any number of tasks of that loop may share it. After a fork, open a new one in the child.
     """
-
-    def __init__(  # noqa: PLR0913 - settings by name
-        self,
-        urls: str | Sequence[str],
-        group: str,
-        *,
-        barrier: Barrier | AsyncBarrier | None = None,
-        key: str | Key | None = None,
-        tls: ssl.SSLContext | None = None,
-        prepare_timeout_s: float = 20.0,
-        end_timeout_s: float = 30.0,
-        max_waiting: int = 10_000,
-        max_in_background: int = 10_000,
-        connections: int = 16,
-    ) -> None:
-        """Configure the client with the coordinators' URLs and the group's name. Nothing is sent yet.
-
-        `key` is the group's key; the default is HALFWAY_CLIENT_KEY of the environment, or what the file in
-        HALFWAY_CLIENT_KEY_FILE contains. `tls` is needed for a private authority or a client certificate. `barrier`
-        decides how a transaction ends if its block raised an exception; `register` checks its retention.
-        `max_waiting` limits the prepares that wait to be sent, and also the ends.
-        `max_in_background` limits the ends that are sent in the background. Raises InvalidUrlError and InvalidKeyError.
-        """
-        self.group = group
-        self.barrier = barrier
-        key = Key.resolve(key)
-        self._has_key = key is not None
-        self._transport = Transport(
-            [urls] if isinstance(urls, str) else urls, key=key, tls=tls, connections=connections
-        )
-        self._prepares = Coalescer(self._transport, "prepare", max_waiting=max_waiting)
-        self._ends = Coalescer(self._transport, "end", max_waiting=max_waiting)
-        self._prepare_timeout_s = prepare_timeout_s
-        self._end_timeout_s = end_timeout_s
-        self._max_in_background = max_in_background
-        self._background: set[asyncio.Task[None]] = set()
-        self._services: set[asyncio.Task[None]] = set()
-        self._calls: set[asyncio.Timeout] = set()
-        """The time-outs of calls that wait for an answer. Each expires when the client is closed."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def __aenter__(self) -> Self:
-        """Open the client in the running event loop."""
-        await self.open()
-        if self.barrier is not None:
-            self.barrier.join(self.group, self)
-        return self
-
-    async def open(self) -> None:
-        """Open the connections in the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._transport.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the client."""
-        await self.close()
-
-    async def close(self) -> None:
-        """Wait up to 5 s for ends in the background, then close. Unconfirmed ends are left to check-back.
-
-        Calls of other tasks end with ClientClosedError.
-        """
-        if self._loop is None:
-            return
-        await _cancel(self._services)
-        if self._background:
-            await asyncio.wait(self._background, timeout=_CLOSE_S)
-        self._loop = None
-        await _cancel(self._background)
-        now = asyncio.get_running_loop().time()
-        for call in self._calls:
-            call.reschedule(now)
-        await self._prepares.close()
-        await self._ends.close()
-        await self._transport.close()
 
     async def register(
         self,
@@ -156,8 +55,7 @@ class Halfway:
             body["check"] = {"urls": _list_of("check_urls", check_urls)} if check_urls else {"mode": "pull"}
         if policy is not None:
             body["policy"] = dict(policy)
-        path = f"/v1/groups/{quote(self.group, safe='')}"
-        group = await self._call("PUT" if replace else "PATCH", path, body, timeout_s=timeout_s)
+        group = await self._call("PUT" if replace else "PATCH", self._path, body, timeout_s=timeout_s)
         if self.barrier is not None:
             self.barrier.check_policy(group["policy"])
             try:
@@ -183,8 +81,6 @@ class Halfway:
         Without `check_urls`, the client fetches checks and answers them with `decide`, or with the barrier by default.
         A BarrierMaintenance maintains the barrier.
         """
-        from halfway.client.producer.background import log_failure, services  # service imports this module
-
         coroutines = services(self, check_urls, decide)
         try:
             group = await self.register(
@@ -204,7 +100,7 @@ class Halfway:
         self,
         messages: Iterable[Message],
         *,
-        id: str | None = None,  # noqa: A002 - what REST calls it
+        id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> Transaction:
@@ -217,313 +113,12 @@ class Halfway:
             self, tuple(messages), id=id or uuid4().hex, new_id=id is None, check_after_s=check_after_s, confirm=confirm
         )
 
-    async def prepare(
-        self,
-        messages: Iterable[Message],
-        *,
-        id: str,  # noqa: A002 - as above
-        check_after_s: float | None = None,
-        new_id: bool = False,
-    ) -> None:
-        """Store messages under an id, invisible to consumers; return once they are durable.
-
-        If an answer is lost, the request is repeated with the same id until the deadline. Raises
-        PrepareUnconfirmedError then, AlreadyEndedError if the id has ended, and RefusedError. If it is not known
-        whether the messages are stored, also after a cancellation, the transaction is ended in the background: with
-        `new_id`, which promises that nobody else prepares under this id, it is rolled back; otherwise see `settle`.
-        """
-        body: dict[str, Any] = {"group": self.group, "id": id, "messages": [message.as_json() for message in messages]}
-        if check_after_s is not None:
-            body["check_after_s"] = check_after_s
-        try:
-            prepared = await self._until_known(
-                self._prepares, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
-            )
-        except (PrepareUnconfirmedError, RefusedError, asyncio.CancelledError) as error:
-            if not isinstance(error, RefusedError) or error.in_doubt:
-                self.abandon(id, new_id=new_id)
-            raise
-        if prepared.get("state") != "prepared":
-            state = prepared.get("state")
-            raise AlreadyEndedError(
-                {"error_code": "already_ended", "detail": f"the transaction {id} is {state}", "state": state}
-            )
-
-    async def end(
-        self,
-        id: str,  # noqa: A002 - as above
-        outcome: Outcome,
-        *,
-        remark: str | None = None,
-        check_id: str | None = None,
-        confirm: bool = True,
-    ) -> None:
-        """End a transaction; return once the outcome is final.
-
-        If an answer is lost, the request is repeated until the deadline, which raises EndUnconfirmedError. Raises
-        AlreadyEndedError if the transaction has the opposite outcome, UnknownTransactionError, OutcomeExpiredError.
-        With `confirm=False` it returns at once. If it is cancelled, the end is sent in the background.
-        """
-        if not confirm:
-            self.begin_end(id, outcome, remark=remark, check_id=check_id)
-            return
-        try:
-            await self._end(id, outcome, remark, check_id)
-        except asyncio.CancelledError:
-            if self._loop is not None:
-                self.begin_end(id, outcome, remark=remark, check_id=check_id)
-            raise
-
-    def begin_end(
-        self,
-        id: str,  # noqa: A002 - as above
-        outcome: Outcome,
-        *,
-        remark: str | None = None,
-        check_id: str | None = None,
-    ) -> asyncio.Task[None] | None:
-        """Send an end in the background; return the task, which is done when the outcome is final or given up.
-
-        The task raises no errors: they are logged, and check-back resolves the transaction. Return None if the limit of
-        ends in the background is reached.
-        """
-        return self._in_background(self._end_quietly(id, outcome, remark, check_id))
-
-    async def _end(self, id: str, outcome: Outcome, remark: str | None, check_id: str | None) -> None:  # noqa: A002 - as above
-        body = {"id": id, "outcome": outcome}
-        if remark is not None:
-            body["remark"] = remark
-        if check_id is not None:
-            body["check_id"] = check_id
-        await self._until_known(self._ends, body, self._end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
-
-    def settle(self, transaction_id: str, outcome: Outcome, *, remark: str | None = None) -> None:
-        """End a transaction in the background after its block raised an exception.
-
-        The barrier decides the outcome. Without a barrier it is `outcome`.
-        """
-        self._in_background(self._settle(transaction_id, outcome, remark))
-
-    def abandon(self, id: str, *, new_id: bool) -> None:  # noqa: A002 - as above
-        """End an unconfirmed prepare in the background: see `prepare`."""
-        if self._loop is None:  # the client is closed, so check-back resolves it
-            return
-        remark, requests = "the prepare was not confirmed", self._prepares.under_way
-        if new_id:
-            self._in_background(self._end_quietly(id, "rollback", remark, may_overtake=requests))
-        else:
-            self._in_background(self._settle(id, "unknown", remark, may_overtake=requests))
-
-    async def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
-        """Return the answer of `GET /v1/transactions/{id}`; raises UnknownTransactionError."""
-        return await self._call(
-            "GET", f"/v1/transactions/{quote(id, safe='')}", None, timeout_s=self._prepare_timeout_s
-        )
-
-    async def is_pending(self, id: str, group: str) -> bool:  # noqa: A002 - as above
-        """Return whether halfway has this transaction of the group as pending, and so may send checks of it.
-
-        Return True if this client cannot be asked, because it is not open here.
-        """
-        path = f"/v1/transactions/{quote(id, safe='')}"
-        try:
-            shown = await self._call("GET", path, None, timeout_s=_CONFIRM_S)
-        except (ClientClosedError, WrongEventLoopError):
-            return True
-        except HalfwayError as error:
-            log.info("a check of %s was not decided, because halfway did not confirm it: %s", id, error)
-            return False
-        return bool(shown["group"] == group and shown["state"] == "prepared")
-
-    def is_pending_sync(self, id: str, group: str) -> bool:  # noqa: A002 - as above
-        """Return the same, in another thread than that of the client's event loop."""
-        loop = self._loop
-        if loop is None or _running_loop() is loop:
-            return True
-        future = asyncio.run_coroutine_threadsafe(self.is_pending(id, group), loop)
-        try:
-            return future.result(2 * _CONFIRM_S)
-        except TimeoutError:
-            future.cancel()
-            return False
-
-    async def show_group(self) -> Mapping[str, Any]:
-        """Return the group with its policy; raises UnknownGroupError."""
-        return await self._call(
-            "GET", f"/v1/groups/{quote(self.group, safe='')}", None, timeout_s=self._prepare_timeout_s
-        )
-
-    async def list_ids(self, *, state: Literal["prepared", "parked"], older_than_s: float = 0) -> AsyncIterator[str]:
-        """Yield the ids of the group's transactions in this state, oldest first."""
-        cursor: str | None = ""
-        while cursor is not None:
-            query = {"group": self.group, "state": state, "limit": _PAGE} | ({"cursor": cursor} if cursor else {})
-            path = f"/v1/transactions?{urlencode(query)}"
-            page = await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)
-            for transaction in page["transactions"]:
-                age = datetime.now(UTC) - datetime.fromisoformat(transaction["prepared_at"])
-                if age.total_seconds() < older_than_s:
-                    return
-                yield transaction["id"]
-            cursor = page["next"]
-
-    async def check_secrets(self) -> list[str]:
-        """Return the secrets of the group's checks for a CheckVerifier; empty if halfway does not sign them."""
-        path = f"/v1/groups/{quote(self.group, safe='')}/check-secrets"
-        answer = await self._call("GET", path, None, timeout_s=self._prepare_timeout_s)
-        return [str(secret) for secret in answer["secrets"]]
-
-    async def check_verifier(self) -> CheckVerifier | None:
-        """Return a verifier of the group's checks; None if this client has no key, or halfway does not sign them."""
-        secrets = await self.check_secrets() if self._has_key else []
-        return CheckVerifier(*secrets) if secrets else None
-
-    async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:
-        """Fetch checks of a group in pull mode, waiting at most `wait_s`; end each transaction with its `check_id`."""
-        path = f"/v1/groups/{quote(self.group, safe='')}/checks?max={max_checks}"
-        answer = await self._call("GET", path, None, timeout_s=wait_s + self._prepare_timeout_s, waits_s=wait_s)
-        return list(answer.get("checks", ()))
-
-    def check_usable(self) -> None:
-        """Raise ClientClosedError or WrongEventLoopError if this client cannot be used here."""
-        if self._loop is None:
-            raise ClientClosedError("this client is not open: use it inside `async with Halfway(...)`")
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongEventLoopError("this client was opened in another event loop: open one client per loop")
-
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this task."""
         demand_no_block(self)
-
-    async def _call(
-        self, method: str, path: str, body: object, *, timeout_s: float, waits_s: float = 0.0
-    ) -> Mapping[str, Any]:
-        """Make a call. `waits_s` is how long the coordinator may wait before it answers; it is added to the query."""
-        self.check_usable()
-        encoded = None if body is None else _encoded(body)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        to_answer_s = min(ATTEMPT_S, timeout_s - waits_s)
-
-        async def send(attempt_s: float) -> Reply:
-            self.check_usable()
-            asked = path
-            if waits_s:
-                share_s = (deadline - loop.time()) / self._transport.url_count
-                asked += f"&wait_s={max(0.0, min(waits_s, share_s - to_answer_s)):.3f}"
-            return await self._transport.send(method, asked, encoded, deadline=deadline, attempt_s=attempt_s)
-
-        call = send_until_final(
-            send,
-            deadline,
-            UnavailableError,
-            f"{method} {path}",
-            demand_halfway=False,
-            attempt_s=ATTEMPT_S + waits_s,
-        )
-        return await self._until_closed(call)
-
-    async def _until_known(
-        self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
-    ) -> Mapping[str, Any]:
-        self.check_usable()
-        encoded = _encoded(body)
-        deadline = asyncio.get_running_loop().time() + timeout_s
-
-        async def send(attempt_s: float) -> Reply:
-            self.check_usable()  # the client may have been closed since the last attempt
-            return await coalescer.submit(encoded, deadline=deadline, attempt_s=attempt_s)
-
-        is_end = coalescer is self._ends
-        call = send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end, attempt_s=ATTEMPT_S)
-        return await self._until_closed(call)
-
-    async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the result of a call; raise ClientClosedError as soon as the client is closed."""
-        closed = asyncio.timeout(None)
-        self._calls.add(closed)
-        try:
-            async with closed:
-                return await call
-        except TimeoutError:
-            if not closed.expired():
-                raise
-            raise ClientClosedError(
-                "this client was closed during the call: check-back resolves its transaction"
-            ) from None
-        finally:
-            self._calls.discard(closed)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        self.check_usable()
-        if len(self._background) >= self._max_in_background:
-            work.close()
-            log.warning(
-                "%s ends are being sent in the background: this one is left to check-back", len(self._background)
-            )
-            return None
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
-
-    async def _settle(
-        self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _Requests | None = None
-    ) -> None:
-        if self.barrier is not None:
-            outcome = await call_async(self.barrier.settle, transaction_id)
-        await self._end_quietly(transaction_id, outcome, remark, may_overtake=may_overtake)
-
-    async def _end_quietly(
-        self,
-        transaction_id: str,
-        outcome: Outcome,
-        remark: str | None,
-        check_id: str | None = None,
-        *,
-        may_overtake: _Requests | None = None,
-    ) -> None:
-        """Send an end in the background; if it fails, check-back resolves the transaction.
-
-        With `may_overtake` it is not known whether the transaction is prepared. If halfway does not know the id, the
-        end is sent again after these requests are done, because one of them may contain the prepare.
-        """
-        try:
-            try:
-                await self._end(transaction_id, outcome, remark, check_id)
-            except UnknownTransactionError:
-                if not may_overtake:
-                    raise
-                await asyncio.wait(may_overtake)
-                await self._end(transaction_id, outcome, remark, check_id)
-        except AlreadyEndedError:
-            if outcome != "unknown":
-                log.exception("transaction %s did not end with %s", transaction_id, outcome)
-        except HalfwayError as error:
-            if may_overtake is not None and isinstance(error, UnknownTransactionError):
-                log.debug("transaction %s was not prepared, so there is nothing to end", transaction_id)
-            else:
-                log.warning("the %s of transaction %s is left to check-back: %s", outcome, transaction_id, error)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _list_of(name: str, texts: Iterable[str]) -> list[str]:
     if isinstance(texts, str):
         raise TypeError(f"{name} is a str: give a list, [{texts!r}]")
     return list(texts)
-
-
-def _encoded(body: object) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

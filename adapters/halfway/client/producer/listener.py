@@ -56,7 +56,7 @@ class TransactionProducer:
         messages: Iterable[Message],
         argument: Any = None,
         *,
-        id: str | None = None,  # noqa: A002 - what REST calls it
+        id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> tuple[str, Outcome]:
@@ -100,7 +100,7 @@ class SyncTransactionProducer:
         messages: Iterable[Message],
         argument: Any = None,
         *,
-        id: str | None = None,  # noqa: A002 - as above
+        id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> tuple[str, Outcome]:

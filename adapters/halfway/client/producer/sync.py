@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import ssl
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.calls.transport import Key
-from halfway.client.checks.answers import Decide
-from halfway.client.checks.verification import CheckVerifier
 from halfway.client.errors import ClientClosedError, HalfwayError
 from halfway.client.messages import Message, Outcome
 from halfway.client.producer.background import log_failure
@@ -25,6 +24,7 @@ from halfway.client.producer.client import Halfway
 from halfway.client.producer.transaction import Transaction
 from halfway.client.threads import ForkSafeLock, wait_for
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -39,6 +39,27 @@ class Settings(TypedDict, total=False):
     max_waiting: int
     max_in_background: int
     connections: int
+
+
+def _blocking(
+    call: Callable[Concatenate[Halfway, P], Coroutine[Any, Any, T]],
+    *,
+    if_interrupted: Callable[..., None] = lambda *_, **__: None,
+) -> Callable[Concatenate[SyncHalfway, P], T]:
+    """Return the same call for threads, with its parameters and its docstring: it runs in the client's own thread.
+
+    `if_interrupted` gets the parameters if the call has succeeded, but its result is lost (see `_LoopThread.run`).
+    """
+
+    @functools.wraps(call)
+    def blocking(self: SyncHalfway, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        thread = self._running_thread()
+        return thread.run(
+            lambda: call(thread.client, *args, **kwargs),
+            if_interrupted=lambda: if_interrupted(thread.client, *args, **kwargs),
+        )
+
+    return blocking
 
 
 class SyncHalfway:
@@ -78,51 +99,22 @@ class SyncHalfway:
         if thread is not None and thread.pid == os.getpid():
             thread.stop()
 
-    def register(
-        self,
-        *,
-        topics: Iterable[str],
-        check_urls: Sequence[str] = (),
-        policy: Mapping[str, object] | None = None,
-        replace: bool = False,
-        timeout_s: float = 30.0,
-    ) -> Mapping[str, Any]:
-        """Same as `Halfway.register`."""
-        thread = self._running_thread()
-        return thread.run(
-            lambda: thread.client.register(
-                topics=topics, check_urls=check_urls, policy=policy, replace=replace, timeout_s=timeout_s
-            )
-        )
-
-    def start(
-        self,
-        *,
-        topics: Iterable[str],
-        check_urls: Sequence[str] = (),
-        policy: Mapping[str, object] | None = None,
-        decide: Decide | None = None,
-        replace: bool = False,
-        timeout_s: float = 30.0,
-    ) -> Mapping[str, Any]:
-        """Same as `Halfway.start`. After a fork, only the parent runs the background tasks."""
-        thread = self._running_thread()
-        return thread.run(
-            lambda: thread.client.start(
-                topics=topics,
-                check_urls=check_urls,
-                policy=policy,
-                decide=decide,
-                replace=replace,
-                timeout_s=timeout_s,
-            )
-        )
+    register = _blocking(Halfway.register)
+    start = _blocking(Halfway.start)
+    """After a fork, only the parent runs the background tasks."""
+    prepare = _blocking(
+        Halfway.prepare, if_interrupted=lambda client, *_, id, new_id=False, **__: client.abandon(id, new_id=new_id)
+    )
+    end = _blocking(Halfway.end)
+    show = _blocking(Halfway.show)
+    check_secrets = _blocking(Halfway.check_secrets)
+    check_verifier = _blocking(Halfway.check_verifier)
 
     def transaction(
         self,
         messages: Iterable[Message],
         *,
-        id: str | None = None,  # noqa: A002 - what REST calls it
+        id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
     ) -> SyncTransaction:
@@ -131,41 +123,7 @@ class SyncHalfway:
         transaction = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
         return SyncTransaction(thread, transaction)
 
-    def prepare(
-        self,
-        messages: Iterable[Message],
-        *,
-        id: str,  # noqa: A002 - as above
-        check_after_s: float | None = None,
-        new_id: bool = False,
-    ) -> None:
-        """Same as `Halfway.prepare`."""
-        thread = self._running_thread()
-        thread.run(
-            lambda: thread.client.prepare(messages, id=id, check_after_s=check_after_s, new_id=new_id),
-            if_interrupted=lambda: thread.client.abandon(id, new_id=new_id),
-        )
-
-    def end(
-        self,
-        id: str,  # noqa: A002 - as above
-        outcome: Outcome,
-        *,
-        remark: str | None = None,
-        check_id: str | None = None,
-        confirm: bool = True,
-    ) -> None:
-        """Same as `Halfway.end`."""
-        thread = self._running_thread()
-        thread.run(lambda: thread.client.end(id, outcome, remark=remark, check_id=check_id, confirm=confirm))
-
-    def begin_end(
-        self,
-        id: str,  # noqa: A002 - as above
-        outcome: Outcome,
-        *,
-        remark: str | None = None,
-    ) -> Callable[[], None]:
+    def begin_end(self, id: str, outcome: Outcome, *, remark: str | None = None) -> Callable[[], None]:
         """Send an end in the background; return a function that waits until it is final or given up."""
         thread = self._running_thread()
 
@@ -181,28 +139,13 @@ class SyncHalfway:
         if thread is not None and thread.pid == os.getpid():
             thread.client.demand_no_block()
 
-    def show(self, id: str) -> Mapping[str, Any]:  # noqa: A002 - as above
-        """Same as `Halfway.show`."""
-        thread = self._running_thread()
-        return thread.run(lambda: thread.client.show(id))
-
-    def is_pending_sync(self, id: str, group: str) -> bool:  # noqa: A002 - as above
+    def is_pending_sync(self, id: str, group: str) -> bool:
         """Same as `Halfway.is_pending`."""
         try:
             thread = self._running_thread()
             return thread.run(lambda: thread.client.is_pending(id, group))
         except ClientClosedError:
             return True
-
-    def check_secrets(self) -> list[str]:
-        """Same as `Halfway.check_secrets`."""
-        thread = self._running_thread()
-        return thread.run(thread.client.check_secrets)
-
-    def check_verifier(self) -> CheckVerifier | None:
-        """Same as `Halfway.check_verifier`."""
-        thread = self._running_thread()
-        return thread.run(thread.client.check_verifier)
 
     def run_in_background(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
         """Run the coroutine that `make` returns in the background until the client is closed.

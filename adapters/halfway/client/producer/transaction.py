@@ -22,7 +22,7 @@ from halfway.client.threads import call_async
 if TYPE_CHECKING:
     from halfway.client.barrier.barrier import WatchedRow
     from halfway.client.messages import Message, Outcome
-    from halfway.client.producer.client import Halfway
+    from halfway.client.producer.calls import GroupCalls
 
 
 _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
@@ -47,10 +47,10 @@ class Transaction:
 
     def __init__(
         self,
-        client: Halfway,
+        client: GroupCalls,
         messages: tuple[Message, ...],
         *,
-        id: str,  # noqa: A002 - what REST calls it
+        id: str,
         new_id: bool,
         check_after_s: float | None,
         confirm: bool,
@@ -138,7 +138,7 @@ class Transaction:
             )
         self._scope = _open.set(self)
 
-    def _is_open(self, client: Halfway, opener: object) -> bool:
+    def _is_open(self, client: GroupCalls, opener: object) -> bool:
         return self._client is client and self._opener == opener and not self._ended
 
     def leave_scope(self) -> None:
@@ -182,7 +182,7 @@ class Transaction:
             self._client.settle(self.id, outcome, remark=type(error).__name__)
 
 
-def demand_no_block(client: Halfway) -> None:
+def demand_no_block(client: GroupCalls) -> None:
     """Raise NestedTransactionError if a block of this client is open in this task or thread.
 
     Messages that are sent in a session there would be a separate transaction, with its own outcome.
@@ -202,7 +202,7 @@ def _current_opener() -> object:
     return task or threading.get_ident()
 
 
-def _open_transaction(client: Halfway, opener: object) -> Transaction | None:
+def _open_transaction(client: GroupCalls, opener: object) -> Transaction | None:
     """Return the open transaction of this client around the caller, even with blocks of other clients in between."""
     transaction = _open.get()
     while transaction is not None and not transaction._is_open(client, opener):  # noqa: SLF001 - of this module
@@ -224,16 +224,10 @@ class NoBarrierError(HalfwayError, TypeError):
 class SendingClient(Protocol):
     """The client calls that `Sending` needs."""
 
-    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - what REST calls it
+    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:
         """Prepare messages."""
 
-    def begin_end(
-        self,
-        id: str,  # noqa: A002 - as above
-        outcome: Outcome,
-        *,
-        remark: str | None = None,
-    ) -> Callable[[], None]:
+    def begin_end(self, id: str, outcome: Outcome, *, remark: str | None = None) -> Callable[[], None]:
         """Send an end; return a function that waits until it is final or given up."""
 
 
