@@ -107,6 +107,7 @@ class _End(asyncio.Protocol):
         self.other: _End | None = None
         self.loses_answer = False
         self._waiting: list[bytes] = []
+        self._held: list[bytes] = []
         self._delayed: deque[bytes] = deque()
         self._due = 0.0
 
@@ -124,8 +125,11 @@ class _End(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.network.is_cut_off(self.target):
+            # A transport that was paused when it was made reads nevertheless.
             self.network.held += 1
-        if self.loses_answer:
+            self._held.append(data)
+            self.pause()
+        elif self.loses_answer:
             self.abort()
         else:
             self.pass_on(data)
@@ -161,6 +165,9 @@ class _End(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume(self) -> None:
+        held, self._held = self._held, []
+        for data in held:
+            self.data_received(data)
         if self.transport is not None and not self.transport.is_closing() and not self.transport.is_reading():
             self.transport.resume_reading()
 

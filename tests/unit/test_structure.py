@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_421,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 51,
-    "lines of tests": 70_447,
+    "lines of tests": 70_456,
     "lines of bench": 3_995,
     "bytes of pages": 402_976,
     "settings": 85,
