@@ -16,7 +16,8 @@ from checker.rules import Finding
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.sources.duckdb import QuickKafka
+from halfway.pipeline.sources.duckdb import DuckReader
+from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.tables.folders import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 
@@ -35,7 +36,7 @@ def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Pa
     engine = DuckEngine()
     try:
         options = audit.AuditOptions(grace_ms=0, horizon_ms=round(horizon_s * 1000), skew_ms=CLOCKS_APART_MS)
-        audit.run(engine, QuickKafka(engine, access), LocalFolder(str(folder)), options)
+        audit.run(engine, KafkaSource(DuckReader(engine), access), LocalFolder(str(folder)), options)
     finally:
         engine.close()
     rows: list[Row] = pq.read_table(folder / audit.VERDICTS).to_pylist()

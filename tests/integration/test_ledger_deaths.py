@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from halfway.pipeline.tables import delta
@@ -86,7 +87,8 @@ def test_what_kafka_removes_between_two_attempts_takes_no_row_away(
     topics.write(0, 30)
     with dying("first table written", die, batch_of_run=1), pytest.raises(StreamingQueryException, match="DiedError"):
         run(spark, topics, tmp_path)
-    assert ledger.tables(spark, Folder(spark, str(tmp_path))) is None, "of the first batch only one table is there"
+    found = ledger.tables(SparkEngine(spark), Folder(spark, str(tmp_path)))
+    assert found is None, "of the first batch only one table is there"
     topics.remove_ops()
     run(spark, topics, tmp_path)
     assert ended_ids(spark, tmp_path) == sorted(topics.ended)

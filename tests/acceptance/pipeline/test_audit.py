@@ -20,7 +20,8 @@ from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
-from halfway.pipeline.sources.spark import KafkaSource
+from halfway.pipeline.sources.pinned import KafkaSource
+from halfway.pipeline.sources.spark import SparkReader
 from halfway.pipeline.tables.folders import Folder
 from halfway.protocol.records import Message
 from tests.support.brokers.fixtures import Kafka
@@ -112,7 +113,7 @@ def rows(folder: Path, table: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def audited(spark: "SparkSession", world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit")
-    audit.run(SparkEngine(spark), KafkaSource(spark, world.access), Folder(spark, str(folder)), NO_GRACE)
+    audit.run(SparkEngine(spark), KafkaSource(SparkReader(spark), world.access), Folder(spark, str(folder)), NO_GRACE)
     return folder
 
 
@@ -196,7 +197,9 @@ def test_an_audit_that_goes_on_agrees_with_the_whole(
 
 def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", world: World, tmp_path: Path) -> None:
     """Half minus op by keys and headers: exactly the pending ones, counted by group and age."""
-    counts = sweep.run(spark, KafkaSource(spark, world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions())
+    counts = sweep.run(
+        spark, KafkaSource(SparkReader(spark), world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions()
+    )
     found = {row["id"] for row in rows(tmp_path, sweep.UNRESOLVED)}
     leaked = {name for name, verdict in world.planted.items() if verdict == "leaked"}
     # One has an unreadable outcome, the other only an outcome.

@@ -24,7 +24,8 @@ from halfway.pipeline.access import KafkaAccess, load
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
-from halfway.pipeline.sources.spark import KafkaSource
+from halfway.pipeline.sources.pinned import KafkaSource
+from halfway.pipeline.sources.spark import SparkReader
 from halfway.pipeline.tables.folders import Folder
 from halfway.protocol.records import Barrier, Half, Message, MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause, server_id
@@ -248,7 +249,7 @@ def audited(
     everything.setLevel(logging.DEBUG)
     try:
         with redirect_stdout(told), redirect_stderr(told):
-            source = KafkaSource(spark, load(settings))
+            source = KafkaSource(SparkReader(spark), load(settings))
             summary = audit.run(SparkEngine(spark), source, Folder(spark, str(folder)), AuditOptions(grace_ms=0))
             source.committed(["kept"]).explain(mode="extended")
     finally:
@@ -321,7 +322,9 @@ def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
             for done in admin.delete_records([TopicPartition("kept", 0, until)]).values():
                 done.result(ANSWERED_WITHIN_S)
 
-    audit.run(SparkEngine(spark), Trimmed(spark, access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0))
+    audit.run(
+        SparkEngine(spark), Trimmed(SparkReader(spark), access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0)
+    )
     assert anomalies(spark, tmp_path) == writer.planted
     gone = {(name, 0) for offset, name in sound.items() if offset < until}
     assert gone, "nothing was removed that is not proved without it"

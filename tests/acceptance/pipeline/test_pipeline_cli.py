@@ -50,7 +50,8 @@ def test_audit_exits_0_where_all_is_well_and_prints_a_table(command: Command, tm
     """Each verdict with its count, and nothing about anomalies."""
     write_archive(tmp_path / "archive", fine=["fine-1", "fine-2"], open_still=["open-1"])
     audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"))
-    assert (audited.exit_code, audited.stderr) == (0, "")
+    said = [line for line in audited.stderr.splitlines() if " reads, judges and writes (stage " not in line]
+    assert (audited.exit_code, said) == (0, [])
     header, *lines = (line.split() for line in audited.stdout.splitlines())
     assert header == ["verdict", "transactions"]
     counts = dict.fromkeys(VERDICTS, "0") | {"committed_ok": "2", "pending": "1"}

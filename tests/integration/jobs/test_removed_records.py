@@ -7,6 +7,7 @@ from typing import Any
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
+from halfway.pipeline.sources.pinned import WHOLE, Rows
 from halfway.pipeline.tables.folders import LocalFolder
 from halfway.protocol.records import Message, OpKind
 from tests.support.pipeline.audits import OPTIONS, committed, continued, counts_in, found_in
@@ -45,10 +46,10 @@ def test_what_is_removed_before_it_is_settled_is_not_lost(engine: DuckEngine, tm
         source._committed_until = START + 150_000 if "orders" in topics else at
         pin(topics)
 
-    def late(topics: Sequence[str]) -> Any:
+    def late(topics: Sequence[str], rows: Rows = WHOLE) -> Any:
         if "orders" in topics:
             log.trim("orders", 4)
-        return unsettled(topics)
+        return unsettled(topics, rows)
 
     source.pin = held_back  # type: ignore[method-assign]
     source.unsettled = late  # type: ignore[method-assign]
@@ -120,8 +121,8 @@ def test_a_topic_that_is_made_again_while_it_is_read_is_not_lost(engine: DuckEng
         log.made["orders"] = 1
         return reopen()
 
-    def none_of_it(topics: Sequence[str]) -> Any:
-        return committed_of([name for name in topics if name != "orders"])
+    def none_of_it(topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        return committed_of([name for name in topics if name != "orders"], rows)
 
     source.reopened = later  # type: ignore[method-assign]
     source.committed = none_of_it  # type: ignore[method-assign]

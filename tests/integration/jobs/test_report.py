@@ -5,6 +5,7 @@ import json
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,14 @@ import pytest
 from pyspark.sql.functions import lit
 
 from halfway.kafka.records import codec
+from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, ledger, report
-from halfway.pipeline.sources.spark import SnapshotSource
+from halfway.pipeline.sources.duckdb import DuckReader
+from halfway.pipeline.sources.pinned import Archive
 from halfway.pipeline.tables import delta
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import PREFIX, write_records
 from tests.support.records.samples import AUDIT_EVENT
@@ -58,12 +62,21 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
         ended = START + timedelta(seconds=step * number)
         rows.append((f"tx-{number}", group, outcome, cause, ended, ended, number * 10, 1, ["orders"], 1, 5, 0, number))
     batch = delta.Batch(writer="ledger", number=0)
-    Folder(spark, str(folder)).write(json.dumps({"id": batch.writer}), ledger.CHECKPOINT, "metadata")
+    LocalFolder(str(folder)).write(json.dumps({"id": batch.writer}), ledger.CHECKPOINT, "metadata")
     delta.append(spark.createDataFrame(rows, ENDED), str(folder / ledger.ENDED), batch)
     open_still = [("p-1", "shop", "parked", round(START.timestamp() * 1000), 0, 1)]
     columns = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
     pending = spark.createDataFrame(open_still, columns)
     delta.append(pending, str(folder / ledger.PENDING), batch)
+
+
+def run(sources: report.Sources, output: LocalFolder, wanted: report.Wanted | None = None) -> str:
+    """Make a report without Spark."""
+    engine = DuckEngine()
+    try:
+        return report.run(engine, sources, output, wanted or report.Wanted())
+    finally:
+        engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +96,7 @@ def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Pat
         patch.setenv("TZ", "Asia/Tokyo")
         patch.setattr(report, "_of_ledger", while_it_runs)
         time.tzset()
-        report.run(spark, report.Sources(ledger=Folder(spark, str(folder / "ledger"))), Folder(spark, str(folder)))
+        run(report.Sources(ledger=LocalFolder(str(folder / "ledger"))), LocalFolder(str(folder)))
     time.tzset()
     return folder
 
@@ -134,7 +147,7 @@ def of_odd_names(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
     """Return the folder of a report over months, and groups whose names something could take for more than names."""
     folder = tmp_path_factory.mktemp("odd")
     write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"), step=86_400)
-    report.run(spark, report.Sources(ledger=Folder(spark, str(folder / "ledger"))), Folder(spark, str(folder)))
+    run(report.Sources(ledger=LocalFolder(str(folder / "ledger"))), LocalFolder(str(folder)))
     return folder
 
 
@@ -179,9 +192,7 @@ def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantine
 def test_the_page_says_of_how_many_anomalies_it_shows_the_first(spark: "SparkSession", tmp_path: Path) -> None:
     """The CSV file has all of them with all their places, and the number of records that could not be read."""
     write_audit(spark, tmp_path / "audit", 600, quarantined=3)
-    path = report.run(
-        spark, report.Sources(audit=Folder(spark, str(tmp_path / "audit"))), Folder(spark, str(tmp_path / "report"))
-    )
+    path = run(report.Sources(audit=LocalFolder(str(tmp_path / "audit"))), LocalFolder(str(tmp_path / "report")))
     page = Path(path).read_text()
     assert "<b>600</b>anomalies among 605" in page
     assert "The first 100 of 600; all are in anomalies.csv" in page
@@ -199,13 +210,13 @@ def test_an_audit_that_was_not_finished_is_none(spark: "SparkSession", tmp_path:
     write_audit(spark, tmp_path, 1)
     (tmp_path / audit.SUMMARY).unlink()
     with pytest.raises(SourceError, match="was not finished"):
-        report.run(spark, report.Sources(audit=Folder(spark, str(tmp_path))), Folder(spark, str(tmp_path / "report")))
+        run(report.Sources(audit=LocalFolder(str(tmp_path))), LocalFolder(str(tmp_path / "report")))
 
 
 def test_without_a_ledger_the_remedy_is_told(spark: "SparkSession", tmp_path: Path) -> None:
     """An empty folder is no empty ledger."""
     with pytest.raises(SourceError, match="run halfway-pipeline ledger first"):
-        report.run(spark, report.Sources(ledger=Folder(spark, str(tmp_path))), Folder(spark, str(tmp_path / "report")))
+        run(report.Sources(ledger=LocalFolder(str(tmp_path))), LocalFolder(str(tmp_path / "report")))
 
 
 def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(spark: "SparkSession", tmp_path: Path) -> None:
@@ -214,10 +225,8 @@ def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(spark: "SparkSe
     write_audit(spark, tmp_path / "audit", 5)
     since = round((START + timedelta(minutes=1)).timestamp() * 1000)
     wanted = report.Wanted(since_ms=since, until_ms=since + 60_000, objectives={"shop": 10_000, None: 500})
-    sources = report.Sources(
-        ledger=Folder(spark, str(tmp_path / "ledger")), audit=Folder(spark, str(tmp_path / "audit"))
-    )
-    page = Path(report.run(spark, sources, Folder(spark, str(tmp_path / "report")), wanted)).read_text()
+    sources = report.Sources(ledger=LocalFolder(str(tmp_path / "ledger")), audit=LocalFolder(str(tmp_path / "audit")))
+    page = Path(run(sources, LocalFolder(str(tmp_path / "report")), wanted)).read_text()
     assert "<b>1</b>anomalies among 1" in page
     assert "<b>1</b>groups missed their objective" in page
     groups = {row["group"]: row for row in rows_of(tmp_path / "report" / "groups.csv")}
@@ -235,12 +244,12 @@ def test_what_a_later_run_has_withdrawn_is_not_counted(spark: "SparkSession", tm
     found.write.parquet(str(verdicts / "run=0"))
     withdrawn = found.where("id = 'tx-0000'").withColumn("verdict", lit(None).cast("string"))
     withdrawn.write.parquet(str(verdicts / "run=1"))
-    sources = report.Sources(audit=Folder(spark, str(tmp_path / "audit")))
-    page = Path(report.run(spark, sources, Folder(spark, str(tmp_path / "report")), report.Wanted(since_ms=0)))
+    sources = report.Sources(audit=LocalFolder(str(tmp_path / "audit")))
+    page = Path(run(sources, LocalFolder(str(tmp_path / "report")), report.Wanted(since_ms=0)))
     assert "anomalies among 4" in page.read_text()
 
 
-def test_the_page_shows_who_did_what_and_obeys_no_name(spark: "SparkSession", tmp_path: Path) -> None:
+def test_the_page_shows_who_did_what_and_obeys_no_name(engine: DuckEngine, tmp_path: Path) -> None:
     """Registered, changed, ended manually, resumed, keys: the newest first, each once, always as text."""
     events = [
         msgspec.structs.replace(
@@ -253,8 +262,8 @@ def test_the_page_shows_who_did_what_and_obeys_no_name(spark: "SparkSession", tm
         for offset, event in enumerate([*events, events[0]])
     ]
     write_records(tmp_path / "archive", records, at=AUDIT_EVENT.at + 60_000)
-    sources = report.Sources(trail=SnapshotSource(spark, Folder(spark, str(tmp_path / "archive"))))
-    page = Path(report.run(spark, sources, Folder(spark, str(tmp_path / "report")))).read_text()
+    sources = report.Sources(trail=Archive(DuckReader(engine), LocalFolder(str(tmp_path / "archive"))))
+    page = Path(report.run(engine, sources, LocalFolder(str(tmp_path / "report")))).read_text()
     assert UGLY not in page
     assert page.count("&lt;script&gt;") == len(events)
     told = rows_of(tmp_path / "report" / "trail.csv")
@@ -262,3 +271,34 @@ def test_the_page_shows_who_did_what_and_obeys_no_name(spark: "SparkSession", tm
     assert {(row["actor"], row["detail"]) for row in told} == {
         (f"{AUDIT_EVENT.actor_kind} {AUDIT_EVENT.actor}", "'=1+2")
     }
+
+
+def test_both_engines_make_the_same_report(spark: "SparkSession", engine: DuckEngine, tmp_path: Path) -> None:
+    """Page and CSV files, with objectives and a part of the time, to the letter."""
+    write_ledger(spark, tmp_path / "ledger", groups=(*SPLIT, *MATHEMATICAL))
+    write_audit(spark, tmp_path / "audit", 5)
+    since = round((START + timedelta(minutes=1)).timestamp() * 1000)
+    wanted = report.Wanted(since_ms=since, objectives={"shop": 10_000, MATHEMATICAL[0]: 20})
+    for name, made, opened in (("spark", SparkEngine(spark), partial(Folder, spark)), ("duckdb", engine, LocalFolder)):
+        sources = report.Sources(ledger=opened(str(tmp_path / "ledger")), audit=opened(str(tmp_path / "audit")))
+        report.run(made, sources, opened(str(tmp_path / name)), wanted)
+    found = {file.name: file.read_text() for file in (tmp_path / "spark").iterdir() if file.suffix in {".csv", ".html"}}
+    assert found.keys() >= {"report.html", "anomalies.csv", "groups.csv", "over_time.csv"}
+    for name, text in found.items():
+        other = (tmp_path / "duckdb" / name).read_text()
+        assert re.sub(r"Made [-0-9: ]+ from", "", other) == re.sub(r"Made [-0-9: ]+ from", "", text), name
+
+
+def test_the_page_gives_times_of_anomalies_and_a_meaning_for_every_verdict(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """When they were prepared and when they ended, in UTC."""
+    write_audit(spark, tmp_path / "audit", 2)
+    page = Path(run(report.Sources(audit=LocalFolder(str(tmp_path / "audit"))), LocalFolder(str(tmp_path)))).read_text()
+    told = re.findall(r"<td[^>]*>(\w+)</td><td class=\"n\">[\d,]+</td><td>([^<]*)</td>", page)
+    assert {name for name, meaning in told if meaning} == {*VERDICTS}
+    assert 'class="prepared_at">2026-01-02 03:04:00</td><td class="ended_at">2026-01-02 03:05:00</td>' in page
+    assert [row["ended_at"] for row in rows_of(tmp_path / "anomalies.csv")] == [
+        "2026-01-02 03:04:00",
+        "2026-01-02 03:05:00",
+    ]

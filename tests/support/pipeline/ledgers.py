@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ign
 
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from halfway.pipeline.tables.folders import Folder
@@ -172,7 +173,7 @@ def run(spark: "SparkSession", topics: Topics, folder: Path, options: LedgerOpti
 
 def tables(spark: "SparkSession", folder: Path) -> "tuple[DataFrame, DataFrame]":
     """Return what has ended and what is pending."""
-    found = ledger.tables(spark, Folder(spark, str(folder)))
+    found = ledger.tables(SparkEngine(spark), Folder(spark, str(folder)))
     assert found is not None
     return found
 
@@ -195,7 +196,7 @@ def parked_ids(spark: "SparkSession", folder: Path) -> list[str]:
 
 def unreadable(spark: "SparkSession", folder: Path) -> list[tuple[str, str]]:
     """Return the kind of topic and the error of each record in quarantine."""
-    found = ledger.quarantine(spark, Folder(spark, str(folder)))
+    found = ledger.quarantine(SparkEngine(spark), Folder(spark, str(folder)))
     rows = found.collect() if found is not None else []
     return sorted((row["topic"].rpartition(".")[2], row["error"]) for row in rows)
 

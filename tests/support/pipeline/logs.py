@@ -10,6 +10,7 @@ import pyarrow as pa
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pinned import WHOLE, Rows
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.sources.spark import nothing
 
@@ -146,19 +147,19 @@ class LogSource:
         now = max((record.at for record in self._log.records), default=self._at)
         return LogSource(self._engine, self._log, max(now, self._at), clock=self._clock)
 
-    def committed(self, topics: Sequence[str]) -> Any:
-        return self._read({name: (pin.start, pin.end) for name, pin in self._pinned(topics)})
+    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        return self._read({name: (pin.start, pin.end) for name, pin in self._pinned(topics)}, rows)
 
-    def unsettled(self, topics: Sequence[str]) -> Any:
-        return self._read({name: (pin.end, pin.high) for name, pin in self._pinned(topics)}, aborted=True)
+    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        return self._read({name: (pin.end, pin.high) for name, pin in self._pinned(topics)}, rows, aborted=True)
 
-    def later(self, topics: Sequence[str], now: Pins) -> Any:
-        return self._read({name: parts[0] for name, parts in self.pins.behind(topics, now).items()})
+    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Any:
+        return self._read({name: parts[0] for name, parts in self.pins.behind(topics, now).items()}, rows)
 
     def _pinned(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
         return [(name, self.pins.topics[name].partitions[0]) for name in topics if name in self.pins.topics]
 
-    def _read(self, ranges: dict[str, tuple[int, int]], *, aborted: bool = False) -> Any:
+    def _read(self, ranges: dict[str, tuple[int, int]], wanted: Rows, *, aborted: bool = False) -> Any:
         rows = [
             {
                 "key": record.key,
@@ -181,5 +182,6 @@ class LogSource:
         ]
         table = pa.Table.from_pylist(rows, RECORD)
         if isinstance(self._engine, DuckEngine):
-            return self._engine.take(table)
-        return nothing(self._engine.spark) if not rows else self._engine.spark.createDataFrame(table)
+            return self._engine.query(wanted.sql, records=self._engine.take(table))
+        records = nothing(self._engine.spark) if not rows else self._engine.spark.createDataFrame(table)
+        return self._engine.query(wanted.sql, records=records)

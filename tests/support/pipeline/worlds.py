@@ -19,6 +19,7 @@ from halfway.kafka.records import codec
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.sources.duckdb import RECORD
+from halfway.pipeline.sources.pinned import WHOLE, Rows
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.protocol.transactions import Cause, partition_for_key
@@ -418,23 +419,22 @@ class WorldSource:
         self._at += self._step()
         return WorldSource(self._engine, self._world, self._at, self._step)
 
-    def committed(self, topics: Sequence[str]) -> Any:
-        return self._read({place: (pin.start, pin.end) for place, pin in self._pinned(topics)})
+    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        return self._read({place: (pin.start, pin.end) for place, pin in self._pinned(topics)}, rows)
 
-    def unsettled(self, topics: Sequence[str]) -> Any:
-        return self._read({place: (pin.end, pin.high) for place, pin in self._pinned(topics)}, aborted=True)
+    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        return self._read({place: (pin.end, pin.high) for place, pin in self._pinned(topics)}, rows, aborted=True)
 
-    def later(self, topics: Sequence[str], now: Pins) -> Any:
+    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Any:
         behind = self.pins.behind(topics, now)
-        return self._read(
-            {(name, number): bounds for name, parts in behind.items() for number, bounds in parts.items()}
-        )
+        ranges = {(name, number): bounds for name, parts in behind.items() for number, bounds in parts.items()}
+        return self._read(ranges, rows)
 
     def _pinned(self, topics: Sequence[str]) -> list[tuple[Place, PartitionPin]]:
         pins = self.pins.topics
         return [((name, each.partition), each) for name in topics if name in pins for each in pins[name].partitions]
 
-    def _read(self, ranges: dict[Place, tuple[int, int]], *, aborted: bool = False) -> Any:
+    def _read(self, ranges: dict[Place, tuple[int, int]], wanted: Rows, *, aborted: bool = False) -> Any:
         self._at += self._step()
         rows = [
             {
@@ -455,4 +455,4 @@ class WorldSource:
             and record.gone_at > self._at
             and (aborted or not record.aborted)
         ]
-        return self._engine.take(pa.Table.from_pylist(rows, RECORD))
+        return self._engine.query(wanted.sql, records=self._engine.take(pa.Table.from_pylist(rows, RECORD)))

@@ -26,6 +26,19 @@ def test_the_example_for_kubernetes_names_what_the_command_line_has() -> None:
     assert folders == [(True, "/audit/continued", None), (False, "/audit/whole", "/audit/continued")]
 
 
+def test_the_example_for_cron_names_what_the_command_line_has() -> None:
+    """Each line has the five fields of a time, and a command that parses."""
+    lines = [line for line in (EXAMPLES / "crontab").read_text().splitlines() if line[0] in "*0123456789"]
+    folders = []
+    for line in lines:
+        fields = shlex.split(line)
+        _, name, *rest = fields[fields.index("halfway-pipeline") : fields.index(">")]
+        assert fields[5] in {"flock", "halfway-pipeline"}
+        with cli.pipeline.commands[name].make_context(name, rest) as context:
+            folders.append((context.params["on"], context.params["output"], context.params["against"]))
+    assert folders == [(True, "/audit/continued", None), (False, "/audit/whole", "/audit/continued")]
+
+
 def test_the_example_for_airflow_names_what_the_command_line_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can be imported, and its commands parse."""
     commands: list[str] = []

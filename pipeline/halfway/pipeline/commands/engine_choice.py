@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import disk_usage
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Final, Literal
 
-from halfway.pipeline.engines.free_memory import free_memory
+from halfway.pipeline.engines.free_memory import MEMORY_SHARE, free_memory, limit_of
+from halfway.pipeline.engines.progress import told
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.tables.folders import is_local
 
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import TopicPin
@@ -25,14 +30,18 @@ if TYPE_CHECKING:
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000
 """Records of half and op (more than three million transactions). With more an audit runs on Spark."""
-MOST_REAL: Final = 30_000_000
-"""Records of real topics, those of other producers included. DuckDB copies all of them to this machine."""
+MOST_REAL: Final = 100_000_000
+"""Records of real topics, those of other producers included, which are read and left out."""
 _BYTES_EACH: Final = 1_600
 """Memory that DuckDB needs for a record of half or op and everything that belongs to it.
 
 2.9 million records (a million transactions) took 3,573 MiB, which is 1,290 bytes each, and 29 million took 18,560 MiB,
 which is 670 (docs/pipeline.md#what-they-cost). This is a quarter more than the first.
 """
+_DISK_EACH: Final = 250
+"""Disk for the rows of such a record and of its messages, a quarter more than was measured: 165 bytes for an op, as
+much for what is decoded of it, 34 for each record of half, 82 for each message."""
+_ROOM: Final = "make room, name a folder with more room in TMPDIR, or give more --memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +84,39 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
     With `memory`, the limit for DuckDB, the free memory does not matter, because DuckDB then uses the disk.
 
     Raises:
-        SourceError: the command line chooses DuckDB, which cannot do this audit.
+        SourceError: the command line chooses DuckDB, which cannot do this audit, or the disk is too small for DuckDB.
 
     """
     hindrance = _hindrance(places)
     if name == "duckdb" and hindrance is not None:
         raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
-    if name != "auto":
+    if name == "spark":
         return Chosen(engine=name, because="the command line chooses it")
-    if spark_asked:
+    if name == "auto" and spark_asked:
         return Chosen(engine="spark", because="spark-submit, or options or variables of Spark, ask for it")
-    if hindrance is not None:
+    if name == "auto" and hindrance is not None:
         return Chosen(engine="spark", because=hindrance)
     own, real = _records(places)
-    return _by_size(own, real, memory)
+    found = _by_size(own, real, memory)
+    if name == "duckdb":
+        found = Chosen(engine=name, because="the command line chooses it")
+    if found.engine == "duckdb":
+        _require_disk(own, memory)
+    return found
+
+
+def _require_disk(own: int, memory: str | None) -> None:
+    """Raise SourceError if the temporary folder has not room for what is read and for what the memory cannot hold."""
+    free = free_memory()
+    limit = limit_of(memory) if memory is not None else None if free is None else round(free * MEMORY_SHARE)
+    needed = own * _DISK_EACH + (0 if limit is None else max(0, own * _BYTES_EACH - limit))
+    folder = gettempdir()
+    there = disk_usage(folder).free
+    if needed > there:
+        raise SourceError(
+            f"half and op have {own:,} records, for which DuckDB takes about {_gib(needed)} in {folder!r}, and "
+            f"{_gib(there)} are free: {_ROOM}"
+        )
 
 
 def _by_size(own: int, real: int, memory: str | None) -> Chosen:
@@ -145,18 +173,20 @@ def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) ->
     """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
     from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.jobs import reading
-    from halfway.pipeline.sources.duckdb import QuickKafka, pin
+    from halfway.pipeline.sources.duckdb import DuckReader
+    from halfway.pipeline.sources.pinned import KafkaSource
 
     engine = DuckEngine()
+    reader = DuckReader(engine)
     try:
-        source = QuickKafka(engine, access)
+        source = KafkaSource(reader, access)
         source.pin([access.topic(kind) for kind in (*kinds, "groups")])
         named = reading.topics_of_groups(engine, reading.groups(engine, source))
     finally:
         engine.close()
     own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
     real = sorted({*named, *topics})
-    return own, pin(access, real) if real else []
+    return own, reader.pin(access, real) if real else []
 
 
 def _count(pins: Iterable[TopicPin]) -> int:
@@ -165,29 +195,41 @@ def _count(pins: Iterable[TopicPin]) -> int:
 
 @contextmanager
 def on_duckdb(places: Places, *, memory: str | None) -> Iterator[Parts]:
-    """Open DuckDB, and close it with its temporary files at the end; SourceError if its memory is not enough."""
-    import duckdb
-
-    from halfway.pipeline.engines.duckdb import DuckEngine
-    from halfway.pipeline.sources.duckdb import QuickArchive, QuickKafka
+    """Open DuckDB for an audit."""
+    from halfway.pipeline.sources.duckdb import DuckReader
+    from halfway.pipeline.sources.pinned import Archive, KafkaSource
     from halfway.pipeline.sources.pins import Pins
     from halfway.pipeline.tables.folders import LocalFolder
 
-    engine = DuckEngine(memory=memory)
-    try:
+    with duckdb_engine("audit", memory, places.output) as engine:
         source: Source
         if places.access is None:
-            source = QuickArchive(engine, LocalFolder(str(places.snapshot)))
+            source = Archive(DuckReader(engine), LocalFolder(str(places.snapshot)))
         else:
             pins = None
             if places.offsets is not None:
                 there = Path(places.offsets)
                 pins = Pins.from_json(LocalFolder(str(there.parent)).read(there.name))
-            source = QuickKafka(engine, places.access, pins)
+            source = KafkaSource(DuckReader(engine), places.access, pins)
         against = None if places.against is None else LocalFolder(places.against)
         yield Parts(engine=engine, source=source, output=LocalFolder(places.output), against=against)
-    except OSError as error:
-        if error.filename is None:
+
+
+@contextmanager
+def duckdb_engine(job: str, memory: str | None, output: str) -> Iterator[DuckEngine]:
+    """Open DuckDB, and close it with its temporary files at the end; SourceError if memory or disk is not enough."""
+    import duckdb
+
+    from halfway.pipeline.engines.duckdb import DuckEngine
+
+    engine = DuckEngine(memory=memory)
+    try:
+        with told(job, engine.doing):
+            yield engine
+    except (OSError, duckdb.IOException) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise SourceError(f"the disk of {gettempdir()!r} or {output!r} is full: {_ROOM} ({error})") from error
+        if not isinstance(error, OSError) or error.filename is None:
             raise
         raise SourceError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
     except duckdb.OutOfMemoryException as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from halfway.pipeline import access
+from halfway.pipeline.commands.engine_choice import Name, duckdb_engine
 from halfway.pipeline.commands.parameters import (
     BETWEEN,
     CONFIG,
@@ -18,7 +21,18 @@ from halfway.pipeline.commands.parameters import (
     require_order,
     several,
 )
-from halfway.pipeline.commands.running import running, source_of
+from halfway.pipeline.commands.running import reporting_failures, running
+from halfway.pipeline.engines.spark_session import is_submitted
+from halfway.pipeline.jobs import report as job
+from halfway.pipeline.sources.pinned import Archive, KafkaSource
+from halfway.pipeline.tables.folders import Folder, LocalFolder, is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines.engine import Engine
+    from halfway.pipeline.sources.pinned import Reader
 
 
 @click.command()
@@ -38,6 +52,14 @@ from halfway.pipeline.commands.running import running, source_of
     metavar="[GROUP=]SECONDS",
     help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "duckdb", "spark"]),
+    default="auto",
+    show_default=True,
+    envvar="HALFWAY_PIPELINE_ENGINE",
+    help="auto: DuckDB if the folders are on this machine and no options for Spark are given.",
+)
 @SPARK
 def report(  # noqa: PLR0913 - one for each option
     config: Path | None,
@@ -46,6 +68,7 @@ def report(  # noqa: PLR0913 - one for each option
     ledger_folder: str | None,
     audit_folder: str | None,
     objectives: tuple[tuple[str | None, int], ...],
+    engine: Name,
     *,
     since: int | None,
     until: int | None,
@@ -58,16 +81,41 @@ def report(  # noqa: PLR0913 - one for each option
     if snapshot is not None and not trail:
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
     require_order(since, until)
+    folders = [folder for folder in (output, snapshot, ledger_folder, audit_folder) if folder is not None]
+    wanted = job.Wanted(since_ms=since, until_ms=until, objectives=dict(objectives))
     reads_kafka = trail and snapshot is None
-    with running("report", kafka=reads_kafka, packages=trail, config=config, **spark_options) as spark:
-        from halfway.pipeline.jobs import report as job
-        from halfway.pipeline.tables.folders import Folder
-
+    with reporting_failures("report"):
         kafka = access.load(file=config) if reads_kafka else None
+        quick = engine == "duckdb" or (engine == "auto" and not _needs_spark(folders, kafka, spark_options))
+
+    def made(engine: Engine, reader: Reader, opened: Callable[[str], Folder | LocalFolder]) -> None:
+        records = None if kafka is None else KafkaSource(reader, kafka)
         sources = job.Sources(
-            ledger=None if ledger_folder is None else Folder(spark, ledger_folder),
-            audit=None if audit_folder is None else Folder(spark, audit_folder),
-            trail=source_of(spark, kafka, snapshot) if trail else None,
+            ledger=None if ledger_folder is None else opened(ledger_folder),
+            audit=None if audit_folder is None else opened(audit_folder),
+            trail=records if snapshot is None else Archive(reader, opened(snapshot)),
         )
-        wanted = job.Wanted(since_ms=since, until_ms=until, objectives=dict(objectives))
-        click.echo(job.run(spark, sources, Folder(spark, output), wanted))
+        click.echo(job.run(engine, sources, opened(output), wanted))
+
+    if quick:
+        with reporting_failures("report"), duckdb_engine("report", spark_options["memory"], output) as on_duckdb:
+            from halfway.pipeline.sources.duckdb import DuckReader
+
+            made(on_duckdb, DuckReader(on_duckdb), LocalFolder)
+        return
+    with running("report", kafka=reads_kafka, packages=trail, config=config, **spark_options) as spark:
+        from halfway.pipeline.engines.engine import SparkEngine
+        from halfway.pipeline.sources.spark import SparkReader
+
+        on_spark = SparkEngine(spark)
+        try:
+            made(on_spark, SparkReader(spark), partial(Folder, spark))
+        finally:
+            on_spark.close()
+
+
+def _needs_spark(folders: Sequence[str], kafka: KafkaAccess | None, options: Mapping[str, Any]) -> bool:
+    """Return whether Spark is asked for, or only Spark reaches the tables."""
+    asked = is_submitted() or any(options[name] for name in ("master", "conf"))
+    reached = all(map(is_local, folders)) and (kafka is None or bool(kafka.librdkafka))
+    return asked or not reached or find_spec("duckdb") is None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from halfway.pipeline import access
+from halfway.pipeline.engines.progress import told
 from halfway.pipeline.engines.spark_session import SparkOptions, prepared
 from halfway.pipeline.errors import PipelineError
 
@@ -85,6 +86,10 @@ def running(
             spark = start()
             stack.callback(spark.stop)
             interruption.watch()  # Spark has installed its own handler.
+        if job != "ledger":  # which says what each batch has done
+            from halfway.pipeline.engines.engine import SparkEngine
+
+            stack.enter_context(told(job, SparkEngine(spark).doing))
         yield spark
 
 
@@ -131,14 +136,15 @@ def source_of(
         AccessError: neither is given.
 
     """
+    from halfway.pipeline.sources.pinned import Archive, KafkaSource
     from halfway.pipeline.sources.pins import Pins
-    from halfway.pipeline.sources.spark import KafkaSource, SnapshotSource
+    from halfway.pipeline.sources.spark import SparkReader
     from halfway.pipeline.tables.folders import Folder
 
     if snapshot is not None:
-        return SnapshotSource(spark, Folder(spark, snapshot))
+        return Archive(SparkReader(spark), Folder(spark, snapshot))
     pins = None
     if offsets is not None:
         folder, _, name = offsets.rpartition("/")
         pins = Pins.from_json(Folder(spark, folder or ".").read(name))
-    return KafkaSource(spark, kafka or access.load(), pins)
+    return KafkaSource(SparkReader(spark), kafka or access.load(), pins)

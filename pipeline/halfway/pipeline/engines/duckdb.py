@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.decoding import arrow_of
-from halfway.pipeline.engines.engine import INPUT, Dialect, DuckDialect, Frame
-from halfway.pipeline.engines.free_memory import free_memory
+from halfway.pipeline.engines.engine import DUCKDB, INPUT, Frame
+from halfway.pipeline.engines.free_memory import MEMORY_SHARE, free_memory, limit_of
+from halfway.pipeline.engines.progress import Doing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import duckdb
 
@@ -30,15 +31,13 @@ _IN_FLIGHT: Final = 4 * (os.cpu_count() or 1)
 """The number of batches in memory while they are decoded."""
 _ALONE: Final = 20_000
 """The number of values that are decoded sooner than other processes start."""
-_SHARE: Final = 0.75
-"""The share of the free memory for DuckDB. Python and the processes that decode need the rest."""
 
 
 class DuckEngine:
     """DuckDB in memory. Data that does not fit goes to a temporary folder, which is deleted at the end."""
 
     name = "duckdb"
-    dialect: Dialect = DuckDialect()
+    dialect = DUCKDB
 
     def __init__(self, *, memory: str | None = None) -> None:
         """Open a database. `memory` (such as 2GB) is its limit, by default most of the free memory."""
@@ -46,15 +45,16 @@ class DuckEngine:
 
         settings: dict[str, Any] = {"preserve_insertion_order": "false"}
         if memory is not None:
-            # Spark's form: 2g, 512m.
-            settings["memory_limit"] = f"{memory}iB" if memory[-1:].lower() in "kmg" else memory
+            settings["memory_limit"] = f"{limit_of(memory) >> 10}KiB"
         elif (free := free_memory()) is not None:
-            settings["memory_limit"] = f"{round(free * _SHARE) >> 20}MiB"
+            settings["memory_limit"] = f"{round(free * MEMORY_SHARE) >> 20}MiB"
         self._folder = tempfile.TemporaryDirectory(prefix="halfway-duckdb-")
         self.scratch = Path(self._folder.name)
         settings["temp_directory"] = str(self.scratch / "spilled")
         self.database: duckdb.DuckDBPyConnection = duckdb.connect(config=settings)
-        self.database.execute("set enable_progress_bar = false")
+        self.database.execute("set enable_progress_bar = true; set enable_progress_bar_print = false")
+        self.reading: Callable[[], Doing] | None = None
+        """What is read or decoded now."""
         self._pool: Executor | None = None
         self._selects: dict[str, tuple[str, Sequence[Frame]]] = {}
         """Selects by name, with the frames in them. DuckDB would look through views whenever another one is created."""
@@ -96,6 +96,8 @@ class DuckEngine:
         whole = pa.schema([*kept, *arrow_of(fields), decoding.ERROR])
         batches = (batch for batch in reader if batch.num_rows)
         file = self.scratch / f"decoded-{next(_NUMBERS)}.parquet"
+        done = 0
+        self.reading = lambda: Doing(what=f"decodes {kind}", done=done, unit="records")
         with pq.ParquetWriter(file, whole, compression="lz4") as writer:
             while some := list(islice(batches, _IN_FLIGHT)):
                 values = [batch.select(["value"]) for batch in some]
@@ -105,6 +107,8 @@ class DuckEngine:
                 for batch, made in zip(some, decoded, strict=True):
                     columns = [*(batch.column(field.name) for field in kept), *made.columns]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
+                done += sum(batch.num_rows for batch in some)
+        self.reading = None
         return self.query(f"select * from read_parquet({_quoted(file)})")  # noqa: S608 - a name of this class
 
     def _processes(self) -> Executor:
@@ -121,6 +125,12 @@ class DuckEngine:
         """Return all rows."""
         found: list[dict[str, Any]] = self.database.sql(self._whole(frame)).to_arrow_table().to_pylist()
         return found
+
+    def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
+        """Return all rows in an order."""
+        ordered = self.database.sql(f"{self._whole(frame)} order by {order}")
+        for batch in ordered.to_arrow_reader(_BATCH):
+            yield from batch.to_pylist()
 
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
         """Write one file of Parquet, replacing what is there."""
@@ -146,6 +156,12 @@ class DuckEngine:
         patterns = ", ".join(_quoted(Path(folder, "*.parquet")) for folder in folders)
         parts = "true, hive_types = {run: bigint}" if with_run else "false"
         return self.query(f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
+
+    def doing(self) -> Doing | None:
+        """Return what is read or decoded now, else how much of the present query is done."""
+        if self.reading is not None:
+            return self.reading()
+        return Doing(what="judges and writes", done=max(0.0, self.database.query_progress()), total=100)
 
     def close(self) -> None:
         """Release everything."""

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pyarrow as pa
 
 from halfway.pipeline.engines.decoding import arrow_of, decode
+from halfway.pipeline.engines.progress import Doing
 from halfway.pipeline.engines.spark_session import is_one_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -26,241 +27,136 @@ INPUT: Final = re.compile(r"\$([a-z_]+)")
 _NUMBERS: Final = count()
 
 
-class Dialect(Protocol):
+class Dialect:
     """The expressions that the two engines write differently."""
 
-    array: str
-    """The function that returns an array of its arguments."""
+    def __init__(self, *, spark: bool) -> None:
+        """Write as Spark does, or as DuckDB."""
+        self._spark = spark
+        self.array = self._either("array", "list_value")
+        """The function that returns an array of its arguments."""
+
+    def _either(self, spark: str, duckdb: str) -> str:
+        return spark if self._spark else duckdb
 
     def header(self, name: str) -> str:
         """Return the last value of a header as text, null if the header is missing or its value is not UTF-8."""
+        last = self._either(
+            f"try_element_at(filter(headers, each -> each.key = '{name}'), -1)",
+            f"list_filter(headers, lambda each: each.key = '{name}')[-1]",
+        )
+        return self.text(f"{last}.value")
 
     def text(self, binary: str) -> str:
         """Return bytes as text, null if they are not UTF-8."""
+        return self._either(f"try_validate_utf8(cast({binary} as string))", f"try(decode({binary}))")
 
     def millis(self, timestamp: str) -> str:
         """Return a timestamp in ms since the epoch."""
+        return self._either(f"unix_millis({timestamp})", f"epoch_ms({timestamp})")
 
     def timestamp(self, millis: str) -> str:
         """Return ms since the epoch as a timestamp in UTC."""
+        return self._either(f"timestamp_millis({millis})", f"make_timestamptz({millis} * 1000)")
 
     def matches(self, text: str, pattern: str) -> str:
         """Return whether the whole text matches a pattern. The pattern has no quotes."""
+        return self._either(rf"({text} rlike r'\A(?:{pattern})\z')", f"regexp_full_match({text}, '{pattern}')")
 
     def number_of_hex(self, text: str) -> str:
         """Return the value of hexadecimal digits."""
+        return self._either(f"try_cast(conv({text}, 16, 10) as bigint)", f"try_cast('0x' || {text} as bigint)")
 
     def sha256(self, binary: str) -> str:
         """Return the first 32 hexadecimal digits of a hash, null for null."""
+        return self._either(f"substr(sha2({binary}, 256), 1, 32)", f"sha256({binary})[1:32]")
 
     def number_of(self, text: str) -> str:
         """Return a number that represents a text in this run: 64 bits of a hash, null for null."""
+        number = self._either(f"xxhash64({text})", f"cast(hash({text}) >> 1 as bigint)")
+        return f"case when {text} is not null then {number} end"
 
     def own_headers(self) -> str:
         """Return the producer's own headers as the bytes that are hashed (docs/protocol.md#topics)."""
+        spark = """filter(headers, each -> not startswith(each.key, 'halfway-')),
+            each -> concat(lower(hex(each.key)), '=', coalesce(lower(hex(each.value)), '-'))"""
+        duckdb = """list_filter(headers, lambda each: not starts_with(each.key, 'halfway-')),
+            lambda each: lower(hex(each.key)) || '=' || coalesce(lower(hex(each.value)), '-')"""
+        return self._either(
+            f"cast(array_join(transform({spark}), ',') as binary)",
+            f"encode(array_to_string(list_transform({duckdb}), ','))",
+        )
 
     def struct(self, **fields: str) -> str:
         """Return a struct of named expressions."""
+        spark = ", ".join(f"'{name}', {value}" for name, value in fields.items())
+        duckdb = ", ".join(f'"{name}" := {value}' for name, value in fields.items())
+        return self._either(f"named_struct({spark})", f"struct_pack({duckdb})")
 
     def numbered(self, array: str, number: str, element: str) -> str:
         """Return select items that make a row of each element: its number from 0, and the element."""
+        return self._either(
+            f"posexplode({array}) as ({number}, {element})",
+            f"generate_subscripts({array}, 1) - 1 as {number}, unnest({array}) as {element}",
+        )
 
     def collected(self, element: str, condition: str) -> str:
         """Return the sorted array of an expression over the rows that meet a condition."""
+        return self._either(
+            f"sort_array(collect_list(case when {condition} then {element} end))",
+            f"coalesce(list_sort(list({element}) filter (where {condition})), [])",
+        )
 
     def any(self, array: str, condition: str) -> str:
         """Return whether an element of an array, named `one`, meets a condition."""
+        return self._either(
+            f"exists({array}, one -> {condition})",
+            f"coalesce(len(list_filter({array}, lambda one: {condition})) > 0, false)",
+        )
 
     def distinct(self, element: str) -> str:
         """Return the sorted array of the distinct values of an expression, without nulls."""
+        return self._either(
+            f"sort_array(collect_set({element}))",
+            f"coalesce(list_sort(list(distinct {element}) filter (where {element} is not null)), [])",
+        )
 
     def size(self, array: str) -> str:
         """Return the length of an array, null for null."""
+        return self._either(f"case when {array} is not null then size({array}) end", f"len({array})")
 
     def compact(self, *elements: str) -> str:
         """Return an array of the elements that are not null."""
+        together = ", ".join(elements)
+        return self._either(
+            f"array_compact(array({together}))", f"list_filter([{together}], lambda each: each is not null)"
+        )
+
+    def quantile(self, number: str, share: float) -> str:
+        """Return a quantile, between two values in proportion."""
+        return f"round({self._either('percentile', 'quantile_cont')}({number}, {share}), 3)"
 
     def xor(self, one: str, other: str) -> str:
         """Return the bits in which two numbers differ."""
+        return self._either(f"(({one}) ^ ({other}))", f"xor({one}, {other})")
 
     def shifted(self, number: str, bits: int) -> str:
         """Return a number without its lowest bits."""
+        return self._either(f"shiftright({number}, {bits})", f"(({number}) >> {bits})")
 
     def folded(self, count: str, first: str, step: str) -> str:
         """Return the last value of `so_far`: from `first`, by `step` for each `number` from 0 below a count."""
-
-
-class SparkDialect:
-    """Spark's SQL."""
-
-    array = "array"
-
-    def header(self, name: str) -> str:
-        """Return the last value of a header as text."""
-        return self.text(f"try_element_at(filter(headers, each -> each.key = '{name}'), -1).value")
-
-    def text(self, binary: str) -> str:
-        """Return bytes as text."""
-        return f"try_validate_utf8(cast({binary} as string))"
-
-    def millis(self, timestamp: str) -> str:
-        """Return a timestamp in ms since the epoch."""
-        return f"unix_millis({timestamp})"
-
-    def timestamp(self, millis: str) -> str:
-        """Return ms since the epoch as a timestamp."""
-        return f"timestamp_millis({millis})"
-
-    def matches(self, text: str, pattern: str) -> str:
-        """Return whether the whole text matches a pattern."""
-        return rf"({text} rlike r'\A(?:{pattern})\z')"
-
-    def number_of_hex(self, text: str) -> str:
-        """Return the value of hexadecimal digits."""
-        return f"try_cast(conv({text}, 16, 10) as bigint)"
-
-    def sha256(self, binary: str) -> str:
-        """Return the first 32 digits of a hash."""
-        return f"substr(sha2({binary}, 256), 1, 32)"
-
-    def number_of(self, text: str) -> str:
-        """Return a number that represents a text."""
-        return f"case when {text} is not null then xxhash64({text}) end"
-
-    def own_headers(self) -> str:
-        """Return the producer's own headers."""
-        own = "filter(headers, each -> not startswith(each.key, 'halfway-'))"
-        each = "concat(lower(hex(each.key)), '=', coalesce(lower(hex(each.value)), '-'))"
-        return f"cast(array_join(transform({own}, each -> {each}), ',') as binary)"
-
-    def struct(self, **fields: str) -> str:
-        """Return a struct of named expressions."""
-        parts = (f"'{name}', {value}" for name, value in fields.items())
-        return f"named_struct({', '.join(parts)})"
-
-    def numbered(self, array: str, number: str, element: str) -> str:
-        """Return select items that make a row of each element."""
-        return f"posexplode({array}) as ({number}, {element})"
-
-    def collected(self, element: str, condition: str) -> str:
-        """Return the sorted array of an expression."""
-        return f"sort_array(collect_list(case when {condition} then {element} end))"
-
-    def any(self, array: str, condition: str) -> str:
-        """Return whether an element meets a condition."""
-        return f"exists({array}, one -> {condition})"
-
-    def distinct(self, element: str) -> str:
-        """Return the sorted array of the distinct values of an expression."""
-        return f"sort_array(collect_set({element}))"
-
-    def size(self, array: str) -> str:
-        """Return the length of an array."""
-        return f"case when {array} is not null then size({array}) end"
-
-    def compact(self, *elements: str) -> str:
-        """Return an array without nulls."""
-        return f"array_compact(array({', '.join(elements)}))"
-
-    def xor(self, one: str, other: str) -> str:
-        """Return the bits in which two numbers differ."""
-        return f"(({one}) ^ ({other}))"
-
-    def shifted(self, number: str, bits: int) -> str:
-        """Return a number without its lowest bits."""
-        return f"shiftright({number}, {bits})"
-
-    def folded(self, count: str, first: str, step: str) -> str:
-        """Return the last value of `so_far`."""
         numbers = (
             f"case when {count} > 0 then sequence(0, cast({count} as int) - 1) else cast(array() as array<int>) end"
         )
-        return f"aggregate({numbers}, cast({first} as bigint), (so_far, number) -> {step})"
+        return self._either(
+            f"aggregate({numbers}, cast({first} as bigint), (so_far, number) -> {step})",
+            f"list_reduce(range(cast({count} as bigint)), lambda so_far, number: {step}, cast({first} as bigint))",
+        )
 
 
-class DuckDialect:
-    """DuckDB's SQL."""
-
-    array = "list_value"
-
-    def header(self, name: str) -> str:
-        """Return the last value of a header as text."""
-        return self.text(f"list_filter(headers, lambda each: each.key = '{name}')[-1].value")
-
-    def text(self, binary: str) -> str:
-        """Return bytes as text."""
-        return f"try(decode({binary}))"
-
-    def millis(self, timestamp: str) -> str:
-        """Return a timestamp in ms since the epoch."""
-        return f"epoch_ms({timestamp})"
-
-    def timestamp(self, millis: str) -> str:
-        """Return ms since the epoch as a timestamp."""
-        return f"make_timestamptz({millis} * 1000)"
-
-    def matches(self, text: str, pattern: str) -> str:
-        """Return whether the whole text matches a pattern."""
-        return f"regexp_full_match({text}, '{pattern}')"
-
-    def number_of_hex(self, text: str) -> str:
-        """Return the value of hexadecimal digits."""
-        return f"try_cast('0x' || {text} as bigint)"
-
-    def sha256(self, binary: str) -> str:
-        """Return the first 32 digits of a hash."""
-        return f"sha256({binary})[1:32]"
-
-    def number_of(self, text: str) -> str:
-        """Return a number that represents a text."""
-        return f"case when {text} is not null then cast(hash({text}) >> 1 as bigint) end"
-
-    def own_headers(self) -> str:
-        """Return the producer's own headers."""
-        own = "list_filter(headers, lambda each: not starts_with(each.key, 'halfway-'))"
-        each = "lower(hex(each.key)) || '=' || coalesce(lower(hex(each.value)), '-')"
-        return f"encode(array_to_string(list_transform({own}, lambda each: {each}), ','))"
-
-    def struct(self, **fields: str) -> str:
-        """Return a struct of named expressions."""
-        parts = (f'"{name}" := {value}' for name, value in fields.items())
-        return f"struct_pack({', '.join(parts)})"
-
-    def numbered(self, array: str, number: str, element: str) -> str:
-        """Return select items that make a row of each element."""
-        return f"generate_subscripts({array}, 1) - 1 as {number}, unnest({array}) as {element}"
-
-    def collected(self, element: str, condition: str) -> str:
-        """Return the sorted array of an expression."""
-        return f"coalesce(list_sort(list({element}) filter (where {condition})), [])"
-
-    def any(self, array: str, condition: str) -> str:
-        """Return whether an element meets a condition."""
-        return f"coalesce(len(list_filter({array}, lambda one: {condition})) > 0, false)"
-
-    def distinct(self, element: str) -> str:
-        """Return the sorted array of the distinct values of an expression."""
-        return f"coalesce(list_sort(list(distinct {element}) filter (where {element} is not null)), [])"
-
-    def size(self, array: str) -> str:
-        """Return the length of an array."""
-        return f"len({array})"
-
-    def compact(self, *elements: str) -> str:
-        """Return an array without nulls."""
-        return f"list_filter([{', '.join(elements)}], lambda each: each is not null)"
-
-    def xor(self, one: str, other: str) -> str:
-        """Return the bits in which two numbers differ."""
-        return f"xor({one}, {other})"
-
-    def shifted(self, number: str, bits: int) -> str:
-        """Return a number without its lowest bits."""
-        return f"(({number}) >> {bits})"
-
-    def folded(self, count: str, first: str, step: str) -> str:
-        """Return the last value of `so_far`."""
-        return f"list_reduce(range(cast({count} as bigint)), lambda so_far, number: {step}, cast({first} as bigint))"
+SPARK: Final = Dialect(spark=True)
+DUCKDB: Final = Dialect(spark=False)
 
 
 class Engine(Protocol):
@@ -284,6 +180,9 @@ class Engine(Protocol):
     def rows(self, frame: Frame) -> list[dict[str, Any]]:
         """Return all rows."""
 
+    def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
+        """Return all rows in an order, of which only some are in memory at a time."""
+
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
         """Write Parquet, replacing what is there, and return it. A small frame goes into that number of `files`."""
 
@@ -292,6 +191,9 @@ class Engine(Protocol):
 
     def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
         """Return what was written to the folders `run=N` of a table, with N in the column `run`."""
+
+    def doing(self) -> Doing | None:
+        """Return what the engine does now. Another thread may ask."""
 
     def close(self) -> None:
         """Release everything that was kept."""
@@ -308,7 +210,7 @@ class SparkEngine:
     """Spark."""
 
     name = "spark"
-    dialect: Dialect = SparkDialect()
+    dialect = SPARK
 
     def __init__(self, spark: SparkSession) -> None:
         """Take a session of a job (spark_session.session_of_job)."""
@@ -355,6 +257,11 @@ class SparkEngine:
         """Return all rows."""
         return [row.asDict(recursive=True) for row in frame.collect()]
 
+    def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
+        """Return all rows in an order."""
+        ordered = self.query(f"select * from $frame order by {order}", frame=frame)  # noqa: S608 - columns
+        return (row.asDict(recursive=True) for row in ordered.toLocalIterator())
+
     def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
         """Write Parquet. The returned frame is planned as a table, without the steps that led to it."""
         (frame if files is None else frame.coalesce(files)).write.mode("overwrite").parquet(path)
@@ -367,6 +274,19 @@ class SparkEngine:
     def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
         """Return what runs have written."""
         return self.spark.read.option("basePath", path).parquet(*(f"{path}/run={run}" for run in runs))
+
+    def doing(self) -> Doing | None:
+        """Return how many tasks of the present stages are done. A stage reads, judges or writes a part of it all."""
+        tracker = self.spark.sparkContext.statusTracker()
+        stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage is not None]
+        if not stages:
+            return None
+        return Doing(
+            what=f"reads, judges and writes (stage {max(stage.stageId for stage in stages)})",
+            done=sum(stage.numCompletedTasks for stage in stages),
+            total=sum(stage.numTasks for stage in stages),
+            unit="tasks",
+        )
 
     def close(self) -> None:
         """Release everything that was kept."""

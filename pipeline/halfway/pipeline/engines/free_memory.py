@@ -12,6 +12,16 @@ _CGROUPS: Final = (
 """Version 2 and version 1 of cgroups, as a container sees them."""
 
 
+MEMORY_SHARE: Final = 0.75
+"""The share of the free memory for DuckDB. Python and the processes that decode need the rest."""
+
+
+def limit_of(memory: str) -> int:
+    """Return the bytes of a size in Spark's form: 512m or 2g."""
+    number = memory.lower().rstrip("ib")
+    return int(number[:-1]) << 10 * ("kmgt".index(number[-1]) + 1)
+
+
 def free_memory(root: Path = Path("/")) -> int | None:
     """Return how many bytes processes can still allocate in this container; None if it is unknown (not Linux)."""
     known = [kib << 10 for name, kib in _numbers(root / "proc/meminfo").items() if name == "MemAvailable:"]

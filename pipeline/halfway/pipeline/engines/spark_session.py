@@ -118,8 +118,12 @@ def prepared(name: str, options: SparkOptions, *, packages: bool = True) -> Call
         spark = session_of_job(SparkSession.builder.config(conf=conf).getOrCreate())
         if not submitted and conf.get("spark.log.level") is None:
             spark.sparkContext.setLogLevel("ERROR")
-        if packages:
-            _require_packages(spark)
+        try:
+            if packages:
+                require_packages(spark)
+        except ConnectorError:
+            spark.stop()
+            raise
         return spark
 
     return start
@@ -142,14 +146,13 @@ def session_of_job(spark: SparkSession) -> SparkSession:
     return session
 
 
-def _require_packages(spark: SparkSession) -> None:
+def require_packages(spark: SparkSession) -> None:
     """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM."""
     from py4j.java_gateway import JavaClass
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
     for there in (jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions):
         if not isinstance(there, JavaClass):
-            spark.stop()
             raise ConnectorError(
                 "Spark has no package for Kafka or none for Avro: submit with --packages "
                 + ",".join(spark_connector.packages())

@@ -162,23 +162,15 @@ def evidence(
     )
     source.pin([op_topic])
     reading.require(source, ["op"])
-    final = ", ".join(f"'{state}'" for state in headers.FINAL)
-    op = engine.keep(
-        engine.query(
-            f"select * from $read where fault is not null or state in ({final})",  # noqa: S608
-            read=headers.internal(engine, source.committed([op_topic]), "'op'"),
-        )
-    )
+    d = engine.dialect
+    ended = headers.internal(d, "'op'", where=f"fault is not null or {headers.IS_FINAL}")
+    op = engine.keep(source.committed([op_topic], ended))
     outcomes = engine.keep(reading.decoded_outcomes(engine, op))
     source.pin([half_topic, parked_topic, groups_topic, source.prefix + "owners"])
     reading.require(source, ["half", "parked"])
-    half = engine.keep(
-        engine.query(
-            f'select id, "group", "at", prepared_at, alive, fault, {_PLACE} from $read',  # noqa: S608
-            read=headers.internal(engine, source.committed([half_topic]), "'half'"),
-        )
-    )
-    of_parked = engine.keep(headers.internal(engine, source.committed([parked_topic]), "'parked'"))
+    without_payload = f'id, "group", "at", prepared_at, alive, fault, {_PLACE}'
+    half = engine.keep(source.committed([half_topic], headers.internal(d, "'half'", columns=without_payload)))
+    of_parked = engine.keep(source.committed([parked_topic], headers.internal(d, "'parked'")))
     parked = engine.keep(
         reading.decoded_parked(engine, engine.query("select * from $read where fault is null", read=of_parked))
     )
@@ -189,7 +181,7 @@ def evidence(
     source.pin(names)
     reading.require_given(source, options.topics)
     source.extend_unsettled(op_topic)
-    real_records = engine.keep(headers.messages(engine, source.committed(names), source.prefix))
+    real_records = engine.keep(source.committed(names, headers.messages(d, source.prefix)))
     messages = engine.query("select * from $read where fault is null", read=real_records)
     unsettled = engine.keep(_unsettled(engine, source, names))
     # This count reads everything. Records that Kafka has removed by then may have been removed before they were read.
@@ -288,21 +280,20 @@ def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
     A Kafka transaction that ends or resumes a transaction becomes visible in one topic after the other: half can still
     lack what parked or op already has.
     """
-    kinds = {kind: headers.internal(engine, source.unsettled([source.prefix + kind]), f"'{kind}'") for kind in _KINDS}
-    frames = [headers.outcomes(engine, kinds["op"])]
-    frames += [engine.query("select * from $read where fault is null", read=kinds[kind]) for kind in ("half", "parked")]
-    frames.append(headers.messages(engine, source.unsettled(names), source.prefix))
-    known = 'select id, "at" from $frame where id is not null'
-    return union(engine, [engine.query(known, frame=frame) for frame in frames])
-
-
-_KINDS: Final = ("op", "half", "parked")
+    d = engine.dialect
+    frames = [source.unsettled(names, headers.messages(d, source.prefix))]
+    for kind, where in (("op", headers.IS_FINAL), ("half", "true"), ("parked", "true")):
+        rows = headers.internal(d, f"'{kind}'", columns='id, "at"', where=f"fault is null and {where}")
+        frames.append(source.unsettled([source.prefix + kind], rows))
+    return union(
+        engine, [engine.query('select id, "at" from $frame where id is not null', frame=frame) for frame in frames]
+    )
 
 
 def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
     """Return what was written to op since then: compaction may have removed the earlier outcome of such an id."""
-    written = headers.internal(engine, source.later([op_topic], now), "'op'")
-    return engine.query('select id, "at" from $written where fault is null', written=written)
+    written = headers.internal(engine.dialect, "'op'", columns='id, "at"', where="fault is null")
+    return source.later([op_topic], now, written)
 
 
 def _first_messages(
@@ -411,7 +402,8 @@ def _is_read(read: TopicPin | None, now: TopicPin | None) -> bool:
 
 def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame | None:
     compacted = [name for name in names if name in now.pins.topics and now.pins.topics[name].compacted]
-    return headers.latest_of_keys(engine, now.committed(compacted)) if compacted else None
+    keys = headers.keys(engine.dialect)
+    return headers.latest_of_keys(engine, now.committed(compacted, keys)) if compacted else None
 
 
 def _limits(

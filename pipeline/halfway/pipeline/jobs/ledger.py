@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
@@ -16,7 +16,8 @@ from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.spark import COLUMNS, KafkaSource, kafka_options
+from halfway.pipeline.sources.pinned import KafkaSource
+from halfway.pipeline.sources.spark import COLUMNS, SparkReader, kafka_options
 from halfway.pipeline.tables import delta
 from halfway.pipeline.transforms import ledger as transform
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables.folders import Folder
+    from halfway.pipeline.tables.folders import Folder, LocalFolder
 
 ENDED: Final = "ended"
 PENDING: Final = "pending"
@@ -85,7 +87,7 @@ def start(
     """
     tables = Tables(output, access.prefix, options, done)
     topics = [access.topic(kind) for kind in KINDS]
-    source = KafkaSource(spark, access)
+    source = KafkaSource(SparkReader(spark), access)
     source.pin(topics)
     reading.require(source, KINDS)
     gone = _removed_unread(output, source.pins.topics[access.topic("op")])
@@ -144,10 +146,10 @@ class Tables:
         try:
             count = kept.count()
             engine = SparkEngine(batch.sparkSession)
-            op = reading.InternalRecords(engine, kept.where(self._is_op()), "'op'")
-            others = reading.InternalRecords(
-                engine, kept.where(~self._is_op()), f"substr(topic, {len(self._prefix) + 1})"
-            )
+            of_op = headers.internal(engine.dialect, "'op'").sql
+            of_others = headers.internal(engine.dialect, f"substr(topic, {len(self._prefix) + 1})").sql
+            op = reading.InternalRecords(engine.query(of_op, records=kept.where(self._is_op())))
+            others = reading.InternalRecords(engine.query(of_others, records=kept.where(~self._is_op())))
             outcomes, has_errors = reading.noting(reading.decoded_outcomes(engine, op.records), "error")
             ended = self._add(transform.ledger(outcomes), ENDED, number)
             pending = self._change_pending(
@@ -211,7 +213,7 @@ class Tables:
         return delta.Batch(writer=self._writer, number=number)
 
 
-def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] | None:
+def tables(engine: Engine, output: Folder | LocalFolder) -> tuple[Frame, Frame] | None:
     """Return `ended` and `pending` as of the last batch that both have, None before the first one."""
     if not output.exists(CHECKPOINT, _STREAM):
         return None
@@ -221,7 +223,7 @@ def tables(spark: SparkSession, output: Folder) -> tuple[DataFrame, DataFrame] |
     if number < 0:
         return None
     batch = delta.Batch(writer=writer, number=number)
-    ended, pending = (delta.read(spark, output.qualified(name), upto=batch) for name in (ENDED, PENDING))
+    ended, pending = (_load(engine, output.qualified(name), upto=batch) for name in (ENDED, PENDING))
     return ended, pending
 
 
@@ -232,7 +234,7 @@ def export(spark: SparkSession, output: Folder, into: Folder) -> None:
         SourceError: the folder holds no ledger.
 
     """
-    found = tables(spark, output)
+    found = tables(SparkEngine(spark), output)
     if found is None:
         raise SourceError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
     ended, pending = found
@@ -240,13 +242,19 @@ def export(spark: SparkSession, output: Folder, into: Folder) -> None:
     ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
 
 
-def quarantine(spark: SparkSession, output: Folder) -> DataFrame | None:
+def quarantine(engine: Engine, output: Folder | LocalFolder) -> Frame | None:
     """Return the records that could not be read, None if there are none."""
-    there = delta.LOG in output.names(QUARANTINE)
-    return delta.read(spark, output.qualified(QUARANTINE)) if there else None
+    return _load(engine, output.qualified(QUARANTINE)) if delta.LOG in output.names(QUARANTINE) else None
 
 
-def _stream(output: Folder) -> str:
+def _load(engine: Engine, uri: str, *, upto: delta.Batch | None = None) -> Frame:
+    if isinstance(engine, SparkEngine):
+        return delta.read(engine.spark, uri, upto=upto)
+    on_duckdb: Any = engine
+    return on_duckdb.take(delta.dataset(uri, upto=upto))
+
+
+def _stream(output: Folder | LocalFolder) -> str:
     return str(json.loads(output.read(CHECKPOINT, _STREAM))["id"])
 
 

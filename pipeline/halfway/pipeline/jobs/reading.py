@@ -40,9 +40,9 @@ def require_given(source: Source, topics: Sequence[str]) -> None:
 class InternalRecords:
     """Records of half, op or parked, separated from those that halfway cannot have written."""
 
-    def __init__(self, engine: Engine, read: DataFrame, kind: str) -> None:
-        """Take records of a topic whose kind is SQL. Nothing is read yet."""
-        self._all: DataFrame = headers.internal(engine, read, kind)
+    def __init__(self, read: DataFrame) -> None:
+        """Take the rows of `headers.internal`. Nothing is read yet."""
+        self._all = read
         noted, self._has_faults = noting(self._all, "fault")
         self.records = noted.where("fault is null")
         """The records that can be used."""
@@ -133,16 +133,14 @@ def created_at(engine: Engine, source: Source) -> int:
     return min((time for time in times if 0 <= time <= headers.LATEST_MS), default=0)
 
 
-def audit_trail(records: DataFrame) -> DataFrame:
+def audit_trail(engine: Engine, records: Frame) -> Frame:
     """Return the events among records of the topic `audit`, each once. A record that is no event has an `error`."""
-    from pyspark.sql import functions as F
-
-    values = records.select("value", *decoding.PLACE)
-    decoded = decoding.decode(values, "audit", decoding.AUDIT)
-    return (
-        decoded.withColumn("_event", F.coalesce("id", F.concat_ws("-", *decoding.PLACE)))
-        .dropDuplicates(["_event"])
-        .drop("_event")
+    values = engine.query(f'select "value", {_PLACE} from $records', records=records)  # noqa: S608
+    return engine.query(
+        f"""select * from (select *, row_number() over (
+                partition by coalesce(id, concat_ws('-', topic, "partition", "offset")) order by {_PLACE}
+            ) as copy from $decoded) each_once where copy = 1""",  # noqa: S608
+        decoded=engine.decode(values, "audit", decoding.AUDIT),
     )
 
 

@@ -8,24 +8,33 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
-
-from pyspark.sql import functions as F
 
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, ledger, reading
 from halfway.pipeline.report import plots
 from halfway.pipeline.sources.headers import LATEST_MS
-from halfway.pipeline.transforms.rollup import CAUSES, OBJECTIVE_SHARE, OUTCOMES, rollup, within
+from halfway.pipeline.transforms.rollup import (
+    CAUSES,
+    OBJECTIVE_SHARE,
+    OF_OUTCOMES,
+    OUTCOMES,
+    WITHIN,
+    begin_of,
+    counted,
+    quantiles,
+    rollup,
+    with_objectives,
+)
 from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, UNPROVED, VERDICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from pyspark.sql import Column, DataFrame, SparkSession
-
+    from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.tables.folders import Folder
+    from halfway.pipeline.tables.folders import Folder, LocalFolder
 
 PAGE: Final = "report.html"
 _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}
@@ -37,7 +46,7 @@ _PLOTTED_GROUPS: Final = 10
 _BINS: Final = 40
 _POINTS: Final = 1_440
 """The largest number of minutes or hours that are shown. Longer times are shown by the hour or by the day."""
-_MOMENT: Final = "yyyy-MM-dd HH:mm:ss"
+_STATES: Final = {"prepared": "pending", "parked": "parked"}
 _ACTIVE: Final = re.compile(r"[=+\-@\t\r]")
 _NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
@@ -56,8 +65,8 @@ class Table:
 class Sources:
     """The sources of a report: folders of `ledger` and `audit`, and the topic of the audit trail."""
 
-    ledger: Folder | None = None
-    audit: Folder | None = None
+    ledger: Folder | LocalFolder | None = None
+    audit: Folder | LocalFolder | None = None
     trail: Source | None = None
 
 
@@ -69,69 +78,88 @@ class Wanted:
     until_ms: int | None = None
     objectives: Mapping[str | None, int] = field(default_factory=dict)
 
-    def holds(self, *times: str) -> Column:
-        """Return whether the first known one of some timestamps is in the reported time; True if none is known."""
-        at = F.coalesce(*(F.unix_millis(time) for time in times))
-        since = F.lit(self.since_ms).cast("bigint")
-        until = F.lit(self.until_ms).cast("bigint")
-        return F.coalesce(at >= since, F.lit(True)) & F.coalesce(at < until, F.lit(True))
+    def part(self, engine: Engine, frame: Frame, *times: str) -> Frame:
+        """Return the rows whose first known time is in the reported time, and those without any."""
+        at = f"coalesce({', '.join(map(engine.dialect.millis, times))})"
+        bounds = [f"coalesce({at} >= {self.since_ms}, true)"] if self.since_ms is not None else []
+        bounds += [f"coalesce({at} < {self.until_ms}, true)"] if self.until_ms is not None else []
+        return engine.query(f"select * from $frame where {' and '.join(bounds) or 'true'}", frame=frame)  # noqa: S608
 
 
-def run(spark: SparkSession, sources: Sources, output: Folder, wanted: Wanted = Wanted()) -> str:
+def run(engine: Engine, sources: Sources, output: Folder | LocalFolder, wanted: Wanted = Wanted()) -> str:
     """Write `report.html`, and CSV files beside it, from the sources that are given; return the path of the page."""
     figures: dict[str, str] = {}
     tables: dict[str, Table] = {}
-    facts: dict[str, Any] = {"made_at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")}
+    facts: dict[str, Any] = {"made_at": _moment(datetime.now(UTC).timestamp() * 1000)}
     if sources.audit is not None:
-        facts["audit"] = _of_audit(spark, sources.audit, output, tables, wanted)
+        facts["audit"] = _of_audit(engine, sources.audit, output, tables, wanted)
     if sources.ledger is not None:
-        found = ledger.tables(spark, sources.ledger)
+        found = ledger.tables(engine, sources.ledger)
         if found is None:
             raise SourceError(f"{sources.ledger.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended, pending = found
-        _open_still(pending, output, facts, tables)
-        ended = ended.where(wanted.holds("ended_at")).persist()
-        try:
-            facts["ledger"] = _of_ledger(ended, output, tables, figures, wanted.objectives)
-        finally:
-            ended.unpersist()
-        unread = ledger.quarantine(spark, sources.ledger)
-        facts["ledger"]["quarantined"] = 0 if unread is None else unread.count()
+        _open_still(engine, pending, output, facts, tables)
+        ended = wanted.part(engine, ended, "ended_at")
+        if wanted.objectives:
+            ended = with_objectives(engine, ended, wanted.objectives)
+        within = WITHIN if wanted.objectives else ""
+        facts["ledger"] = _of_ledger(engine, engine.keep(ended), output, tables, figures, within)
+        unread = ledger.quarantine(engine, sources.ledger)
+        facts["ledger"]["quarantined"] = 0 if unread is None else _only(engine, "count(*) as count", unread)["count"]
     if sources.trail is not None:
-        tables["trail"] = _trail(sources.trail, output, wanted)
+        tables["trail"] = _trail(engine, sources.trail, output, wanted)
     output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
 
 
-def _trail(source: Source, output: Folder, wanted: Wanted) -> Table:
+def _only(engine: Engine, columns: str, frame: Frame) -> dict[str, Any]:
+    """Return the one row of aggregates."""
+    return engine.rows(engine.query(f"select {columns} from $frame", frame=frame))[0]  # noqa: S608
+
+
+def _moment(ms: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return a time in UTC as text. Times leave an engine as numbers, never as those of this machine's zone."""
+    return "" if ms is None else f"{datetime.fromtimestamp(ms // 1000, UTC):{form}}"
+
+
+def _trail(engine: Engine, source: Source, output: Folder | LocalFolder, wanted: Wanted) -> Table:
     """Return the manual changes and who made them, the newest first."""
     topic = source.prefix + "audit"
     source.pin([topic])
     reading.require(source, ["audit"])
-    events = reading.audit_trail(source.committed([topic])).where("error is null")
-    at = F.when(F.col("at").between(0, LATEST_MS), F.timestamp_millis("at"))
-    events_shown = events.select(
-        at.alias("at"),
-        F.trim(F.concat_ws(" ", "actor_kind", "actor")).alias("actor"),
-        *("key_id", "action", "subject", "group", "result", "detail", "remark"),
-    ).where(wanted.holds("at"))
-    rows = events_shown.orderBy(F.desc("at"), "subject").withColumn("at", F.date_format("at", _MOMENT))
-    blank = rows.select(*(F.coalesce(name, F.lit("")).alias(name) for name in rows.columns))
-    return _table(output, "trail", tuple(blank.columns), blank.toLocalIterator())
+    texts = ("actor_kind", "actor", "key_id", "action", "subject", "group", "result", "detail", "remark")
+    blank = ", ".join(f"""coalesce("{name}", '') as "{name}\"""" for name in texts)
+    possible = f'case when "at" between 0 and {LATEST_MS} then "at" end'
+    events = engine.query(
+        f"""select {engine.dialect.timestamp(possible)} as "time", {possible} as ms, {blank} from $events
+        where error is null""",  # noqa: S608
+        events=reading.audit_trail(engine, source.committed([topic])),
+    )
+    shown = ("key_id", "action", "subject", "group", "result", "detail", "remark")
+    rows = engine.stream(wanted.part(engine, events, '"time"'), "ms desc, subject")
+    return _table(
+        output,
+        "trail",
+        ("at", "actor", *shown),
+        rows,
+        cells=lambda row: (
+            _moment(row["ms"]), f"{row['actor_kind']} {row['actor']}".strip(), *(row[name] for name in shown),
+        ),
+    )  # fmt: skip
 
 
 def _same(row: Any) -> tuple[Any, ...]:
-    return tuple(row)
+    return tuple(row.values() if isinstance(row, dict) else row)
 
 
 def _table(
-    output: Folder,
+    output: Folder | LocalFolder,
     name: str,
     header: tuple[str, ...],
     rows: Iterable[Any],
     *,
     cells: Callable[[Any], tuple[Any, ...]] = _same,
-    shown: Callable[[Any], tuple[Any, ...]] = _same,
+    shown: Callable[[Any], tuple[Any, ...]] | None = None,
 ) -> Table:
     """Write the CSV file row by row, and keep the rows that the page shows."""
     kept: list[tuple[Any, ...]] = []
@@ -144,7 +172,7 @@ def _table(
             writer.writerow([_inert(cell) for cell in cells(row)])
             count += 1
             if most is None or count <= most:
-                kept.append(shown(row))
+                kept.append((shown or cells)(row))
     return Table(name=name, header=header, rows=kept, count=count)
 
 
@@ -156,115 +184,115 @@ def _inert(cell: Any) -> Any:
 
 
 def _of_ledger(
-    ended: DataFrame,
-    output: Folder,
+    engine: Engine,
+    ended: Frame,
+    output: Folder | LocalFolder,
     tables: dict[str, Table],
     figures: dict[str, str],
-    objectives: Mapping[str | None, int],
+    within: str,
 ) -> dict[str, Any]:
-    # Times leave Spark as text or seconds. Timestamps would be in the local time of this machine.
-    whole = ended.agg(
-        F.count(F.lit(1)).alias("count"),
-        F.date_format(F.min("ended_at"), _MOMENT).alias("since"),
-        F.date_format(F.max("ended_at"), _MOMENT).alias("until"),
-        (F.unix_timestamp(F.max("ended_at")) - F.unix_timestamp(F.min("ended_at"))).alias("seconds"),
-        F.max("latency_ms").alias("longest"),
-        *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
-        *_quantiles(),
-    ).first()
-    assert whole is not None  # noqa: S101 - an aggregate without groups has one row
-    facts: dict[str, Any] = whole.asDict()
-    if not whole["count"]:
+    at = engine.dialect.millis("ended_at")
+    bounds = f"count(*) as count, min({at}) as since, max({at}) as until, max(latency_ms) as longest"
+    facts = _only(engine, f"{bounds}, {OF_OUTCOMES}, {quantiles(engine, suffix='')}", ended)
+    if not facts["count"]:
         return facts
-    step = _step(whole["seconds"])
-    groups, causes = _by_group(ended, output, objectives), _by_cause(ended, output)
-    tables |= {"groups": groups, "causes": causes, "over_time": _over_time(ended, step, output, objectives)}
-    if objectives:
-        grouped = ended.groupBy("group").agg(*within(objectives))
-        facts["missed"] = grouped.where(F.col("share_within") < OBJECTIVE_SHARE).count()
-    figures["over time"] = plots.stacked(*_outcomes(ended, step), step)
-    figures["time to end"] = plots.histogram(*_latencies(ended, whole["longest"]), [whole["p50"], whole["p99"]])
+    step = _step((facts["until"] - facts["since"]) // 1000)
+    groups, causes = _by_group(engine, ended, output, within), _by_cause(engine, ended, output)
+    tables |= {"groups": groups, "causes": causes, "over_time": _over_time(engine, ended, step, output, within)}
+    if within:
+        shares = engine.query(f"""select 1 as one{within} from $ended group by "group\"""", ended=ended)  # noqa: S608
+        missed = f"{counted(f'share_within < {OBJECTIVE_SHARE}')} as count"
+        facts["missed"] = _only(engine, missed, shares)["count"]
+    figures["over time"] = plots.stacked(*_outcomes(engine, ended, step), step)
+    figures["time to end"] = plots.histogram(*_latencies(engine, ended, facts["longest"]), [facts["p50"], facts["p99"]])
     by_cause = {row[0]: row[1:] for row in causes.rows}
     figures["ended by"] = plots.bars({_LABELS.get(each, each): by_cause.get(each, (0, 0)) for each in CAUSES}, OUTCOMES)
     slowest = groups.rows[:_PLOTTED_GROUPS]
     figures["groups"] = plots.lines([(row[0], row[4], row[6]) for row in slowest], ("p50", "p99"))
-    return facts
+    return facts | {name: _moment(facts[name]) for name in ("since", "until")}
 
 
-def _quantiles() -> list[Any]:
-    return [F.percentile("latency_ms", F.lit(share)).alias(f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)]
-
-
-def _by_group(ended: DataFrame, output: Folder, objectives: Mapping[str | None, int]) -> Table:
+def _by_group(engine: Engine, ended: Frame, output: Folder | LocalFolder, within: str) -> Table:
     """Return groups by their p99, the longest first."""
-    grouped = ended.groupBy("group").agg(
-        F.count(F.lit(1)).alias("transactions"),
-        *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
-        *_quantiles(),
-        F.round(F.avg("checks"), 3).alias("checks_each"),
-        F.round(F.count_if(F.col("cause") == "check") / F.count(F.lit(1)), 4).alias("share_by_check"),
-        *within(objectives),
+    grouped = engine.query(
+        f"""select "group", count(*) as transactions, {OF_OUTCOMES}, {quantiles(engine)},
+            round(avg(checks), 3) as checks_each,
+            round({counted("cause = 'check'")} / count(*), 4) as share_by_check{within}
+        from $ended group by "group\"""",  # noqa: S608
+        ended=ended,
     )
-    header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", *grouped.columns[7:])
-    return _table(output, "groups", header, grouped.orderBy(F.desc("p99"), "group").toLocalIterator())
+    header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", "checks_each", "share_by_check")
+    whole = header + (("objective_ms", "share_within") if within else ())
+    return _table(output, "groups", whole, engine.stream(grouped, 'p99_ms desc, "group"'))
 
 
-def _by_cause(ended: DataFrame, output: Folder) -> Table:
-    counts = (F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES)
-    grouped = ended.groupBy("cause").agg(*counts).orderBy("cause")
-    return _table(output, "causes", ("cause", *OUTCOMES), grouped.collect())
+def _by_cause(engine: Engine, ended: Frame, output: Folder | LocalFolder) -> Table:
+    grouped = engine.query(f"select cause, {OF_OUTCOMES} from $ended group by cause", ended=ended)  # noqa: S608
+    return _table(output, "causes", ("cause", *OUTCOMES), engine.stream(grouped, "cause"))
 
 
 def _step(seconds: int) -> str:
     return "minute" if seconds <= 60 * _POINTS else "hour" if seconds <= 3_600 * _POINTS else "day"
 
 
-def _over_time(ended: DataFrame, step: str, output: Folder, objectives: Mapping[str | None, int]) -> Table:
-    table = rollup(ended, step, objectives).withColumn(step, F.date_format(step, "yyyy-MM-dd HH:mm"))
-    return _table(output, "over_time", tuple(table.columns), table.orderBy(step, "group").toLocalIterator())
+def _over_time(engine: Engine, ended: Frame, step: str, output: Folder | LocalFolder, within: str) -> Table:
+    rows = engine.stream(rollup(engine, ended, step, within), f'"{step}", "group"')
+    first = next(rows)
+    as_text = ({**row, step: _moment(row[step], "%Y-%m-%d %H:%M")} for row in chain([first], rows))
+    return _table(output, "over_time", tuple(first), as_text)
 
 
-def _outcomes(ended: DataFrame, step: str) -> tuple[list[datetime], dict[str, list[int]]]:
-    counts = (F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES)
-    at = F.unix_timestamp(F.date_trunc(step, "ended_at")).alias("at")
-    rows = ended.groupBy(at).agg(*counts).orderBy("at").collect()
-    times = [datetime.fromtimestamp(row["at"], UTC) for row in rows]
+def _outcomes(engine: Engine, ended: Frame, step: str) -> tuple[list[datetime], dict[str, list[int]]]:
+    grouped = engine.query(f"select {begin_of(engine, step)} as ms, {OF_OUTCOMES} from $ended group by 1", ended=ended)  # noqa: S608
+    rows = list(engine.stream(grouped, "ms"))
+    times = [datetime.fromtimestamp(row["ms"] / 1000, UTC) for row in rows]
     return times, {outcome: [row[outcome] for row in rows] for outcome in OUTCOMES}
 
 
-def _latencies(ended: DataFrame, longest: int | None) -> tuple[list[float], dict[str, list[int]]]:
+def _latencies(engine: Engine, ended: Frame, longest: int | None) -> tuple[list[float], dict[str, list[int]]]:
     """Return edges (ms, each by a fixed factor above the previous one) and counts by cause."""
     highest = max(10.0, float(longest or 1))
     edges = [highest ** (number / _BINS) for number in range(_BINS + 1)]
-    position = F.floor(F.log(F.greatest(F.col("latency_ms"), F.lit(1))) / F.log(F.lit(highest)) * _BINS)
-    counted = ended.groupBy("cause", F.least(position, F.lit(_BINS - 1)).alias("bin")).count().collect()
+    position = f"floor(ln(greatest(latency_ms, 1)) / ln({highest}) * {_BINS})"
+    counted_bins = engine.query(
+        f"""select cause, least(cast({position} as int), {_BINS - 1}) as bin, count(*) as count
+        from $ended group by 1, 2""",  # noqa: S608
+        ended=ended,
+    )
     counts = {cause: [0] * _BINS for cause in CAUSES}
-    for row in counted:
+    for row in engine.rows(counted_bins):
         counts.setdefault(row["cause"], [0] * _BINS)[int(row["bin"])] = int(row["count"])
     return edges, {_LABELS.get(cause, cause): each for cause, each in counts.items()}
 
 
-def _open_still(pending: DataFrame, output: Folder, facts: dict[str, Any], tables: dict[str, Table]) -> None:
-    pending.persist()
-    try:
-        states = {row["state"]: int(row["count"]) for row in pending.groupBy("state").count().collect()}
-        facts["open"] = {"pending": states.get("prepared", 0), "parked": states.get("parked", 0)}
-        grouped = pending.groupBy("group", "state").agg(
-            F.count(F.lit(1)).alias("transactions"), F.timestamp_millis(F.min("since")).alias("oldest")
-        )
-        rows = grouped.withColumn("oldest", F.date_format("oldest", _MOMENT)).orderBy("oldest", "group", "state")
-        header = ("group", "state", "transactions", "oldest_since")
-        tables["pending"] = _table(output, "pending", header, rows.toLocalIterator(), shown=_open)
-    finally:
-        pending.unpersist()
+def _open_still(
+    engine: Engine, pending: Frame, output: Folder | LocalFolder, facts: dict[str, Any], tables: dict[str, Table]
+) -> None:
+    grouped = engine.query(
+        """select "group", state, count(*) as transactions, min(since) as oldest from $pending group by 1, 2""",
+        pending=pending,
+    )
+    rows = list(engine.stream(grouped, 'oldest, "group", state'))
+    counts = {state: sum(row["transactions"] for row in rows if row["state"] == state) for state in _STATES}
+    facts["open"] = {"pending": counts["prepared"], "parked": counts["parked"]}
+    tables["pending"] = _table(
+        output,
+        "pending",
+        ("group", "state", "transactions", "oldest_since"),
+        rows,
+        cells=lambda row: (row["group"], row["state"], row["transactions"], _moment(row["oldest"])),
+        shown=lambda row: (row["group"], _STATES[row["state"]], row["transactions"], _moment(row["oldest"])),
+    )
 
 
-def _open(row: Any) -> tuple[Any, ...]:
-    return row["group"], "pending" if row["state"] == "prepared" else row["state"], row["transactions"], row["oldest"]
+def _judged(engine: Engine, folder: Folder | LocalFolder, name: str) -> Frame:
+    """Return a table of an audit; of an audit with --continue, with the number of the run of each row."""
+    runs = [int(part[4:]) for part in folder.names(name) if part.startswith("run=")]
+    return engine.read_runs(folder.path(name), runs) if runs else engine.read(folder.path(name))
 
 
 def _of_audit(
-    spark: SparkSession, folder: Folder, output: Folder, tables: dict[str, Table], wanted: Wanted
+    engine: Engine, folder: Folder | LocalFolder, output: Folder | LocalFolder, tables: dict[str, Table], wanted: Wanted
 ) -> dict[str, Any]:
     if not folder.exists(audit.SUMMARY):
         if folder.exists(audit.VERDICTS):
@@ -274,22 +302,35 @@ def _of_audit(
         raise SourceError(f"{folder.uri!r} holds no audit: run halfway-pipeline audit first")
     summary = json.loads(folder.read(audit.SUMMARY))
     if wanted.since_ms is not None or wanted.until_ms is not None:
-        judged = spark.read.parquet(folder.path(audit.VERDICTS))
-        if "run" in judged.columns:
-            last = F.max_by(F.struct("verdict", "ended_at", "prepared_at"), "run").alias("last")
-            judged = judged.groupBy("id", "life").agg(last).select("last.*").where("verdict is not null")
-        judged = judged.where(wanted.holds("ended_at", "prepared_at"))
-        summary |= dict.fromkeys(VERDICTS, 0) | {row[0]: row[1] for row in judged.groupBy("verdict").count().collect()}
+        judged = _judged(engine, folder, audit.VERDICTS)
+        if any(name.startswith("run=") for name in folder.names(audit.VERDICTS)):
+            judged = engine.query(
+                """select * from (
+                    select *, row_number() over (partition by id, life order by run desc) as newest from $judged
+                ) last where newest = 1 and verdict is not null""",
+                judged=judged,
+            )
+        part = wanted.part(engine, judged, "ended_at", "prepared_at")
+        counts = engine.rows(engine.query("select verdict, count(*) as count from $part group by 1", part=part))
+        summary |= dict.fromkeys(VERDICTS, 0) | {row["verdict"]: row["count"] for row in counts}
     verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, UNPROVED, NOT_JUDGED, *FINE)]
     tables["verdicts"] = _table(output, "verdicts", ("verdict", "transactions"), verdicts)
-    strength = F.array_position(F.array(*map(F.lit, ANOMALIES)), F.col("verdict"))
-    anomalies = spark.read.parquet(folder.path(audit.ANOMALIES)).where(wanted.holds("ended_at", "prepared_at"))
-    header = ("verdict", "id", "group", "topics", "messages_named", "messages_found", "evidence")
+    strength = " ".join(f"when '{name}' then {number}" for number, name in enumerate(ANOMALIES))
+    of_time = wanted.part(engine, _judged(engine, folder, audit.ANOMALIES), "ended_at", "prepared_at")
+    millis = engine.dialect.millis
+    anomalies = engine.query(
+        f"""select *, {millis("prepared_at")} as prepared_ms, {millis("ended_at")} as ended_ms,
+            case verdict {strength} end as strength from $of_time""",  # noqa: S608
+        of_time=of_time,
+    )
+    header = (
+        "verdict", "id", "group", "prepared_at", "ended_at", "topics", "messages_named", "messages_found", "evidence",
+    )  # fmt: skip
     tables["anomalies"] = _table(
         output,
         "anomalies",
         header,
-        anomalies.orderBy(strength, "id").toLocalIterator(),
+        engine.stream(anomalies, "strength, id"),
         cells=_anomaly,
         shown=lambda row: _anomaly(row, parts=_SHOWN_PARTS),
     )
@@ -297,7 +338,7 @@ def _of_audit(
         "anomalies": sum(summary[name] for name in ANOMALIES),
         "transactions": sum(count for _, count in verdicts),
         "quarantined": summary["quarantined"],
-        "judged_at": datetime.fromtimestamp(summary["judged_at"] // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        "judged_at": _moment(summary["judged_at"]),
     }
 
 
@@ -307,7 +348,8 @@ def _anomaly(row: Any, *, parts: int | None = None) -> tuple[Any, ...]:
         problems.insert(0, "op has more than one outcome")
     evidence = "; ".join(_first(problems, parts))
     topics = ", ".join(_first(row["topics"], parts))
-    return row["verdict"], row["id"], row["group"] or "", topics, row["expected"], row["found"], evidence
+    times = _moment(row["prepared_ms"]), _moment(row["ended_ms"])
+    return row["verdict"], row["id"], row["group"] or "", *times, topics, row["expected"], row["found"], evidence
 
 
 def _problem(evidence: Any, parts: int | None) -> str:

@@ -45,7 +45,7 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     reading.require(source, ["op", "half"])
     engine = SparkEngine(spark)
     op, half = (
-        reading.InternalRecords(engine, source.committed([source.prefix + kind]), f"'{kind}'")
+        reading.InternalRecords(source.committed([source.prefix + kind], headers.internal(engine.dialect, f"'{kind}'")))
         for kind in ("op", "half")
     )
     registered = engine.keep(reading.groups(engine, source))

@@ -1,14 +1,14 @@
-"""Topics and offsets, by the connector's own Java client.
+"""Topics and offsets as the brokers know them: by librdkafka, or by the Java client of Spark's connector.
 
-So one set of security properties is enough, and a machine that submits a job needs no other client.
+With the Java client one set of security properties is enough for a job on Spark.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from halfway.pipeline.errors import AccessError, ConnectorError
 from halfway.pipeline.sources.pins import PartitionPin, TopicPin
@@ -18,64 +18,148 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.access import KafkaAccess
 
+Place = tuple[str, int]
+"""A topic and a partition."""
+Offsets = Mapping[Place, tuple[int, int]]
+"""An offset and the time in ms of the record there; -1 if there is none."""
+At = Literal["earliest", "latest"] | int
+"""Where a partition begins or ends, or its first record that is dated at a time in ms or later."""
 _TIMEOUT_MS: Final = 30_000
-Offsets = Mapping[tuple[str, int], tuple[int, int]]
-"""By topic and partition, an offset and the time in ms of the record there; -1 if there is none."""
 _NOT_THERE: Final = ("UnknownTopicOrPartitionException", "InvalidTopicException")
+CLIENT_DEFAULTS: Final = {
+    # Without it librdkafka prints a line for each of twenty attempts a second. The error has the same text.
+    "log_level": "2",
+    # A firewall or balancer drops what is sent on an idle connection without a word.
+    "connections.max.idle.ms": "120000",
+    "socket.timeout.ms": "10000",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cleanup:
-    """The part of a topic's configuration that removes records. A negative limit is none."""
+class Brokers(Protocol):
+    """What a client answers. It raises AccessError if Kafka does not answer."""
 
-    policy: str
-    tombstones_kept_ms: int
-    kept_ms: int
+    def described(self, topics: Sequence[str]) -> Mapping[str, tuple[int, tuple[int, int]]]:
+        """Return, for those of these topics that exist, the number of partitions, and the id as two signed numbers."""
 
-    def pin(self, topic: str, now: int, partitions: tuple[PartitionPin, ...], made: Any) -> TopicPin:
-        """Return a pin of a topic with this configuration; `made` is its id, as two numbers of 64 bits with a sign."""
-        by_age = "delete" in self.policy and self.kept_ms >= 0
-        return TopicPin(
-            topic=topic,
-            at=now,
-            partitions=partitions,
-            compacted="compact" in self.policy,
-            tombstones_kept_ms=self.tombstones_kept_ms,
-            kept_ms=self.kept_ms if by_age else None,
-            made="".join(f"{half % (1 << 64):016x}" for half in made),
-        )
+    def offsets(self, places: Iterable[Place], at: At, *, committed: bool = False) -> Offsets:
+        """Return offsets; the end is that for readers of committed records if `committed`."""
+
+    def configured(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the configuration of each topic."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """Where partitions begin and end. They are asked for in this order, so `high` is not below `end`."""
-
-    start: Offsets
-    end: Offsets
-    """The end for readers of committed records."""
-    high: Offsets
-    first: Offsets
-    """The first record."""
-
-    def pins(self, topic: str, count: int) -> tuple[PartitionPin, ...]:
-        """Return pins of all partitions of a topic."""
-        pins = []
-        for number in range(count):
-            place = topic, number
-            end, (first, first_at) = self.end[place][0], self.first[place]
-            pins.append(
-                PartitionPin(
-                    partition=number,
-                    start=min(self.start[place][0], end),
-                    end=end,
-                    high=max(self.high[place][0], end),
-                    first_at=first_at if first >= 0 else None,
-                )
+def pin(brokers: Brokers, topics: Sequence[str]) -> list[TopicPin]:
+    """Return the present pins of those of these topics that exist."""
+    now = round(time.time() * 1000)
+    found = brokers.described(topics)
+    places = [(topic, number) for topic, (count, _) in found.items() for number in range(count)]
+    if not places:
+        return []
+    # In this order `high` is not below `end`.
+    start, end = brokers.offsets(places, "earliest"), brokers.offsets(places, "latest", committed=True)
+    high, first = brokers.offsets(places, "latest"), brokers.offsets(places, 0)
+    configured = brokers.configured(found)
+    pins = []
+    for topic, (count, made) in found.items():
+        partitions = tuple(
+            PartitionPin(
+                partition=number,
+                start=min(start[topic, number][0], end[topic, number][0]),
+                end=end[topic, number][0],
+                high=max(high[topic, number][0], end[topic, number][0]),
+                first_at=first[topic, number][1] if first[topic, number][0] >= 0 else None,
             )
-        return tuple(pins)
+            for number in range(count)
+        )
+        policy, kept_ms = str(configured[topic]["cleanup.policy"]), int(configured[topic]["retention.ms"])
+        pins.append(
+            TopicPin(
+                topic=topic,
+                at=now,
+                partitions=partitions,
+                compacted="compact" in policy,
+                tombstones_kept_ms=int(configured[topic]["delete.retention.ms"]),
+                kept_ms=kept_ms if "delete" in policy and kept_ms >= 0 else None,
+                made="".join(f"{half % (1 << 64):016x}" for half in made),
+            )
+        )
+    return pins
 
 
-class Brokers:
+class ClientBrokers:
+    """An admin client of librdkafka."""
+
+    def __init__(self, access: KafkaAccess) -> None:
+        """Take the addresses; AccessError if the properties cannot be used."""
+        from confluent_kafka import KafkaError, KafkaException
+        from confluent_kafka import admin as kafka
+
+        # Its types are incomplete.
+        self._kafka: Any = kafka
+        self._servers = access.bootstrap_servers if access.java else ""
+        self._errors: list[KafkaError] = []
+        try:
+            self._admin = self._kafka.AdminClient({
+                **CLIENT_DEFAULTS, **access.librdkafka, "error_cb": self._errors.append,
+            })  # fmt: skip
+        except KafkaException as error:
+            raise AccessError(
+                f"a property of HALFWAY_KAFKA__… or [kafka] cannot be used: {error.args[0].str()}: correct or remove it"
+            ) from None
+
+    @contextmanager
+    def _answering(self) -> Iterator[float]:
+        from confluent_kafka import KafkaError, KafkaException
+
+        try:
+            yield _TIMEOUT_MS / 1000
+        except KafkaException as error:
+            self._admin.poll(0)
+            whole = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - the names of librdkafka's own errors begin with _
+            reasons = [error.args[0].str(), *[one.str() for one in self._errors if one.code() != whole][-1:]]
+            raise AccessError(f"Kafka at {self._servers} did not answer: {': '.join(reasons)}") from None
+
+    def described(self, topics: Sequence[str]) -> Mapping[str, tuple[int, tuple[int, int]]]:
+        """Return the partitions and ids of topics."""
+        from confluent_kafka import TopicCollection
+
+        with self._answering() as timeout:
+            known = self._admin.list_topics(timeout=timeout).topics
+            found = {
+                name: len(known[name].partitions) for name in topics if name in known and known[name].error is None
+            }
+            if not found:
+                return {}
+            answers = self._admin.describe_topics(TopicCollection(list(found)), request_timeout=timeout)
+            ids = {name: future.result().topic_id for name, future in answers.items()}
+        return {
+            name: (count, (ids[name].get_most_significant_bits(), ids[name].get_least_significant_bits()))
+            for name, count in found.items()
+        }
+
+    def offsets(self, places: Iterable[Place], at: At, *, committed: bool = False) -> Offsets:
+        """Return offsets."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        of = self._kafka.OffsetSpec
+        spec = of.for_timestamp(at) if isinstance(at, int) else getattr(of, at)()
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = dict.fromkeys((TopicPartition(*place) for place in places), spec)
+        with self._answering() as timeout:
+            futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=timeout)
+            answers = {(key.topic, key.partition): future.result() for key, future in futures.items()}
+        return {place: (answer.offset, answer.timestamp) for place, answer in answers.items()}
+
+    def configured(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the configuration of topics."""
+        resources = [self._kafka.ConfigResource(self._kafka.ResourceType.TOPIC, name) for name in topics]
+        with self._answering() as timeout:
+            futures = self._admin.describe_configs(resources, request_timeout=timeout)
+            answers = {resource.name: future.result() for resource, future in futures.items()}
+        return {name: {key: entry.value for key, entry in answer.items()} for name, answer in answers.items()}
+
+
+class JavaBrokers:
     """An admin client in Spark's JVM. Close it after use."""
 
     def __init__(self, spark: SparkSession, access: KafkaAccess) -> None:
@@ -104,48 +188,35 @@ class Brokers:
         """Close the connection."""
         self._admin.close()
 
-    def pin(self, topics: Sequence[str]) -> list[TopicPin]:
-        """Return the present pins of those of these topics that exist; AccessError if Kafka does not answer."""
-        now = round(time.time() * 1000)
-        described = self._described(topics)
-        found = {topic: int(description.partitions().size()) for topic, description in described.items()}
-        ids = {topic: description.topicId() for topic, description in described.items()}
-        made = {topic: (each.getMostSignificantBits(), each.getLeastSignificantBits()) for topic, each in ids.items()}
-        everything = [(topic, partition) for topic, count in found.items() for partition in range(count)]
-        spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
-        bounds = Bounds(
-            start=self._offsets(everything, spec.earliest(), level.READ_UNCOMMITTED),
-            end=self._offsets(everything, spec.latest(), level.READ_COMMITTED),
-            high=self._offsets(everything, spec.latest(), level.READ_UNCOMMITTED),
-            first=self._offsets(everything, spec.forTimestamp(0), level.READ_UNCOMMITTED),
-        )
-        configured = self._configured(found)
-        return [
-            configured[topic].pin(topic, now, bounds.pins(topic, count), made[topic]) for topic, count in found.items()
-        ]
-
-    def first_dated_after(self, partitions: Iterable[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
-        """Return the offset of the first record of each of these partitions that is dated later, if there is one."""
-        spec, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
-        found = self._offsets(partitions, spec.forTimestamp(ms + 1), level.READ_UNCOMMITTED)
-        return {place: offset for place, (offset, _) in found.items() if offset >= 0}
-
-    def _described(self, topics: Sequence[str]) -> dict[str, Any]:
+    def described(self, topics: Sequence[str]) -> Mapping[str, tuple[int, tuple[int, int]]]:
+        """Return the partitions and ids of topics."""
         futures = self._admin.describeTopics(self._list(topics)).topicNameValues()
         answers = {topic: self._get(futures.get(topic), missing_is_none=True) for topic in topics}
-        return {topic: description for topic, description in answers.items() if description is not None}
+        return {
+            topic: (
+                int(answer.partitions().size()),
+                (answer.topicId().getMostSignificantBits(), answer.topicId().getLeastSignificantBits()),
+            )
+            for topic, answer in answers.items()
+            if answer is not None
+        }
 
-    def _offsets(self, partitions: Iterable[tuple[str, int]], spec: Any, level: Any) -> Offsets:
+    def offsets(self, places: Iterable[Place], at: At, *, committed: bool = False) -> Offsets:
+        """Return offsets."""
+        of, level = self._kafka.clients.admin.OffsetSpec, self._kafka.common.IsolationLevel
+        spec = of.forTimestamp(at) if isinstance(at, int) else getattr(of, at)()
         wanted = self._jvm.java.util.HashMap()
-        keys = {}
-        for topic, partition in partitions:
-            keys[topic, partition] = self._kafka.common.TopicPartition(topic, partition)
-            wanted.put(keys[topic, partition], spec)
-        options = self._kafka.clients.admin.ListOffsetsOptions(level)
+        keys = {place: self._kafka.common.TopicPartition(*place) for place in places}
+        for key in keys.values():
+            wanted.put(key, spec)
+        options = self._kafka.clients.admin.ListOffsetsOptions(
+            level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
+        )
         answers = self._get(self._admin.listOffsets(wanted, options).all())
         return {name: (int(answers.get(key).offset()), int(answers.get(key).timestamp())) for name, key in keys.items()}
 
-    def _configured(self, topics: Iterable[str]) -> dict[str, Cleanup]:
+    def configured(self, topics: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Return the configuration of topics, as far as it removes records."""
         resource = self._kafka.common.config.ConfigResource
         kind = self._jvm.java.lang.Class.forName(
             "org.apache.kafka.common.config.ConfigResource$Type",
@@ -155,15 +226,8 @@ class Brokers:
         of_topic = next(each for each in kind if each.name() == "TOPIC")
         keys = {topic: resource(of_topic, topic) for topic in topics}
         answers = self._get(self._admin.describeConfigs(self._list(keys.values())).all())
-        found = {}
-        for topic, key in keys.items():
-            config = answers.get(key)
-            found[topic] = Cleanup(
-                policy=str(config.get("cleanup.policy").value()),
-                tombstones_kept_ms=int(config.get("delete.retention.ms").value()),
-                kept_ms=int(config.get("retention.ms").value()),
-            )
-        return found
+        names = ("cleanup.policy", "delete.retention.ms", "retention.ms")
+        return {topic: {name: answers.get(key).get(name).value() for name in names} for topic, key in keys.items()}
 
     def _list(self, items: Iterable[Any]) -> Any:
         array = self._jvm.java.util.ArrayList()

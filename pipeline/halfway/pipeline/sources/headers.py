@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from halfway.pipeline.sources.pinned import Rows
+
 if TYPE_CHECKING:
     from halfway.pipeline.engines.engine import Dialect, Engine, Frame
 
@@ -15,6 +17,7 @@ LATEST_MS: Final = 253_402_300_799_999
 """The end of the year 9999. halfway writes no later time, and a horizon can be added to it without an overflow."""
 UNREADABLE: Final = "halfway-unreadable"
 """The only header of a record whose headers the client cannot read."""
+_TRANSACTION: Final = "halfway-transaction-id"
 _ID: Final = "[A-Za-z0-9._~-]{1,128}"
 _SERVER_MADE: Final = "(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _PLACE: Final = "[1-9][0-9]{0,8}/[1-9][0-9]{0,8}"
@@ -66,16 +69,15 @@ def shards_of(engine: Engine, ids: Frame, shards: int) -> Frame:
     return engine.query(sql, ids=ids)
 
 
-def internal(engine: Engine, records: Frame, kind: str) -> Frame:
-    """Return the records of half, op or parked with id, state, group, time (`at`, ms) and whether they are `alive`.
+def internal(d: Dialect, kind: str, *, columns: str = "*", where: str = "true") -> Rows:
+    """Return rows of half, op or parked with id, state, group, time (`at`, ms) and whether they are `alive`.
 
     `kind` is SQL for the kind that the records of the topic must have. Barriers are left out. A record that halfway
     cannot have written has a `fault`, which is null for all others. `prepared_at` of a half is when its transaction was
-    prepared: `at` is later if it was re-anchored or resumed.
+    prepared: `at` is later if it was re-anchored or resumed. `columns` and `where` select among the rows.
     """
-    d = engine.dialect
     sql = f"""
-    select *, case
+    select {columns} from (select *, case
         when kind is null then 'no header halfway-kind'
         when kind <> {kind} then concat('a record of the kind ', substr(kind, 1, 40))
         when id is null then 'no key'
@@ -89,25 +91,27 @@ def internal(engine: Engine, records: Frame, kind: str) -> Frame:
             "offset"
         from $records
     ) fields
-    where coalesce(kind not in ('barrier', 'layout'), true)
+    where coalesce(kind not in ('barrier', 'layout'), true)) judged
+    where {where}
     """  # noqa: S608 - it contains no input
-    return engine.query(sql, records=records)
+    return Rows(sql=sql)
+
+
+IS_FINAL: Final = "state in (" + ", ".join(f"'{state}'" for state in FINAL) + ")"
 
 
 def outcomes(engine: Engine, ops: Frame) -> Frame:
     """Return the op records that are outcomes, without faulty ones."""
-    final = ", ".join(f"'{state}'" for state in FINAL)
-    return engine.query(f"select * from $ops where fault is null and state in ({final})", ops=ops)  # noqa: S608
+    return engine.query(f"select * from $ops where fault is null and {IS_FINAL}", ops=ops)  # noqa: S608
 
 
-def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
-    """Return the real messages of a deployment: which transaction, which of its messages, which content.
+def messages(d: Dialect, prefix: str) -> Rows:
+    """Return rows of the real messages of a deployment: which transaction, which of its messages, which content.
 
     Messages of another deployment name its prefix. `slot` and `total` are i and n of `halfway-message: i/n`, null if
     the header is missing or wrong. `content` represents key and value, `own_headers` the headers that the producer
     chose. A record whose headers cannot be read has a `fault` and no id.
     """
-    d = engine.dialect
     key, value, place = d.sha256('"key"'), d.sha256('"value"'), d.header("halfway-message")
     sql = f"""
     select id, prepared_at, "at", key_hash, {content("key_hash", "value_hash")} as content, own_headers, topic,
@@ -115,40 +119,45 @@ def messages(engine: Engine, records: Frame, prefix: str) -> Frame:
         try_cast(split_part(place, '/', 2) as int) as total,
         case when id is null then 'the name of a header is not UTF-8' end as fault
     from (
-        select {d.header("halfway-transaction-id")} as id,
+        select {d.header(_TRANSACTION)} as id,
             case when {d.matches(place, _PLACE)} then {place} end as place,
-            coalesce({_prepared_at(d, d.header("halfway-transaction-id"))}, {_at(d)}) as prepared_at,
+            coalesce({_prepared_at(d, d.header(_TRANSACTION))}, {_at(d)}) as prepared_at,
             {_at(d)} as "at", {key} as key_hash, {value} as value_hash,
             substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset",
-            case when {d.header("halfway-transaction-id")} is null
+            case when {d.header(_TRANSACTION)} is null
                 then {d.any("headers", f"one.key = '{UNREADABLE}'")} else false end as unreadable
         from $records
         where coalesce({d.header("halfway-prefix")} = '{prefix}', true)
     ) fields
     where id is not null or unreadable
     """  # noqa: S608 - a prefix has no quotes
-    return engine.query(sql, records=records)
+    return Rows(sql=sql, header=_TRANSACTION)
 
 
-def latest_of_keys(engine: Engine, records: Frame) -> Frame:
-    """Return for each topic and key (as `key_hash`) the time of its last record, null if that is not halfway's."""
-    d = engine.dialect
+def keys(d: Dialect) -> Rows:
+    """Return rows of the keys of real topics: which of them halfway has written, and when."""
     sql = f"""
+    select topic, "partition", "offset", {d.sha256('"key"')} as key_hash, {_at(d)} as "at",
+        {d.header(_TRANSACTION)} is not null as mine
+    from $records
+    where "key" is not null
+    """  # noqa: S608
+    return Rows(sql=sql)
+
+
+def latest_of_keys(engine: Engine, keys: Frame) -> Frame:
+    """Return for each topic and key (as `key_hash`) the time of its last record, null if that is not halfway's."""
+    sql = """
     select topic, key_hash, case when count("at") = count(*) then max("at") end as last_at
     from (
         select topic, "partition", key_hash, case when max("offset") = max("offset") filter (where mine)
                 then max_by("at", "offset") filter (where mine) end as "at"
-        from (
-            select topic, "partition", "offset", {d.sha256('"key"')} as key_hash, {_at(d)} as "at",
-                {d.header("halfway-transaction-id")} is not null as mine
-            from $records
-            where "key" is not null
-        ) one
+        from $keys
         group by topic, "partition", key_hash
     ) last
     group by topic, key_hash
-    """  # noqa: S608
-    return engine.query(sql, records=records)
+    """
+    return engine.query(sql, keys=keys)
 
 
 def content(key_hash: str, value_hash: str) -> str:

@@ -1,31 +1,44 @@
-"""Sources of pinned topics: what Kafka and archives do in the same way on every engine."""
+"""Sources of pinned topics: Kafka and archives. An engine's reader only reads parts of topics, and files."""
 
 from __future__ import annotations
 
 import json
 import time
-from abc import ABC, abstractmethod
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
 
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.sources.pins import Pins, TopicPin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.engine import Frame
     from halfway.pipeline.tables.folders import Files
 
-Ranges = dict[str, dict[int, tuple[int, int]]]
-"""By topic and partition: the first offset to read, and the one after the last."""
+Part = tuple[str, int, int, int]
+"""A topic, a partition, the first offset to read, and the one after the last."""
 PINS: Final = "offsets.json"
 """The file of an archive's pins. An archive without it was not finished."""
 ABOUT: Final = "archive.json"
 COMMITTED: Final = "committed"
 UNSETTLED: Final = "unsettled"
 LATER: Final = "later"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows that a job makes of records: a select from `$records` that looks at each record by itself.
+
+    So DuckDB's reader makes them while it reads, and keeps nothing else.
+    """
+
+    sql: str = "select * from $records"
+    header: str | None = None
+    """Only records with this header, and those whose headers cannot be read, give rows."""
+
+
+WHOLE: Final = Rows()
 
 
 class Source(Protocol):
@@ -54,64 +67,59 @@ class Source(Protocol):
     def cover(self, pins: Pins) -> None:
         """Read everything that earlier pins and the runs before them cover, as far as Kafka still has it."""
 
-    def committed(self, topics: Sequence[str]) -> Frame:
-        """Return the committed records of those of these topics that are pinned, with the columns of a record."""
+    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
+        """Return rows of the committed records of those of these topics that are pinned."""
 
-    def unsettled(self, topics: Sequence[str]) -> Frame:
-        """Return the records behind the committed part, those of open and aborted Kafka transactions included."""
+    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
+        """Return rows of the records behind the committed part, those of unfinished Kafka transactions included."""
 
-    def later(self, topics: Sequence[str], now: Pins) -> Frame:
-        """Return what was committed in these topics between their pins and pins that were taken later."""
+    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
+        """Return rows of what was committed in these topics between their pins and pins that were taken later."""
 
 
-class PinnedKafka(ABC):
-    """Topics in Kafka. An engine's source only looks up pins and reads ranges of offsets."""
+class Reader(Protocol):
+    """What an engine reads records with."""
 
-    def __init__(self, access: KafkaAccess, pins: Pins | None = None) -> None:
+    def pin(self, access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
+        """Return the present pins of those of these topics that exist."""
+
+    def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
+        """Return rows of the records in parts of topics, at an isolation level."""
+
+    def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
+        """Return rows of the records in folders of Parquet, each given with the name of its topic."""
+
+
+class KafkaSource:
+    """Topics in Kafka."""
+
+    def __init__(self, reader: Reader, access: KafkaAccess, pins: Pins | None = None) -> None:
         """Read up to the present ends or, given the pins of an earlier run, exactly what that run read."""
+        self._reader = reader
         self._access = access
         self._fixed = pins is not None
         self._before = Pins(at=0, topics={})
-        self._pins = pins or Pins(at=round(time.time() * 1000), topics={})
+        self.pins = pins or Pins(at=round(time.time() * 1000), topics={})
+        self.prefix = access.prefix
 
-    @abstractmethod
-    def _find(self, topics: Sequence[str]) -> list[TopicPin]:
-        """Return the present pins of those of these topics that exist."""
-
-    @abstractmethod
-    def _read(self, ranges: Ranges, isolation_level: str) -> Frame:
-        """Return the records of ranges. A range can be empty."""
-
-    @abstractmethod
-    def reopened(self) -> PinnedKafka:
+    def reopened(self) -> KafkaSource:
         """Return the same topics with nothing pinned."""
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of halfway's own topics."""
-        return self._access.prefix
-
-    @property
-    def pins(self) -> Pins:
-        """Everything pinned so far."""
-        return self._pins
+        return KafkaSource(self._reader, self._access)
 
     def pin(self, topics: Sequence[str]) -> None:
         """Pin topics at their present ends. The pins of an earlier run are never extended."""
-        wanted = [topic for topic in topics if topic not in self._pins.topics]
-        if self._fixed or not wanted:
-            return
-        self._add(self._before.followed_by(pin) for pin in self._find(wanted))
+        wanted = [topic for topic in topics if topic not in self.pins.topics]
+        if wanted and not self._fixed:
+            self._add(self._before.followed_by(pin) for pin in self._reader.pin(self._access, wanted))
 
     def extend_unsettled(self, topic: str) -> None:
         """Extend the unsettled part of a pinned topic to its present end."""
-        pin = self._pins.topics.get(topic)
-        if self._fixed or pin is None:
-            return
-        self._add(pin.reaching_to(now) for now in self._find([topic]))
+        pin = self.pins.topics.get(topic)
+        if pin is not None and not self._fixed:
+            self._add(pin.reaching_to(now) for now in self._reader.pin(self._access, [topic]))
 
-    def _add(self, pins: Any) -> None:
-        self._pins = replace(self._pins, topics={**self._pins.topics, **{pin.topic: pin for pin in pins}})
+    def _add(self, pins: Iterable[TopicPin]) -> None:
+        self.pins = replace(self.pins, topics={**self.pins.topics, **{pin.topic: pin for pin in pins}})
 
     def continue_from(self, pins: Pins) -> None:
         """Begin each topic that is pinned from now on at the end of earlier pins."""
@@ -121,67 +129,55 @@ class PinnedKafka(ABC):
         """Read everything that earlier pins and the runs before them cover, as far as Kafka still has it."""
         now = self.reopened()
         now.pin(list(pins.topics))
-        self._pins = pins.again(now.pins)
+        self.pins = pins.again(now.pins)
         self._fixed = True
 
-    def committed(self, topics: Sequence[str]) -> Frame:
-        """Return the records below the last stable offset, without those of aborted transactions."""
-        ranges = {
-            pin.topic: {each.partition: (each.start, each.end) for each in pin.partitions} for pin in self._of(topics)
-        }
-        return self._read(ranges, "read_committed")
+    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
+        """Return rows of the records below the last stable offset, without those of aborted transactions."""
+        parts = [
+            (pin.topic, each.partition, each.start, each.end) for pin in self._of(topics) for each in pin.partitions
+        ]
+        return self._read(parts, "read_committed", rows)
 
-    def unsettled(self, topics: Sequence[str]) -> Frame:
-        """Return the records from the last stable offset to the end of the log."""
-        ranges = {
-            pin.topic: {each.partition: (each.end, each.high) for each in pin.partitions} for pin in self._of(topics)
-        }
-        return self._read(ranges, "read_uncommitted")
+    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
+        """Return rows of the records from the last stable offset to the end of the log."""
+        parts = [
+            (pin.topic, each.partition, each.end, each.high) for pin in self._of(topics) for each in pin.partitions
+        ]
+        return self._read(parts, "read_uncommitted", rows)
 
-    def later(self, topics: Sequence[str], now: Pins) -> Frame:
-        """Return the records between the last stable offset and that of later pins."""
-        return self._read(self._pins.behind(topics, now), "read_committed")
+    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
+        """Return rows of the records between the last stable offset and that of later pins."""
+        behind = self.pins.behind(topics, now)
+        parts = [(topic, number, *part) for topic, found in behind.items() for number, part in found.items()]
+        return self._read(parts, "read_committed", rows)
+
+    def _read(self, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
+        return self._reader.topics(self._access, [part for part in parts if part[2] < part[3]], level, rows)
 
     def _of(self, topics: Sequence[str]) -> list[TopicPin]:
-        return [self._pins.topics[topic] for topic in topics if topic in self._pins.topics]
+        return [self.pins.topics[topic] for topic in topics if topic in self.pins.topics]
 
 
-class PinnedArchive(ABC):
-    """An archive that the job `archive` wrote. An engine's source only reads its folders."""
+class Archive:
+    """An archive that the job `archive` wrote."""
 
-    def __init__(self, folder: Files, *, with_later: bool = False) -> None:
+    def __init__(self, reader: Reader, folder: Files, *, with_later: bool = False) -> None:
         """Open an archive; SourceError if the folder holds none, or one that was not finished."""
+        self._reader = reader
         self._folder = folder
         self._with_later = with_later
-        self._pins = Pins.from_json(folder.read(PINS))
-        self._prefix = str(json.loads(folder.read(ABOUT))["prefix"])
+        self.pins = Pins.from_json(folder.read(PINS))
+        self.prefix = str(json.loads(folder.read(ABOUT))["prefix"])
 
-    @abstractmethod
-    def _read(self, part: str, topics: Sequence[str]) -> Frame:
-        """Return what a part of the archive holds of those of these topics that were archived."""
-
-    @abstractmethod
-    def reopened(self) -> PinnedArchive:
+    def reopened(self) -> Archive:
         """Return the same archive with what was written while it was made."""
+        return Archive(self._reader, self._folder, with_later=True)
 
-    @abstractmethod
-    def committed(self, topics: Sequence[str]) -> Frame:
-        """Return the committed records."""
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of halfway's own topics."""
-        return self._prefix
-
-    @property
-    def pins(self) -> Pins:
-        """What was archived."""
-        return self._pins
-
-    def pin(self, topics: Sequence[str]) -> None:  # noqa: B027 - of every archive
+    def pin(self, topics: Sequence[str]) -> None:
         """Change nothing: an archive has the pins that it was made with."""
 
-    def extend_unsettled(self, topic: str) -> None:  # noqa: B027 - of every archive
+    def extend_unsettled(self, topic: str) -> None:
         """Change nothing: an archive has the pins that it was made with."""
 
     def continue_from(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
@@ -192,11 +188,24 @@ class PinnedArchive(ABC):
         """Refuse: an archive has the pins that it was made with."""
         raise SourceError("an archive cannot be read as of another time")
 
-    def unsettled(self, topics: Sequence[str]) -> Frame:
-        """Return the records that were not settled."""
-        return self._read(UNSETTLED, topics)
+    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
+        """Return rows of the committed records."""
+        return self._read((COMMITTED, LATER) if self._with_later else (COMMITTED,), topics, rows)
 
-    def later(self, topics: Sequence[str], now: Pins) -> Frame:
-        """Return the records that were written while the archive was made, without values."""
+    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
+        """Return rows of the records that were not settled."""
+        return self._read((UNSETTLED,), topics, rows)
+
+    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
+        """Return rows of the records that were written while the archive was made, without values."""
         del now
-        return self._read(LATER, topics)
+        return self._read((LATER,), topics, rows)
+
+    def _read(self, parts: Sequence[str], topics: Sequence[str], rows: Rows) -> Frame:
+        found = [
+            (name, self._folder.path(part, f"topic={name}"))
+            for part in parts
+            for name in topics
+            if name in self.pins.topics and self._folder.names(part, f"topic={name}")
+        ]
+        return self._reader.files(found, rows)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
+    from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
 LOG: Final = "_delta_log"
@@ -159,3 +160,9 @@ def read(spark: SparkSession, uri: str, *, upto: Batch | None = None) -> DataFra
     # The names of the folders, not the files, have the column by which a table is partitioned.
     reader = spark.read.schema(schema).option("basePath", uri)
     return reader.parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def dataset(uri: str, *, upto: Batch | None = None) -> Dataset:
+    """Return the same without Spark."""
+    found: Dataset = _as_of(uri, upto).to_pyarrow_dataset()
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from py4j.protocol import Py4JJavaError
 
@@ -81,10 +81,17 @@ class LocalFolder:
 
     def write(self, text: str, *parts: str) -> None:
         """Write a small file in one step."""
+        with self.writing(*parts) as file:
+            file.write(text)
+
+    @contextmanager
+    def writing(self, *parts: str) -> Iterator[TextIO]:
+        """Write a file piece by piece. It replaces an existing one when everything is written, or not at all."""
         there = Path(self.uri, *parts)
         there.parent.mkdir(parents=True, exist_ok=True)
         unfinished = there.with_name(f".{there.name}.unfinished")
-        unfinished.write_text(text, encoding="utf-8")
+        with unfinished.open("w", encoding="utf-8", newline="") as file:
+            yield file
         unfinished.replace(there)
 
     def read(self, *parts: str) -> str:

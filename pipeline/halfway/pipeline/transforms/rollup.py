@@ -4,49 +4,70 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import Column, DataFrame
+    from halfway.pipeline.engines.engine import Engine, Frame
 
 OUTCOMES = ("committed", "rolled_back")
 CAUSES = ("producer", "check", "operator", "policy")
-
-
 OBJECTIVE_SHARE = 0.99
 """The share of transactions that must end within the time of an objective."""
 
 
-def within(objectives: Mapping[str | None, int]) -> list[Column]:
-    """Return aggregates by group: its objective in ms, and the share that ended within it. None without objectives.
+def counted(condition: str) -> str:
+    """Return the number of rows that meet a condition."""
+    return f"cast(count_if({condition}) as bigint)"
 
-    `objectives` has a time in ms by group, and under None the time for all other groups. A group without one has nulls.
+
+OF_OUTCOMES = ", ".join(counted(f"outcome = '{name}'") + f" as {name}" for name in OUTCOMES)
+STEPS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+
+def begin_of(engine: Engine, step: str) -> str:
+    """Return when the step (UTC) of an outcome began, in ms."""
+    at = engine.dialect.millis("ended_at")
+    return f"{at} - {at} % {STEPS[step]}"
+
+
+def quantiles(engine: Engine, suffix: str = "_ms") -> str:
+    """Return the exact p50, p95 and p99 of the time from prepare to outcome, in ms."""
+    return ", ".join(f"{engine.dialect.quantile('latency_ms', share)} as p{share * 100:g}{suffix}" for share in _SHARES)
+
+
+_SHARES = (0.5, 0.95, 0.99)
+
+
+def with_objectives(engine: Engine, ledger: Frame, objectives: Mapping[str | None, int]) -> Frame:
+    """Return a ledger with the `objective` of each transaction's group in ms.
+
+    `objectives` has a time in ms by group, and under None the time for all other groups. Others have null.
     """
-    if not objectives:
-        return []
-    own = [F.when(F.col("group") == group, F.lit(ms)) for group, ms in objectives.items() if group is not None]
-    limit = F.coalesce(*own, F.lit(objectives.get(None)).cast("bigint"))
-    share = F.try_divide(F.count_if(F.col("latency_ms") <= limit), F.count(limit))
-    return [F.first(limit).alias("objective_ms"), F.round(share, 4).alias("share_within")]
+    own = [(group, ms) for group, ms in objectives.items() if group is not None]
+    return engine.query(
+        f"""select ledger.*, coalesce(own_ms, cast({objectives.get(None, "null")} as bigint)) as objective
+        from $ledger ledger left join $own on of_group = ledger."group\"""",  # noqa: S608 - a number
+        ledger=ledger,
+        own=engine.table(own, "of_group string, own_ms bigint"),
+    )
 
 
-def rollup(ledger: DataFrame, step: str = "minute", objectives: Mapping[str | None, int] | None = None) -> DataFrame:
-    """Return one row for each group and step (UTC, by the outcome) with an outcome. The column is named like the step.
+WITHIN = f""", min(objective) as objective_ms,
+    round({counted("latency_ms <= objective")} / nullif(count(objective), 0), 4) as share_within"""
+"""Aggregates by group: its objective in ms, and the share that ended within it; of a ledger with objectives."""
 
-    Counts by outcome and by cause; exact p50, p95 and p99 of the time from prepare to outcome, in ms; checks for each
-    transaction; the share that a check-back resolved; and with objectives the columns of `within`.
+
+def rollup(engine: Engine, ledger: Frame, step: str = "minute", within: str = "") -> Frame:
+    """Return one row for each group and step (UTC, by the outcome, in ms) with an outcome. The column has its name.
+
+    Counts by outcome and by cause; percentiles of the time from prepare to outcome; checks for each transaction; the
+    share that a check-back resolved; and `within`, nothing or WITHIN.
     """
-    p50, p95, p99 = (F.percentile("latency_ms", F.lit(share)) for share in (0.5, 0.95, 0.99))
-    return ledger.groupBy("group", F.date_trunc(step, "ended_at").alias(step)).agg(
-        F.count(F.lit(1)).alias("transactions"),
-        *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in OUTCOMES),
-        *(F.count_if(F.col("cause") == cause).alias(f"by_{cause}") for cause in CAUSES),
-        p50.alias("p50_ms"),
-        p95.alias("p95_ms"),
-        p99.alias("p99_ms"),
-        F.avg("checks").alias("checks_each"),
-        (F.count_if(F.col("cause") == "check") / F.count(F.lit(1))).alias("share_by_check"),
-        *within(objectives or {}),
+    causes = ", ".join(counted(f"cause = '{cause}'") + f" as by_{cause}" for cause in CAUSES)
+    return engine.query(
+        f"""select "group", {begin_of(engine, step)} as "{step}",
+            count(*) as transactions, {OF_OUTCOMES}, {causes}, {quantiles(engine)}, avg(checks) as checks_each,
+            {counted("cause = 'check'")} / count(*) as share_by_check{within}
+        from $ledger group by 1, 2""",  # noqa: S608
+        ledger=ledger,
     )

@@ -1,6 +1,7 @@
 """On which engine an audit runs, and what it says about it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -60,17 +61,45 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
 ) -> None:
     """With a limit DuckDB uses the disk. If the free memory is unknown, the size decides."""
     monkeypatch.setattr(engine_choice, "free_memory", lambda: free)
+    monkeypatch.setattr(engine_choice, "_require_disk", lambda *_: None)
     found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
     assert found.engine == engine
     assert because in found.because
 
 
 def test_real_topics_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few transactions can be among many records of others, which DuckDB would copy."""
+    """Few transactions can be among many records of others, which take their time."""
     monkeypatch.setattr(engine_choice, "MOST_REAL", 1_000)
     assert chosen("auto", archive(tmp_path, 2_000), spark_asked=False).engine == "duckdb"
     found = chosen("auto", archive(tmp_path, 2_002), spark_asked=False)
     assert (found.engine, found.because) == ("spark", "the real topics have 1,001 records, more than 1,000")
+
+
+def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For what it reads, and for what its memory cannot hold: the error names the folder, what is free and needed."""
+    monkeypatch.setattr(engine_choice, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * GIB, 98 * GIB, 2 * GIB))
+    monkeypatch.setattr(engine_choice, "gettempdir", lambda: "/full")
+    places = archive(tmp_path, 3_000_000)
+    assert chosen("duckdb", places, spark_asked=False, memory="4g").engine == "duckdb"
+    with pytest.raises(
+        SourceError, match=r"about 4\.2 GiB in '/full', and 2\.0 GiB are free: make room, .* in TMPDIR, or"
+    ):
+        chosen("duckdb", places, spark_asked=False, memory="1g")
+
+
+def test_a_full_disk_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As what could not be done, if the estimate was too low."""
+    archive(tmp_path, 2)
+
+    def full(*_: object, **__: object) -> None:
+        raise duckdb.IOException("Could not write file: No space left on device")
+
+    monkeypatch.setattr(DuckEngine, "query", full)
+    found = CliRunner().invoke(
+        cli.pipeline, ["audit", "--snapshot", str(tmp_path), "--output", str(tmp_path / "audit")]
+    )
+    assert found.exit_code == 2, found.output
+    assert "is full: make room" in found.stderr
 
 
 def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,7 +125,8 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
 
 def test_an_engine_that_is_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However much there is to read."""
-    monkeypatch.setattr(engine_choice, "free_memory", lambda: 0)
+    monkeypatch.setattr(engine_choice, "free_memory", lambda: None)
+    monkeypatch.setattr(engine_choice, "_DISK_EACH", 0)
     places = archive(tmp_path, 2 * engine_choice.MOST)
     for name in ("duckdb", "spark"):
         assert chosen(name, places, spark_asked=False).engine == name

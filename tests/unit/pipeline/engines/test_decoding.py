@@ -12,6 +12,7 @@ from halfway import schemas
 from halfway.kafka.records import codec
 from halfway.kafka.records.codec import Registry
 from halfway.pipeline.engines import decoding
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import reading
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.protocol.transactions import Cause
@@ -74,7 +75,7 @@ def test_the_audit_trail_is_a_table_of_events_each_once(spark: "SparkSession") -
     good = codec.encode_audit(AUDIT_EVENT)
     values = [good, b"\x00garbage", good, None]
     records = spark.createDataFrame([(value, "audit", 0, n) for n, value in enumerate(values)], RECORD)
-    events = reading.audit_trail(records)
+    events = reading.audit_trail(SparkEngine(spark), records)
     [event] = events.where("error is null").collect()
     assert (event["action"], event["actor"], event["key_id"], event["at"]) == (
         AUDIT_EVENT.action,

@@ -11,9 +11,12 @@ from confluent_kafka import KafkaError
 from confluent_kafka import admin as kafka
 
 from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.engines.engine import DUCKDB
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.sources import duckdb as duckdb_sources
-from halfway.pipeline.sources.duckdb import copy, pin
+from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.brokers import ClientBrokers, pin
+from halfway.pipeline.sources.duckdb import copy
 from halfway.pipeline.sources.headers import UNREADABLE
 from tests.support.waiting import GENEROUS_S
 
@@ -117,6 +120,32 @@ def test_a_header_whose_name_is_no_text_stops_nothing(told: list[Told], tmp_path
     assert headers == [[{"key": UNREADABLE, "value": None}], []]
 
 
+def test_records_of_other_producers_are_counted_and_not_kept(told: list[Told], tmp_path: Path) -> None:
+    """Of halfway's messages only what a verdict needs is kept: no value. What cannot be read is kept as a fault."""
+
+    class Message(Told):
+        def headers(self) -> list[tuple[str, bytes]]:
+            return [("trace", b"1"), ("halfway-transaction-id", b"id-1")]
+
+    class Hostile(Told):
+        def headers(self) -> list[tuple[str, bytes]] | None:
+            raise SystemError("returned a result with an exception set")
+
+        def set_headers(self, headers: list[tuple[str, bytes]]) -> None:
+            assert headers == []
+
+    told += [Told(0), Message(1), Told(2), Hostile(3)]
+    counts = [0, 0]
+    source = duckdb_sources.DuckReader.__new__(duckdb_sources.DuckReader)
+    source._counts = duckdb_sources._FORK.Array("q", counts)
+    duckdb_sources._count_in(source._counts)
+    copy({}, [(TOPIC, 0, 0, 4)], str(tmp_path), headers.messages(DUCKDB, "_halfway."))
+    assert list(source._counts) == [4, source.others] == [4, 2]
+    rows = pq.read_table(tmp_path / TOPIC / "0.parquet").to_pylist()
+    assert [(row["offset"], row["id"], row["fault"] is None) for row in rows] == [(1, "id-1", True), (3, None, False)]
+    assert "value" not in rows[0]
+
+
 def test_errors_that_come_again_and_again_are_no_answer(
     monkeypatch: pytest.MonkeyPatch, told: list[Told], tmp_path: Path
 ) -> None:
@@ -134,7 +163,7 @@ def test_errors_that_come_again_and_again_are_no_answer(
 
 def test_a_property_that_cannot_be_used_is_named() -> None:
     with pytest.raises(AccessError, match=r'HALFWAY_KAFKA__… .*"bootstrap.servrs": correct or remove it'):
-        pin(KafkaAccess(java={}, librdkafka={"bootstrap.servrs": "127.0.0.1:1"}), ["orders"])
+        ClientBrokers(KafkaAccess(java={}, librdkafka={"bootstrap.servrs": "127.0.0.1:1"}))
 
 
 def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +180,7 @@ def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(kafka.AdminClient, "list_topics", ask_once_refused)
     servers = {"bootstrap.servers": "127.0.0.1:1"}
     with pytest.raises(AccessError, match=r"Kafka at 127\.0\.0\.1:1 did not answer: .*Connection refused"):
-        pin(KafkaAccess(java=servers, librdkafka=servers), ["orders"])
+        pin(ClientBrokers(KafkaAccess(java=servers, librdkafka=servers)), ["orders"])
     assert not capfd.readouterr().err
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 from pyspark.testing import assertDataFrameEqual
 
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.tables import delta
 from halfway.pipeline.transforms import ledger, rollup, sweep
 
@@ -153,13 +154,10 @@ def test_rollup_counts_by_group_and_minute(spark: "SparkSession") -> None:
         ("g", "committed", "producer", moment(60_000), 5, 0),
         ("h", "rolled_back", "policy", moment(1_000), 7, 15),
     ]
-    table = rollup.rollup(
-        spark.createDataFrame(
-            rows, "`group` string, outcome string, cause string, ended_at timestamp, latency_ms bigint, checks int"
-        )
-    )
+    columns = "`group` string, outcome string, cause string, ended_at timestamp, latency_ms bigint, checks int"
+    table = rollup.rollup(SparkEngine(spark), spark.createDataFrame(rows, columns))
     found = {(row["group"], row["minute"]): row for row in table.collect()}
-    first = found["g", moment(0)]
+    first = found["g", 0]
     assert len(found) == 3
     assert (first["transactions"], first["committed"], first["rolled_back"]) == (3, 2, 1)
     assert (first["by_producer"], first["by_check"], first["by_operator"], first["by_policy"]) == (1, 2, 0, 0)

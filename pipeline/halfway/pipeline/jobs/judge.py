@@ -1,0 +1,141 @@
+"""`judge`: the audit of records that a job of yours has in a DataFrame."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from pyspark.sql import functions as F
+
+from halfway.pipeline.access import DEFAULT_PREFIX
+from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.engines.spark_session import require_packages, session_of_job
+from halfway.pipeline.errors import SourceError
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.sources.pinned import WHOLE, Rows
+from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.sources.spark import COLUMNS, nothing
+from halfway.pipeline.transforms import verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The tables of an audit: a row for each transaction, those that did not end as intended, and unusable records."""
+
+    verdicts: DataFrame
+    anomalies: DataFrame
+    quarantine: DataFrame
+
+
+def judge(
+    records: DataFrame,
+    *,
+    prefix: str = DEFAULT_PREFIX,
+    at_ms: int | None = None,
+    compacted: Sequence[str] = (),
+    options: audit.AuditOptions | None = None,
+) -> Judged:
+    """Judge the transactions in records with the columns of Spark's Kafka source (`includeHeaders`, `read_committed`).
+
+    The records are those of halfway's topics under a prefix (op, half and parked; groups and owners too, if they are
+    there), and of all real topics, as they were at a time, by default now. What lies before the first record of a
+    partition counts as removed. `compacted` names the real topics that are compacted.
+
+    Raises:
+        SourceError: a column, or one of halfway's topics, is missing.
+        SessionError, ConnectorError: it is a session of Spark Connect, or has no package for Avro.
+
+    """
+    if missing := [name for name in COLUMNS if name not in records.columns]:
+        raise SourceError(f"the records have no column {', '.join(missing)}: read them with includeHeaders=true")
+    caller = records.sparkSession
+    session = session_of_job(caller)
+    require_packages(session)
+    engine = SparkEngine(session)
+    source = _Given(engine, engine.keep(_moved(records.select(*COLUMNS), session)), prefix, at_ms, compacted)
+    read = audit.evidence(engine, source, options or audit.AuditOptions())
+    judged = engine.keep(verdict.verdicts(engine, read.evidence, read.limits))
+    names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
+    found = engine.query(f"select * from $judged where verdict in ({names})", judged=judged)  # noqa: S608
+    verdicts, anomalies, quarantine = (_moved(frame, caller) for frame in (judged, found, read.quarantine))
+    return Judged(verdicts=verdicts, anomalies=anomalies, quarantine=quarantine)
+
+
+def _moved(frame: DataFrame, session: SparkSession) -> DataFrame:
+    """Return a frame in another session of the same application."""
+    name = f"halfway_{uuid4().hex}"
+    frame.createGlobalTempView(name)
+    moved = session.table(f"global_temp.{name}")
+    session.catalog.dropGlobalTempView(name)
+    return moved
+
+
+class _Given:
+    """The records of a DataFrame as a source. Nothing is ever added to them or removed."""
+
+    def __init__(
+        self, engine: SparkEngine, records: DataFrame, prefix: str, at_ms: int | None, compacted: Sequence[str]
+    ) -> None:
+        self._engine, self._records = engine, records
+        self.prefix = prefix
+        at = round(time.time() * 1000) if at_ms is None else at_ms
+        bounds = records.groupBy("topic", "partition").agg(
+            F.min("offset").alias("start"),
+            F.max("offset").alias("last"),
+            F.unix_millis(F.min_by("timestamp", "offset")).alias("first_at"),
+        )
+        found: dict[str, TopicPin] = {}
+        for row in bounds.orderBy("topic", "partition").collect():
+            end = row["last"] + 1
+            pin = PartitionPin(
+                partition=row["partition"], start=row["start"], end=end, high=end, first_at=row["first_at"]
+            )
+            topic = found.get(row["topic"]) or TopicPin(
+                topic=row["topic"], at=at, partitions=(), compacted=row["topic"] in compacted
+            )
+            found[row["topic"]] = replace(topic, partitions=(*topic.partitions, pin))
+        own = [prefix + kind for kind in ("op", "half", "parked")]
+        shards = max((pin.partition + 1 for name in own if name in found for pin in found[name].partitions), default=0)
+        for name in own[1:]:
+            found.setdefault(name, TopicPin(topic=name, at=at, partitions=()))
+        for name in filter(found.get, own):
+            there = {pin.partition: pin for pin in found[name].partitions}
+            # Nothing says what a partition without a record has lost, except that its neighbours have lost nothing.
+            begin = max((pin.start for pin in there.values()), default=0)
+            empty = (PartitionPin(partition=number, start=begin, end=begin, high=begin) for number in range(shards))
+            partitions = tuple(there.get(pin.partition, pin) for pin in empty)
+            found[name] = replace(found[name], partitions=partitions)
+        self.pins = Pins(at=at, topics=found)
+
+    def pin(self, topics: Sequence[str]) -> None:
+        """Change nothing."""
+
+    def extend_unsettled(self, topic: str) -> None:
+        """Change nothing."""
+
+    def reopened(self) -> _Given:
+        return self
+
+    def continue_from(self, pins: Pins) -> None:
+        """Change nothing."""
+
+    def cover(self, pins: Pins) -> None:
+        """Change nothing."""
+
+    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        return self._engine.query(rows.sql, records=self._records.where(F.col("topic").isin(list(topics))))
+
+    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
+        del topics
+        return self._engine.query(rows.sql, records=nothing(self._engine.spark))
+
+    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Any:
+        del now
+        return self.unsettled(topics, rows)
