@@ -41,10 +41,6 @@ class Tally(Collector):
         for labels in [labels for labels in self._counts if labels[0] == first]:
             del self._counts[labels]
 
-    def describe(self) -> Iterator[Metric]:
-        """Name the metric."""
-        yield CounterMetricFamily(self._name, self._text, labels=self._labels)
-
     def collect(self) -> Iterator[Metric]:
         """Return the counts."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
@@ -79,10 +75,6 @@ class Distribution(Collector):
         """Drop every observation whose first label has this value."""
         for labels in [labels for labels in self._counts if labels[0] == first]:
             del self._counts[labels], self._sums[labels]
-
-    def describe(self) -> Iterator[Metric]:
-        """Name the metric."""
-        yield HistogramMetricFamily(self._name, self._text, labels=self._labels)
 
     def collect(self) -> Iterator[Metric]:
         """Return the cumulative buckets."""

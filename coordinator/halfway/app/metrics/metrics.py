@@ -6,8 +6,9 @@ The counters that are exported as 0 before their first event, so that `increase(
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING, Final, get_args
@@ -35,13 +36,8 @@ from halfway.kafka.records.lane_records import SKIP_REASONS
 from halfway.protocol.errors import OverloadedError, PeerLostError, ShardUnavailableError
 
 if TYPE_CHECKING:
-    from halfway.app.metrics.instruments import LoopPauses
-    from halfway.coordinator.access import KeyFreshness
     from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.queries.queries import TailFreshness
-    from halfway.coordinator.records import HealthWarning
     from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.http.responses.slices import Unsent
     from halfway.http.server.api import Api
     from halfway.kafka.clients.config import KafkaConfig
 
@@ -55,6 +51,17 @@ _CHECK_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _AWAY_S: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60, 300)
 _OUTCOME_S: Final = (0.01, 0.1, 1, 10, 60, 300, 1_800, 7_200, 43_200)
 _ENDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+_BY_SHARD: Final = {
+    "pending": ("halfway_pending", "Pending transactions"),
+    "parked": ("halfway_parked", "Parked transactions"),
+    "ended": ("halfway_outcomes", "Outcomes in memory"),
+    "oldest_pending_s": ("halfway_oldest_pending_seconds", "Age of the oldest pending transaction"),
+    "half_lag": ("halfway_half_cursor_lag", "Records of half between its cursor and its tail"),
+    "op_lag": ("halfway_op_cursor_lag", "Records of op between its cursor and its tail"),
+    "due": ("halfway_agenda", "Transactions that a scan will examine: all pending ones"),
+    "strays": ("halfway_strays", "Half records to correct"),
+}
+"""The gauge of each figure in the statistics of a shard."""
 _BYTES: Final = (1_024, 16_384, 131_072, 524_288, 1_048_576, 4_194_304, 16_777_216, 67_108_864)
 
 
@@ -80,13 +87,8 @@ class _Groups:
         return deleted
 
 
-_KEYS_AGE: Final = "Time since the keys were last read to their end"
-_TAIL_AGE: Final = "Time since every served shard of half was last read to its end"
-_THROTTLED: Final = "For how long brokers have delayed answers because of quotas"
-
-
 class Metrics:
-    """The observer. The counter of each combination of labels is looked up once and then cached."""
+    """The observer. A figure that exists elsewhere is not counted again: it is read at each scrape."""
 
     def __init__(self) -> None:
         """Create all metrics in a new registry."""
@@ -94,8 +96,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self._groups = _Groups()
-        self._counters: dict[tuple[str, ...], Counter] = {}
-        self._histograms: dict[tuple[str, ...], Histogram] = {}
         self._prepares = Tally("halfway_prepares", "Prepares by result", ["group", "result"])
         self._prepare_s = Distribution("halfway_prepare_seconds", "Time of a prepare", ["result"], _LATENCY_S)
         self._ends = Tally("halfway_ends", "Ends by outcome and result", ["group", "outcome", "cause", "result"])
@@ -152,16 +152,11 @@ class Metrics:
         )
         for result in ("written", "lost"):
             self._audited.labels(result)
-        self._forwarded = Counter(
-            "halfway_forwarded", "Calls to other instances by result", ["call", "result"], registry=registry
-        )
-        self._forwarded_s = Histogram(
-            "halfway_forwarded_seconds",
-            "Time of a call to another instance",
-            ["call"],
-            registry=registry,
-            buckets=_LATENCY_S,
-        )
+        self._forwarded = Tally("halfway_forwarded", "Calls to other instances by result", ["call", "result"])
+        text = "Time of a call to another instance"
+        self._forwarded_s = Distribution("halfway_forwarded_seconds", text, ["call"], _LATENCY_S)
+        for collector in (self._forwarded, self._forwarded_s):
+            registry.register(collector)
         self._moved_s = Histogram(
             "halfway_shard_away_seconds",
             "How long a shard was unserved before this instance took it over",
@@ -196,7 +191,7 @@ class Metrics:
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check by its verdict."""
         self._checks.count((self._groups.label(group), verdict, "true" if sent else "false"), 1)
-        self._observe(self._check_s, seconds, verdict)
+        self._check_s.labels(verdict).observe(seconds)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
         """Observe one Kafka transaction of the lane."""
@@ -206,20 +201,20 @@ class Metrics:
 
     def lane_failed(self, reason: str) -> None:
         """Count the end of an incarnation."""
-        self._count(self._lane_failures, reason)
+        self._lane_failures.labels(reason).inc()
 
     def skipped_record(self, topic: str, reason: str) -> None:
         """Count a skipped record."""
-        self._count(self._skipped, topic, reason)
+        self._skipped.labels(topic, reason).inc()
 
     def forwarded(self, call: str, result: str, seconds: float) -> None:
         """Count a call to another instance."""
-        self._count(self._forwarded, call, result)
-        self._observe(self._forwarded_s, seconds, call)
+        self._forwarded.count((call, result), 1)
+        self._forwarded_s.observe(seconds, call, count=1)
 
     def refused_caller(self, reason: str) -> None:
         """Count a call that was refused because of its caller."""
-        self._count(self._refused, reason)
+        self._refused.labels(reason).inc()
 
     def shard_moved(self, seconds: float) -> None:
         """Observe how long a shard was unserved."""
@@ -227,7 +222,7 @@ class Metrics:
 
     def audited(self, result: str) -> None:
         """Count an event of the audit trail."""
-        self._count(self._audited, result)
+        self._audited.labels(result).inc()
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:
         """Count outcomes that were forgotten early."""
@@ -251,7 +246,12 @@ class Metrics:
         shards = coordinator.shards
         for shard in range(shards.count):
             self._shortened.labels(str(shard))
-        self.registry.register(_Gauges(shards, api, self._groups))
+        for read in (
+            partial(_figures_by_shard, shards),
+            partial(_figures_by_group, shards, self._groups),
+            partial(_figures_of, shards, api),
+        ):
+            self.registry.register(_Read(read))
 
     def export_zeros(
         self,
@@ -266,35 +266,19 @@ class Metrics:
         for topic, reason in skipped:
             self._skipped.labels(topic, reason)
         for call, result in forwarded:
-            self._forwarded.labels(call, result)
+            self._forwarded.count((call, result), 0)
 
-    def show_unsent(self, unsent: Unsent) -> None:
-        """Register the gauge of answers that clients have not read."""
-        self.registry.register(_Unsent(unsent))
+    def show_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Register a gauge that is read at each scrape."""
+        self.registry.register(_Read(lambda: [_gauge(name, text, read())]))
 
-    def show_keys(self, keys: KeyFreshness) -> None:
-        """Register the gauge of the keys' age: for that long, a revoked key may still be accepted."""
-        self.registry.register(_Reading("halfway_keys_age_seconds", _KEYS_AGE, lambda: keys.age_s))
+    def show_gauges(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Register a gauge that is read at each scrape, with a sample for each value of a label."""
+        self.registry.register(_Read(lambda: [_gauges(name, text, label, read())]))
 
-    def show_tail(self, tail: TailFreshness) -> None:
-        """Register the gauge of the tail's age: for that long, a record of a served shard may not have been seen."""
-        self.registry.register(_Reading("halfway_tail_age_seconds", _TAIL_AGE, lambda: tail.age_s))
-
-    def show_throttling(self, seconds: Callable[[], float]) -> None:
-        """Register the time for which brokers have delayed answers because of quotas."""
-        self.registry.register(_Reading("halfway_kafka_throttled_seconds", _THROTTLED, seconds, counts=True))
-
-    def show_troubles(self, troubles: Callable[[], Mapping[int, float]]) -> None:
-        """Register the gauge of shards that cannot be acquired. `troubles` maps them to seconds since the epoch."""
-        self.registry.register(_Troubles(troubles))
-
-    def show_warnings(self, checks: Sequence[str], warnings: Callable[[], Sequence[HealthWarning]]) -> None:
-        """Register the gauge of warnings; each of `checks` has a sample."""
-        self.registry.register(_Warnings(checks, warnings))
-
-    def show_pauses(self, pauses: LoopPauses) -> None:
-        """Register the gauge of the event loop's pauses."""
-        self.registry.register(_Pauses(pauses))
+    def show_counter(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Register a counter that is read at each scrape."""
+        self.registry.register(_Read(lambda: [_counter(name, text, read())]))
 
     def render(self) -> tuple[bytes, str]:
         """Return all metrics as text, and its content type. It has the series of a deleted group for the last time."""
@@ -304,181 +288,68 @@ class Metrics:
                 metric.forget(group)
         return text, CONTENT_TYPE_LATEST
 
-    def _count(self, counter: Counter, *labels: str) -> None:
-        key = (counter._name, *labels)  # noqa: SLF001 - only as a key
-        child = self._counters.get(key)
-        if child is None:
-            child = self._counters[key] = counter.labels(*labels)
-        child.inc()
 
-    def _observe(self, histogram: Histogram, value: float, *labels: str) -> None:
-        key = (histogram._name, *labels)  # noqa: SLF001 - only as a key
-        child = self._histograms.get(key)
-        if child is None:
-            child = self._histograms[key] = histogram.labels(*labels)
-        child.observe(value)
+class _Read(Collector):
+    """Figures that are read where they live, at each scrape."""
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        return self._read()
 
 
-class _Troubles(Collector):
-    """The shards that this instance cannot acquire."""
-
-    def __init__(self, troubles: Callable[[], Mapping[int, float]]) -> None:
-        self._troubles = troubles
-
-    def describe(self) -> Iterator[Metric]:
-        """Return nothing: no other collector uses the name."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "halfway_shard_not_acquired_seconds",
-            "How long a shard that is assigned to this instance could not be acquired",
-            labels=["shard"],
-        )
-        now = time.time()
-        for shard, since in self._troubles().items():
-            family.add_metric([str(shard)], max(0.0, now - since))
-        yield family
-
-
-class _Gauges(Collector):
-    """The coordinator's state, read at each scrape."""
-
-    def __init__(self, shards: ShardTable, api: Api, groups: _Groups) -> None:
-        self._shards = shards
-        self._api = api
-        self._groups = groups
-
-    def describe(self) -> Iterator[Metric]:
-        """Return nothing: no other collector uses the names."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._by_shard()
-        yield from self._by_group()
-        payloads = self._shards.payloads
-        yield _gauge("halfway_payload_cache_bytes", "Payloads held in memory", payloads.bytes)
-        for name, text, count in (
-            ("halfway_payload_cache_hits", "Payloads found in memory", payloads.hits),
-            ("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses),
-        ):
-            yield CounterMetricFamily(name, text, value=count)
-        losses = self._shards.losses
-        text = "Times that Kafka was found to have lost records of a shard that it had acknowledged"
-        yield CounterMetricFamily("halfway_log_losses", text, value=losses.found)
-        missing = CounterMetricFamily(
-            "halfway_missing_transactions",
-            "Transactions that the log has lost, by what became of them",
-            labels=["result"],
-        )
-        missing.add_metric(["written_again"], losses.written_again)
-        missing.add_metric(["lost"], losses.lost)
-        yield missing
-        text = "Transactions that the log has lost, and that are in memory only until they are written again"
-        yield _gauge("halfway_unwritten_transactions", text, self._shards.unwritten)
-        yield _gauge("halfway_resolving", "Transactions that wait for the lane or are in it", len(self._shards.claims))
-        yield _gauge("halfway_requests_in_flight", "Requests in flight", self._api.in_flight.taken)
-        yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", self._api.in_flight.bytes)
-        yield _gauge("halfway_streams", "Open streams", len(self._api.streams))
-        yield _gauge("halfway_event_listeners", "Listeners to events", len(self._api.events))
-        yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", self._api.admission.waiting)
-
-    def _by_shard(self) -> Iterator[Metric]:
-        families = {
-            "pending": GaugeMetricFamily("halfway_pending", "Pending transactions", labels=["shard"]),
-            "parked": GaugeMetricFamily("halfway_parked", "Parked transactions", labels=["shard"]),
-            "ended": GaugeMetricFamily("halfway_outcomes", "Outcomes in memory", labels=["shard"]),
-            "oldest_pending_s": GaugeMetricFamily(
-                "halfway_oldest_pending_seconds", "Age of the oldest pending transaction", labels=["shard"]
-            ),
-            "half_lag": GaugeMetricFamily(
-                "halfway_half_cursor_lag", "Records of half between its cursor and its tail", labels=["shard"]
-            ),
-            "op_lag": GaugeMetricFamily(
-                "halfway_op_cursor_lag", "Records of op between its cursor and its tail", labels=["shard"]
-            ),
-            "due": GaugeMetricFamily(
-                "halfway_agenda", "Transactions that a scan will examine: all pending ones", labels=["shard"]
-            ),
-            "strays": GaugeMetricFamily("halfway_strays", "Half records to correct", labels=["shard"]),
-        }
-        for stats in self._shards.stats():
-            for name, family in families.items():
-                family.add_metric([str(stats.shard)], getattr(stats, name))
-        yield from families.values()
-
-    def _by_group(self) -> Iterator[Metric]:
-        pending = GaugeMetricFamily("halfway_group_pending", "Pending transactions of a group", labels=["group"])
-        parked = GaugeMetricFamily("halfway_group_parked", "Parked transactions of a group", labels=["group"])
-        totals: dict[str, tuple[int, int]] = {}
-        for group, counts in self._shards.group_counts().items():
-            label = self._groups.label(group)
-            before = totals.get(label, (0, 0))
-            totals[label] = (before[0] + counts[0], before[1] + counts[1])
-        for label, counts in totals.items():
-            pending.add_metric([label], counts[0])
-            parked.add_metric([label], counts[1])
-        yield pending
-        yield parked
+def _figures_of(shards: ShardTable, api: Api) -> Iterator[Metric]:
+    payloads, losses, in_flight = shards.payloads, shards.losses, api.in_flight
+    yield _gauge("halfway_payload_cache_bytes", "Payloads held in memory", payloads.bytes)
+    yield _counter("halfway_payload_cache_hits", "Payloads found in memory", payloads.hits)
+    yield _counter("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses)
+    text = "Times that Kafka was found to have lost records of a shard that it had acknowledged"
+    yield _counter("halfway_log_losses", text, losses.found)
+    text = "Transactions that the log has lost, by what became of them"
+    missing = CounterMetricFamily("halfway_missing_transactions", text, labels=["result"])
+    missing.add_metric(["written_again"], losses.written_again)
+    missing.add_metric(["lost"], losses.lost)
+    yield missing
+    text = "Transactions that the log has lost, and that are in memory only until they are written again"
+    yield _gauge("halfway_unwritten_transactions", text, shards.unwritten)
+    yield _gauge("halfway_resolving", "Transactions that wait for the lane or are in it", len(shards.claims))
+    yield _gauge("halfway_requests_in_flight", "Requests in flight", in_flight.taken)
+    yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", in_flight.bytes)
+    yield _gauge("halfway_streams", "Open streams", len(api.streams))
+    yield _gauge("halfway_event_listeners", "Listeners to events", len(api.events))
+    yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", api.admission.waiting)
 
 
-class _Unsent(Collector):
-    """Answers that clients have not read."""
-
-    def __init__(self, unsent: Unsent) -> None:
-        self._unsent = unsent
-
-    def collect(self) -> Iterator[Metric]:
-        yield _gauge("halfway_unsent_answer_bytes", "Answers that clients have not read yet", self._unsent.bytes)
+def _figures_by_shard(shards: ShardTable) -> Iterator[Metric]:
+    stats = {str(one.shard): one for one in shards.stats()}
+    for name, (metric, text) in _BY_SHARD.items():
+        yield _gauges(metric, text, "shard", {shard: getattr(one, name) for shard, one in stats.items()})
 
 
-class _Reading(Collector):
-    """One figure that is read when metrics are rendered."""
-
-    def __init__(self, name: str, text: str, read: Callable[[], float], *, counts: bool = False) -> None:
-        """Take its name and what reads it; `counts` if it only grows."""
-        self._name, self._text, self._read, self._counts = name, text, read, counts
-
-    def collect(self) -> Iterator[Metric]:
-        if self._counts:
-            yield CounterMetricFamily(self._name, self._text, value=self._read())
-        else:
-            yield _gauge(self._name, self._text, self._read())
+def _figures_by_group(shards: ShardTable, groups: _Groups) -> Iterator[Metric]:
+    pending, parked = Counts[str](), Counts[str]()
+    for group, counts in shards.group_counts().items():
+        label = groups.label(group)
+        pending[label] += counts[0]
+        parked[label] += counts[1]
+    yield _gauges("halfway_group_pending", "Pending transactions of a group", "group", pending)
+    yield _gauges("halfway_group_parked", "Parked transactions of a group", "group", parked)
 
 
-class _Warnings(Collector):
-    """What is unsafe on this instance."""
-
-    def __init__(self, checks: Sequence[str], warnings: Callable[[], Sequence[HealthWarning]]) -> None:
-        self._checks = checks
-        self._warnings = warnings
-
-    def describe(self) -> Iterator[Metric]:
-        """Return nothing: no other collector uses the name."""
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        text = "What is unsafe on this instance, by check: the number of warnings in /health/ready"
-        family = GaugeMetricFamily("halfway_warnings", text, labels=["check"])
-        found = [warning.check for warning in self._warnings()]
-        for check in dict.fromkeys((*self._checks, *found)):
-            family.add_metric([check], found.count(check))
-        yield family
-
-
-class _Pauses(Collector):
-    """Pauses of the event loop."""
-
-    def __init__(self, pauses: LoopPauses) -> None:
-        self._pauses = pauses
-
-    def collect(self) -> Iterator[Metric]:
-        text = "The longest pause of the event loop in the last minute"
-        yield _gauge("halfway_loop_pause_seconds", text, self._pauses.longest_s())
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for one, value in values.items():
+        family.add_metric([one], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
 
 
 _CURSOR_REASONS: Final = ("foreign_cursor", "beyond_end")

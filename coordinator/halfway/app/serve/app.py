@@ -131,6 +131,11 @@ class _Stage:
             found.append(HealthWarning(check="event_loop", detail=f"the event loop paused for {pause_s:.1f} s"))
         return found
 
+    def warning_counts(self) -> dict[str, float]:
+        """Return the number of warnings of each check, 0 if it has none."""
+        found = [warning.check for warning in self.warnings()]
+        return {check: found.count(check) for check in dict.fromkeys((*WARNINGS, *found))}
+
     def demand_reader(self, request: web.BaseRequest) -> None:
         """Raise a HalfwayError if the caller may not read metrics."""
         if not self._metrics_need_key:
@@ -172,9 +177,11 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
     stop.on_signals()
     deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
-    metrics.show_pauses(pauses)
+    text = "The longest pause of the event loop in the last minute"
+    metrics.show_gauge("halfway_loop_pause_seconds", text, pauses.longest_s)
     stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
-    metrics.show_warnings(WARNINGS, stage.warnings)
+    text = "What is unsafe on this instance, by check: the number of warnings in /health/ready"
+    metrics.show_gauges("halfway_warnings", text, "check", stage.warning_counts)
     tls = _tls(settings)
     async with AsyncExitStack() as stack:
         deaths.watch()
@@ -266,12 +273,7 @@ async def _run_backend(
             demand_host=demand_host(settings),
         )
         metrics.show(backend.coordinator, api)
-        metrics.show_unsent(unsent)
-        if backend.keys is not None:
-            metrics.show_keys(backend.keys)
-        metrics.show_tail(backend.tail)
-        metrics.show_throttling(lambda: THROTTLING.seconds)
-        metrics.show_troubles(lambda: {trouble.shard: trouble.since for trouble in backend.status.troubles})
+        _show_figures(metrics, backend, unsent)
         if settings.peer_credentials:
             stage.peers = PeerPort(
                 backend.coordinator.peer_handler,
@@ -306,6 +308,20 @@ async def _run_backend(
         await server.close_port()
         await backend.coordinator.drain()
         await asyncio.gather(api.drain(deadline), *([] if stage.peers is None else [stage.peers.drain(deadline)]))
+
+
+def _show_figures(metrics: Metrics, backend: Backend, unsent: Unsent) -> None:
+    text = "Answers that clients have not read yet"
+    metrics.show_gauge("halfway_unsent_answer_bytes", text, lambda: unsent.bytes)
+    if (keys := backend.keys) is not None:  # for that long, a revoked key may still be accepted
+        text = "Time since the keys were last read to their end"
+        metrics.show_gauge("halfway_keys_age_seconds", text, lambda: keys.age_s)
+    text = "Time since every served shard of half was last read to its end"
+    metrics.show_gauge("halfway_tail_age_seconds", text, lambda: backend.tail.age_s)
+    text = "For how long brokers have delayed answers because of quotas"
+    metrics.show_counter("halfway_kafka_throttled_seconds", text, lambda: THROTTLING.seconds)
+    text = "How long a shard that is assigned to this instance could not be acquired"
+    metrics.show_gauges("halfway_shard_not_acquired_seconds", text, "shard", backend.not_acquired_s)
 
 
 def _default_instance_url(settings: Settings, port: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -149,6 +150,11 @@ class Backend:
             detail = f"this instance has not been able to read its shards of half for {self.tail.age_s:.0f} s"
             found.append(HealthWarning(check="tail", detail=detail))
         return found
+
+    def not_acquired_s(self) -> dict[str, float]:
+        """Return for how long each shard that is assigned to this instance could not be acquired."""
+        now = time.time()
+        return {str(trouble.shard): max(0.0, now - trouble.since) for trouble in self.status.troubles}
 
     def demand_permission(self) -> None:
         """Raise ConfigurationError if Kafka refuses what this instance needs to start: a retry would not help.

@@ -4,9 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.app.metrics.instruments import LoopPauses
 from halfway.app.metrics.metrics import MAX_GROUPS, Metrics
-from halfway.coordinator.records import HealthWarning
 from halfway.http.console import Console
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.http.server.server import HttpServer
@@ -82,7 +80,6 @@ async def test_a_console_on_this_port_finds_the_api_here_with_its_keys() -> None
 async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
     metrics = Metrics()
     metrics.show(world.coordinator, world.api)
-    metrics.show_pauses(LoopPauses())
     await world.prepared()
     world.memory.clock.advance(5)
     text, content_type = metrics.render()
@@ -97,27 +94,14 @@ async def test_gauges_show_what_the_coordinator_holds(world: RestWorld) -> None:
     assert found["halfway_group_pending", ("shop",)] == 1
     assert found["halfway_payload_cache_bytes", ()] > 0
     assert found["halfway_requests_in_flight", ()] == 0
-    assert ("halfway_loop_pause_seconds", ()) in found
 
 
-def test_a_shard_that_cannot_be_acquired_is_shown_with_how_long_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metric has no sample before and none afterwards."""
-    metrics, troubles = Metrics(), dict[int, float]()
-    metrics.show_troubles(lambda: troubles)
-    assert "halfway_shard_not_acquired_seconds{" not in metrics.render()[0].decode()
-    monkeypatch.setattr("halfway.app.metrics.metrics.time.time", lambda: 1_000.0)
-    troubles[3] = 400.0
-    assert 'halfway_shard_not_acquired_seconds{shard="3"} 600.0' in metrics.render()[0].decode()
-
-
-def test_each_check_that_can_warn_has_a_sample_before_it_does() -> None:
-    metrics, warnings = Metrics(), list[HealthWarning]()
-    metrics.show_warnings(("topics", "keys"), lambda: warnings)
-    assert 'halfway_warnings{check="topics"} 0.0' in metrics.render()[0].decode()
-    warnings += [HealthWarning(check="topics", detail=detail) for detail in ("half", "op")]
-    text = metrics.render()[0].decode()
-    assert 'halfway_warnings{check="topics"} 2.0' in text
-    assert 'halfway_warnings{check="keys"} 0.0' in text
+def test_a_figure_is_read_at_each_scrape_with_a_sample_for_each_value_of_its_label() -> None:
+    metrics, ages = Metrics(), dict[str, float]()
+    metrics.show_gauges("halfway_ages", "Ages", "shard", lambda: ages)
+    assert "halfway_ages{" not in metrics.render()[0].decode()
+    ages["3"] = 600.0
+    assert 'halfway_ages{shard="3"} 600.0\n' in metrics.render()[0].decode()
 
 
 @pytest.mark.parametrize("group", ["", "made-up"])

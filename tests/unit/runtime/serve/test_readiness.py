@@ -1,13 +1,16 @@
 """Readiness: an instance is ready if it can serve some calls or forward them, and says what is unsafe all the same."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from halfway.app.metrics.instruments import LoopPauses
 from halfway.app.serve import readiness
-from halfway.app.serve.backend import Backend
+from halfway.app.serve.app import _Stage
+from halfway.app.serve.backend import WARNINGS, Backend
 from halfway.app.serve.readiness import Readiness
 from halfway.coordinator.access import KeyFreshness
 from halfway.coordinator.ports import OwnerHint
@@ -160,3 +163,16 @@ async def test_what_all_instances_can_meet_at_once_is_a_warning() -> None:
     [tail] = deaf.warnings()
     assert tail.check == "tail"
     assert "its shards of half" in tail.detail
+
+
+def test_it_is_shown_for_how_long_a_shard_could_not_be_acquired(monkeypatch: pytest.MonkeyPatch) -> None:
+    no = cast("Any", None)
+    monkeypatch.setattr("halfway.app.serve.backend.time.time", lambda: 1_000.0)
+    for failing, shown in ((False, {}), (True, {"0": 999.0})):
+        assert Backend(no, partial(status, failing=failing), no, no, no, prefix="").not_acquired_s() == shown
+
+
+async def test_each_check_that_can_warn_has_a_sample_before_it_does() -> None:
+    stage = _Stage(LoopPauses())
+    stage.backend = backend(late_s=-1)
+    assert stage.warning_counts() == {**dict.fromkeys(WARNINGS, 0), "tail": 1}
