@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 from halfway.client.barrier.drivers import (
+    at_once,
     carry_out,
     carry_out_async,
     drive,
-    drive_async,
     is_sqlalchemy,
     pool_of,
     require_transaction,
@@ -27,7 +29,9 @@ from halfway.client.messages import Outcome, is_conflict
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
+C = TypeVar("C")
 Connect = Callable[[], AbstractContextManager[Any]]
 """Opens a connection whose transaction commits when its context exits: `engine.begin` of SQLAlchemy, or
 `lambda: psycopg.connect(...)`."""
@@ -64,9 +68,13 @@ class WatchedRow:
     is_written = False
 
 
-class _BaseBarrier:
-    def __init__(self, dialect: Dialect | str, table: str, retention_s: float) -> None:
+class _BaseBarrier(ABC, Generic[C]):
+    def __init__(
+        self, dialect: Dialect | str, connect: C, *, table: str = TABLE, retention_s: float = RETENTION_S
+    ) -> None:
+        """Take a connection factory of the service's database, and the retention of rows in seconds."""
         self.retention_s = retention_s
+        self._connect = connect
         self._table = BarrierTable(dialect, table)
         self._mark: str | None = None
         self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -161,6 +169,15 @@ class _BaseBarrier:
             return "unknown"
         return outcome or "unknown"
 
+    async def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
+        return await drive(transactions, self._in_transaction)
+
+    @abstractmethod
+    async def _in_transaction(self, steps: Steps[T]) -> T: ...
+
+    @abstractmethod
+    async def _is_pending(self, client: Any, check: Check) -> bool: ...
+
     def _verification(self) -> Generator[Steps[Any], Any, None]:
         """Yield the database transactions that read the table's mark, and test that a written row stays."""
         self._mark = yield from self._table.identify()
@@ -178,79 +195,11 @@ class _BaseBarrier:
         yield self._table.remove(trial)
 
 
-class Barrier(_BaseBarrier):
-    """The barrier for synchronous drivers: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
-
-    def __init__(
-        self, dialect: Dialect | str, connect: Connect, *, table: str = TABLE, retention_s: float = RETENTION_S
-    ) -> None:
-        """Take a connection factory of the service's database, and the retention of rows in seconds."""
-        super().__init__(dialect, table, retention_s)
-        self._connect = connect
-
-    def create(self) -> None:
-        """Create the table and its index, unless they exist; every process may call it whenever it starts."""
-        self._run(creation(self._table))
-
-    def insert(self, connection: Any, transaction_id: str) -> None:
-        """Write the row in the local transaction on this connection, so that both commit together.
-
-        Raises LateTransactionError if a check has been answered before, and ConflictError after a conflict with another
-        transaction. Let either roll the local transaction back.
-        """
-        self.write(connection, transaction_id)
-
-    def learn(self) -> None:
-        """Remember which table checks read, so that an insert into another one is detected.
-
-        Raises MissingTableError, and UncommittedConnectionError if rows that are written there do not stay.
-        """
-        self._run(self._verification())
-
-    def look(self, transaction_id: str) -> Outcome | None:
-        """Return the outcome in the table, None if there is none yet."""
-        return self._in_transaction(self._table.look(transaction_id))
-
-    def decide(self, check: Check) -> Outcome:
-        """Answer a check. If it comes before the local transaction, that transaction can no longer commit.
-
-        If the check is not verified, halfway is asked first whether there is such a transaction. Otherwise anybody
-        could decide ids that the service will use later.
-        """
-        client = self._client_for(check)
-        outcome = self._run(self._decision(check.id, check.prepared_at, may_write=client is None))
-        if outcome is None and client is not None and client.is_pending_sync(check.id, check.group):
-            outcome = self._run(self._decision(check.id, check.prepared_at))
-        return outcome or "unknown"
-
-    def settle(self, transaction_id: str) -> Outcome:
-        """Decide like a check, for a transaction that was prepared just now."""
-        return self._run(self._decision(transaction_id, None)) or "unknown"
-
-    def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
-        return drive(transactions, self._in_transaction)
-
-    def clean(self, limit: int) -> int:
-        """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
-        return self._in_transaction(self._table.clean(self.retention_s, limit))
-
-    def _in_transaction(self, steps: Steps[T]) -> T:
-        with self._connect() as connection:
-            return carry_out(steps, connection)
-
-
-class AsyncBarrier(_BaseBarrier):
+class AsyncBarrier(_BaseBarrier[ConnectAsync]):
     """The barrier for asynchronous drivers: asyncpg, psycopg, asyncmy, SQLAlchemy."""
 
-    def __init__(
-        self, dialect: Dialect | str, connect: ConnectAsync, *, table: str = TABLE, retention_s: float = RETENTION_S
-    ) -> None:
-        """Take a connection factory of the service's database, and the retention of rows in seconds."""
-        super().__init__(dialect, table, retention_s)
-        self._connect = connect
-
     async def create(self) -> None:
-        """Same as `Barrier.create`."""
+        """Create the table and its index, unless they exist; every process may call it whenever it starts."""
         await self._run(creation(self._table))
 
     async def insert(self, connection: Any, transaction_id: str) -> None:
@@ -263,32 +212,80 @@ class AsyncBarrier(_BaseBarrier):
         self._note_written(transaction_id)
 
     async def learn(self) -> None:
-        """Same as `Barrier.learn`."""
+        """Remember which table checks read, so that an insert into another one is detected.
+
+        Raises MissingTableError, and UncommittedConnectionError if rows that are written there do not stay.
+        """
         await self._run(self._verification())
 
     async def look(self, transaction_id: str) -> Outcome | None:
-        """Same as `Barrier.look`."""
+        """Return the outcome in the table, None if there is none yet."""
         return await self._in_transaction(self._table.look(transaction_id))
 
     async def decide(self, check: Check) -> Outcome:
-        """Same as `Barrier.decide`."""
+        """Answer a check. If it comes before the local transaction, that transaction can no longer commit.
+
+        If the check is not verified, halfway is asked first whether there is such a transaction. Otherwise anybody
+        could decide ids that the service will use later.
+        """
         client = self._client_for(check)
         outcome = await self._run(self._decision(check.id, check.prepared_at, may_write=client is None))
-        if outcome is None and client is not None and await client.is_pending(check.id, check.group):
+        if outcome is None and client is not None and await self._is_pending(client, check):
             outcome = await self._run(self._decision(check.id, check.prepared_at))
         return outcome or "unknown"
 
     async def settle(self, transaction_id: str) -> Outcome:
-        """Same as `Barrier.settle`."""
+        """Decide like a check, for a transaction that was prepared just now."""
         return await self._run(self._decision(transaction_id, None)) or "unknown"
 
-    async def _run(self, transactions: Generator[Steps[Any], Any, T]) -> T:
-        return await drive_async(transactions, self._in_transaction)
-
     async def clean(self, limit: int) -> int:
-        """Same as `Barrier.clean`."""
+        """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
         return await self._in_transaction(self._table.clean(self.retention_s, limit))
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
         async with self._connect() as connection:
             return await carry_out_async(steps, connection)
+
+    async def _is_pending(self, client: Any, check: Check) -> bool:
+        return bool(await client.is_pending(check.id, check.group))
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncBarrier, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Barrier, P], T]:
+    """Return the same method for a Barrier, with its parameters and its docstring.
+
+    It is not tied to an event loop: on a synchronous connection, the coroutine never waits.
+    """
+
+    @functools.wraps(method)
+    def blocking(self: Barrier, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return at_once(method(cast("AsyncBarrier", self), *args, **kwargs))
+
+    return blocking
+
+
+class Barrier(_BaseBarrier[Connect]):
+    """The barrier for synchronous drivers: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
+
+    def insert(self, connection: Any, transaction_id: str) -> None:
+        """Write the row in the local transaction on this connection, so that both commit together.
+
+        Raises LateTransactionError if a check has been answered before, and ConflictError after a conflict with another
+        transaction. Let either roll the local transaction back.
+        """
+        self.write(connection, transaction_id)
+
+    create = _blocking(AsyncBarrier.create)
+    learn = _blocking(AsyncBarrier.learn)
+    look = _blocking(AsyncBarrier.look)
+    decide = _blocking(AsyncBarrier.decide)
+    settle = _blocking(AsyncBarrier.settle)
+    clean = _blocking(AsyncBarrier.clean)
+
+    async def _in_transaction(self, steps: Steps[T]) -> T:
+        with self._connect() as connection:
+            return carry_out(steps, connection)
+
+    async def _is_pending(self, client: Any, check: Check) -> bool:
+        return bool(client.is_pending_sync(check.id, check.group))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Final, TypeVar
 
 from halfway.client.barrier.table import Result, Statement, Steps
@@ -29,32 +29,21 @@ class NoTransactionError(HalfwayError):
 def carry_out(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of a synchronous driver, in its open transaction."""
     execute = _by_package(SYNCHRONOUS, connection)
-    return drive(steps, lambda statement: execute(connection, statement))
+
+    async def execute_at_once(statement: Statement) -> Result:
+        return execute(connection, statement)
+
+    return at_once(drive(steps, execute_at_once))
 
 
 async def carry_out_async(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of an asynchronous driver, in its open transaction."""
     execute = _by_package(ASYNCHRONOUS, connection)
-    return await drive_async(steps, lambda statement: execute(connection, statement))
+    return await drive(steps, lambda statement: execute(connection, statement))
 
 
-def drive(generator: Generator[S, R, T], perform: Callable[[S], R]) -> T:
+async def drive(generator: Generator[S, R, T], perform: Callable[[S], Awaitable[R]]) -> T:
     """Perform what a generator yields, send it each result or error, and return its result."""
-    try:
-        wanted = next(generator)
-        while True:
-            try:
-                result = perform(wanted)
-            except Exception as error:  # noqa: BLE001 - the generator handles it
-                wanted = generator.throw(error)
-            else:
-                wanted = generator.send(result)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # the result of the generator
-
-
-async def drive_async(generator: Generator[S, R, T], perform: Callable[[S], Awaitable[R]]) -> T:
-    """Same as `drive`."""
     try:
         wanted = next(generator)
         while True:
@@ -66,6 +55,15 @@ async def drive_async(generator: Generator[S, R, T], perform: Callable[[S], Awai
                 wanted = generator.send(result)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # the result of the generator
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing, with or without an event loop; return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # the result of the coroutine
+    raise AssertionError(f"{coroutine} waits")
 
 
 def require_transaction(connection: Any) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from os import PathLike
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from halfway.client.errors import HalfwayError
 from halfway.client.messages import Outcome, is_conflict
@@ -58,6 +58,20 @@ CREATE_ONCE: Final[dict[Dialect, str | None]] = {
 }
 """Creates the table with its index, while other processes do the same; None if IF NOT EXISTS is enough."""
 
+_CLEAN: Final = {
+    Dialect.POSTGRESQL: "WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
+    " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND ({key}) IN (SELECT {key}"
+    " FROM {table} WHERE {time} < now() - {p} * interval '1 second' ORDER BY {time} LIMIT {p})",
+    Dialect.MYSQL: "DELETE FROM {table} WHERE {time} < NOW(3) - INTERVAL {p} SECOND ORDER BY {time} LIMIT {p}",
+    Dialect.SQLITE: "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table}"
+    " WHERE {time} < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY {time} LIMIT {p})",
+}
+"""Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
+_ELECT: Final = {Dialect.MYSQL: "SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)"}
+"""Returns 1 if this connection may delete rows now. PostgreSQL's `_CLEAN` ensures it; in SQLite only one can write."""
+_RESIGN: Final = {Dialect.MYSQL: "SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))"}
+"""Undoes `_ELECT`."""
+
 _SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 
 REMOVE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
@@ -88,12 +102,6 @@ class Statements:
     """Limits how long this connection waits for a lock to at most a second."""
     restore_lock_wait: str
     """Restores the result of `read_lock_wait`, which replaces `{value}`."""
-    clean: str
-    """Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
-    elect: str | None
-    """Returns 1 if this connection may delete rows now; None if `clean` ensures it, or if only one can write."""
-    resign: str | None
-    """Undoes `elect`."""
 
 
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_decided_at ON {table} (decided_at)"
@@ -123,12 +131,6 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         read_lock_wait="SELECT setting FROM pg_settings WHERE name = 'lock_timeout'",
         bound_lock_wait="SET lock_timeout = 500",
         restore_lock_wait="SET lock_timeout = {value}",
-        clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
-        " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND transaction_id IN (SELECT transaction_id"
-        " FROM {table} WHERE decided_at < now() - {p} * interval '1 second'"
-        " ORDER BY decided_at LIMIT {p})",
-        elect=None,
-        resign=None,
     ),
     Dialect.MYSQL: Statements(
         create=(
@@ -149,9 +151,6 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         # 0 means no wait, but only in MariaDB. MySQL's minimum is 1 s.
         bound_lock_wait="SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1)",
         restore_lock_wait="SET SESSION innodb_lock_wait_timeout = {value}",
-        clean="DELETE FROM {table} WHERE decided_at < NOW(3) - INTERVAL {p} SECOND ORDER BY decided_at LIMIT {p}",
-        elect="SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)",
-        resign="SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))",
     ),
     Dialect.SQLITE: Statements(
         create=(
@@ -170,11 +169,6 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         read_lock_wait="PRAGMA busy_timeout",
         bound_lock_wait="PRAGMA busy_timeout = 500",
         restore_lock_wait="PRAGMA busy_timeout = {value}",
-        clean="DELETE FROM {table} WHERE transaction_id IN (SELECT transaction_id FROM {table}"
-        " WHERE decided_at < (julianday('now') - 2440587.5) * 86400.0 - {p}"
-        " ORDER BY decided_at LIMIT {p})",
-        elect=None,
-        resign=None,
     ),
 }
 
@@ -229,7 +223,60 @@ Steps = Generator[Statement, Result, T]
 """Statements of one database transaction. The caller sends each result back into the generator."""
 
 
-class BarrierTable:
+class SqlTable:
+    """A table in the service's database: its creation, and the deletion of its old rows."""
+
+    def __init__(
+        self, dialect: Dialect | str, name: str, creation: Mapping[Dialect, tuple[str, ...]], *, key: str, time: str
+    ) -> None:
+        """Take the statements that create the table and its index unless they exist, and the columns of key and time.
+
+        Raises ValueError if the name is not legal.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
+        self._dialect = Dialect(dialect)
+        self._creation = creation[self._dialect]
+        self._name = name
+        self._key = key
+        self._time = time
+
+    def exists(self) -> Steps[bool]:
+        """Return whether the table is there with all that `create` writes; takes no lock."""
+        result = yield self._statement(TABLE_COUNT[self._dialect])
+        return bool(result.rows[0][0])
+
+    def create(self) -> Steps[None]:
+        """Create what is missing, as one statement that succeeds or fails."""
+        once = CREATE_ONCE[self._dialect]
+        if self._dialect is Dialect.SQLITE:
+            yield from begin_writing("BEGIN IMMEDIATE")
+        for sql in self._creation if once is None else [once.replace("{create}", "; ".join(self._creation))]:
+            yield self._statement(sql)
+
+    def migration(self) -> list[str]:
+        """Return the statements that create the table, for a migration tool."""
+        return [self._statement(sql).sql for sql in self._creation]
+
+    def clean(self, older_than_s: float, limit: int) -> Steps[int]:
+        """Delete at most `limit` of the oldest rows, unless another instance is deleting; return their number."""
+        elect, resign = _ELECT.get(self._dialect), _RESIGN.get(self._dialect)
+        if elect is not None and (yield self._statement(elect)).rows[0][0] != 1:
+            return 0
+        try:
+            result = yield self._statement(_CLEAN[self._dialect], older_than_s, limit)
+        finally:
+            if resign is not None:
+                yield self._statement(resign)
+        return result.written
+
+    def _statement(self, sql: str, *parameters: object) -> Statement:
+        for name, value in (("{table}", self._name), ("{key}", self._key), ("{time}", self._time)):
+            sql = sql.replace(name, value)
+        return Statement(sql, parameters)
+
+
+class BarrierTable(SqlTable):
     """The barrier's table in one dialect.
 
     `insert` runs in the local transaction. A check runs `look`, and then `take_place` if there is no row, each in its
@@ -237,25 +284,23 @@ class BarrierTable:
     """
 
     def __init__(self, dialect: Dialect | str, name: str) -> None:
-        """Set the table's name; raise ValueError if it is not legal."""
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
-        self._dialect = Dialect(dialect)
+        creation = {each: statements.create for each, statements in STATEMENTS.items()}
+        super().__init__(dialect, name, creation, key="transaction_id", time="decided_at")
         self.sql = STATEMENTS[self._dialect]
-        self._name = name
 
     def exists(self) -> Steps[bool]:
-        """Return whether the table is there, with the row that identifies it."""
-        return (yield from table_exists(self._dialect, self._name)) and (yield from self.mark()) is not None
+        return (yield from super().exists()) and (yield from self.mark()) is not None
 
     def create(self) -> Steps[None]:
-        """Create the table and its index, unless they exist, and the row that identifies it."""
-        yield from create_table(self._dialect, self._name, self.sql.create)
+        yield from super().create()
         yield self._statement(self.sql.create_mark)
+
+    def migration(self) -> list[str]:
+        return [*super().migration(), self._statement(self.sql.create_mark).sql]
 
     def identify(self) -> Generator[Steps[Any], Any, str | None]:
         """Yield the database transactions that read the mark; raises MissingTableError if there is no such table."""
-        exists = yield table_exists(self._dialect, self._name)
+        exists = yield super().exists()
         try:
             return (yield self.mark())  # type: ignore[no-any-return]
         except Exception as error:
@@ -265,10 +310,6 @@ class BarrierTable:
                 f"the barrier's table {self._name} does not exist in this database: call `barrier.create()` before the"
                 " client starts, or run the statements of `barrier.migration()` in a migration"
             ) from error
-
-    def migration(self) -> list[str]:
-        """Return the statements that create the table, for a migration tool."""
-        return [sql.replace("{table}", self._name) for sql in (*self.sql.create, self.sql.create_mark)]
 
     def insert(self, transaction_id: str) -> Steps[None]:
         """Write the row in the local transaction, so that both commit together.
@@ -318,11 +359,6 @@ class BarrierTable:
         """Delete a row that belongs to no transaction."""
         yield self._statement(REMOVE, transaction_id)
 
-    def clean(self, older_than_s: float, limit: int) -> Steps[int]:
-        """Delete at most `limit` of the oldest rows, unless another instance is deleting; return their number."""
-        elect, resign = (None if sql is None else self._statement(sql) for sql in (self.sql.elect, self.sql.resign))
-        return (yield from clean_exclusively(self._statement(self.sql.clean, older_than_s, limit), elect, resign))
-
     def _insert_rollback(self, transaction_id: str) -> Steps[Result]:
         if self.sql.begin is not None:
             yield from begin_writing(self.sql.begin)
@@ -341,9 +377,6 @@ class BarrierTable:
         yield restore
         return result
 
-    def _statement(self, sql: str, *parameters: object) -> Statement:
-        return Statement(sql.replace("{table}", self._name), parameters)
-
 
 def migration(dialect: Dialect | str, table: str = TABLE) -> list[str]:
     """Return the statements that create a barrier's table, for a migration tool. Alembic's dialect names work too."""
@@ -360,17 +393,7 @@ def rows_written(result: Result) -> int:
     return result.written
 
 
-class Table(Protocol):
-    """A table of this client, in one dialect."""
-
-    def exists(self) -> Steps[bool]:
-        """Return whether the table is there with all that `create` writes; takes no lock."""
-
-    def create(self) -> Steps[None]:
-        """Create what is missing."""
-
-
-def creation(table: Table) -> Generator[Steps[Any], Any, None]:
+def creation(table: SqlTable) -> Generator[Steps[Any], Any, None]:
     """Yield the database transactions that create a table unless it exists.
 
     Every process of a service may run them whenever it starts. If the table exists, they only read: a lock would wait
@@ -385,38 +408,11 @@ def creation(table: Table) -> Generator[Steps[Any], Any, None]:
             raise
 
 
-def table_exists(dialect: Dialect, name: str) -> Steps[bool]:
-    """Return whether a table exists."""
-    result = yield Statement(TABLE_COUNT[dialect].replace("{table}", name))
-    return bool(result.rows[0][0])
-
-
-def create_table(dialect: Dialect, name: str, statements: Sequence[str]) -> Steps[None]:
-    """Execute the statements that create a table and its index, as one that succeeds or fails."""
-    once = CREATE_ONCE[dialect]
-    if dialect is Dialect.SQLITE:
-        yield from begin_writing("BEGIN IMMEDIATE")
-    for sql in statements if once is None else [once.replace("{create}", "; ".join(statements))]:
-        yield Statement(sql.replace("{table}", name))
-
-
 def begin_writing(begin: str) -> Steps[None]:
     """Begin a transaction of SQLite that writes. One that reads first fails if another one has written since."""
     with contextlib.suppress(Exception):  # some drivers have already begun a transaction, others have not
         yield Statement("ROLLBACK")
     yield Statement(begin)
-
-
-def clean_exclusively(clean: Statement, elect: Statement | None, resign: Statement | None) -> Steps[int]:
-    """Delete rows unless another connection is deleting now; return their number."""
-    if elect is not None and (yield elect).rows[0][0] != 1:
-        return 0
-    try:
-        result = yield clean
-    finally:
-        if resign is not None:
-            yield resign
-    return result.written
 
 
 def _step(statement: Statement) -> Steps[Result]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,24 +27,19 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
 )
 
 from halfway.client.barrier.barrier import Connect, UncommittedConnectionError
-from halfway.client.barrier.drivers import carry_out, drive, require_transaction
+from halfway.client.barrier.drivers import at_once, carry_out, drive, require_transaction
 from halfway.client.barrier.table import (
     BATCH,
     Dialect,
-    Statement,
+    SqlTable,
     Steps,
-    clean_exclusively,
-    create_table,
     creation,
     pause_s,
     rows_written,
-    table_exists,
 )
 from halfway.client.consumer.record import loggable
 from halfway.client.consumer.settings import connection_settings
 from halfway.client.errors import HalfwayError
-
-_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +52,6 @@ class _Statements:
     former: str
     """Returns a row if a message was recorded under its former id. Parameters: consumer, former id, seconds since the
     epoch: an older row is that of another message."""
-    clean: str
-    """Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
-    elect: str | None = None
-    """Returns 1 if this connection may delete rows now; None if `clean` ensures it, or if only one can write."""
-    resign: str | None = None
-    """Undoes `elect`."""
 
 
 _INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (processed_at)"
@@ -87,9 +75,6 @@ _STATEMENTS: Final = {
         ),
         insert=_INSERT_ONCE,
         former=_FORMER + "to_timestamp({p})",
-        clean="WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
-        " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND (consumer, message) IN (SELECT consumer, message"
-        " FROM {table} WHERE processed_at < now() - {p} * interval '1 second' ORDER BY processed_at LIMIT {p})",
     ),
     Dialect.MYSQL: _Statements(
         create=(
@@ -101,9 +86,6 @@ _STATEMENTS: Final = {
         ),
         insert="INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})",
         former=_FORMER + "FROM_UNIXTIME({p})",
-        clean="DELETE FROM {table} WHERE processed_at < NOW(3) - INTERVAL {p} SECOND ORDER BY processed_at LIMIT {p}",
-        elect="SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)",
-        resign="SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))",
     ),
     Dialect.SQLITE: _Statements(
         create=(
@@ -116,34 +98,17 @@ _STATEMENTS: Final = {
         ),
         insert=_INSERT_ONCE,
         former=_FORMER + "{p}",
-        clean="DELETE FROM {table} WHERE (consumer, message) IN (SELECT consumer, message FROM {table}"
-        " WHERE processed_at < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY processed_at LIMIT {p})",
     ),
 }
 
 
-class InboxTable:
+class InboxTable(SqlTable):
     """The inbox's table in one dialect. `insert` runs in the transaction of the effect."""
 
     def __init__(self, dialect: Dialect | str, name: str) -> None:
-        """Set the table's name; raise ValueError if it is not legal."""
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
-        self._dialect = Dialect(dialect)
+        creation = {each: statements.create for each, statements in _STATEMENTS.items()}
+        super().__init__(dialect, name, creation, key="consumer, message", time="processed_at")
         self._sql = _STATEMENTS[self._dialect]
-        self._name = name
-
-    def migration(self) -> list[str]:
-        """Return the statements that create the table."""
-        return [sql.replace("{table}", self._name) for sql in self._sql.create]
-
-    def create(self) -> Steps[None]:
-        """Create the table and its index, unless they exist."""
-        yield from create_table(self._dialect, self._name, self._sql.create)
-
-    def exists(self) -> Steps[bool]:
-        """Return whether the table is there."""
-        return (yield from table_exists(self._dialect, self._name))
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
         """Record a message; return False if it was recorded before."""
@@ -161,14 +126,6 @@ class InboxTable:
     def remove(self, consumer: str, message: str) -> Steps[None]:
         """Delete the row of a message."""
         yield self._statement(_REMOVE, consumer, message)
-
-    def clean(self, older_than_s: float, limit: int) -> Steps[int]:
-        """Delete at most `limit` of the oldest rows, unless another instance is deleting; return their number."""
-        elect, resign = (None if sql is None else self._statement(sql) for sql in (self._sql.elect, self._sql.resign))
-        return (yield from clean_exclusively(self._statement(self._sql.clean, older_than_s, limit), elect, resign))
-
-    def _statement(self, sql: str, *parameters: object) -> Statement:
-        return Statement(sql.replace("{table}", self._name), parameters)
 
 
 T = TypeVar("T")
@@ -204,7 +161,11 @@ class Inbox:
 
     def create(self) -> None:
         """Create the table and its index, unless they exist; every process may call it whenever it starts."""
-        drive(creation(self._table), self._in_transaction)
+
+        async def in_transaction(steps: Steps[T]) -> T:
+            return self._in_transaction(steps)
+
+        at_once(drive(creation(self._table), in_transaction))
 
     def connect(self) -> AbstractContextManager[Any]:
         """Open a connection whose transaction commits when its context exits."""
