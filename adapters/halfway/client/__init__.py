@@ -39,8 +39,7 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.messages import Data, Message, Outcome, UnserialisableMessageError, Value
-from halfway.client.producer.background import CheckWorker
-from halfway.client.producer.client import Halfway
+from halfway.client.producer.client import CheckWorker, Halfway
 from halfway.client.producer.listener import (
     SyncTransactionListener,
     SyncTransactionProducer,

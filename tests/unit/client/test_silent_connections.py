@@ -18,7 +18,7 @@ async def test_a_call_is_repeated_on_a_new_connection(
     world: RestWorld, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of the other connections of that time is tried either."""
-    monkeypatch.setattr("halfway.client.producer.calls.ATTEMPT_S", 1.0)
+    monkeypatch.setattr("halfway.client.calls.group.ATTEMPT_S", 1.0)
     name = await world.prepared(id="before")
     async with (
         firewall_before(world.url) as firewall,

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from halfway.client.barrier.barrier import AsyncBarrier, Barrier
 from halfway.client.barrier.table import BATCH, pause_s
+from halfway.client.calls.group import GroupCalls
 from halfway.client.errors import AlreadyEndedError, ClientClosedError, HalfwayError, RefusedError, WrongEventLoopError
-from halfway.client.producer.calls import GroupCalls
 from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,6 @@ class TransactionProducer:
     """Sends messages with a local transaction, as RocketMQ's producer of the same name does."""
 
     def __init__(self, client: Halfway, listener: TransactionListener) -> None:
-        """Store the client and the listener."""
         if not isinstance(client, Halfway):
             raise TypeError(f"TransactionProducer takes a Halfway: use SyncTransactionProducer with {type(client)}")
         self._client = client
@@ -81,7 +80,6 @@ class SyncTransactionProducer:
     """`TransactionProducer` for threads."""
 
     def __init__(self, client: SyncHalfway, listener: SyncTransactionListener) -> None:
-        """Store the client and the listener."""
         if not isinstance(client, SyncHalfway):
             raise TypeError(f"SyncTransactionProducer takes a SyncHalfway: use TransactionProducer with {type(client)}")
         for method in (listener.execute_local_transaction, listener.check_local_transaction):

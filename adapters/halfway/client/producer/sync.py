@@ -19,7 +19,6 @@ from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.calls.transport import Key
 from halfway.client.errors import ClientClosedError, HalfwayError
 from halfway.client.messages import Message, Outcome
-from halfway.client.producer.background import log_failure
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.transaction import Transaction
 from halfway.client.threads import ForkSafeLock, wait_for
@@ -154,7 +153,11 @@ class SyncHalfway:
         the parent runs it.
         """
         thread = self._running_thread()
-        thread.run(lambda: thread.start(make))
+
+        async def begin() -> None:
+            thread.client.keep_running(make(thread.client))
+
+        thread.run(begin)
 
     def _running_thread(self) -> _LoopThread:
         with self._lock:
@@ -169,7 +172,6 @@ class SyncTransaction:
     """`Transaction` for a `with` block."""
 
     def __init__(self, thread: _LoopThread, transaction: Transaction) -> None:
-        """Take the transaction and the thread that runs it."""
         self._thread = thread
         self._transaction = transaction
 
@@ -220,7 +222,6 @@ class _LoopThread:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._stopped = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
         self._thread.start()
@@ -260,13 +261,6 @@ class _LoopThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(lambda: if_interrupted() if succeeded else None)
             raise
-
-    async def start(self, make: Callable[[Halfway], Coroutine[Any, Any, None]]) -> None:
-        """Start a task in the thread. If it fails, this is logged."""
-        task = asyncio.get_running_loop().create_task(make(self.client))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(log_failure)
 
     def stop(self) -> None:
         """Close the client and end the thread. Calls under way end with ClientClosedError."""

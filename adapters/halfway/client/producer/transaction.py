@@ -21,8 +21,8 @@ from halfway.client.threads import call_async
 
 if TYPE_CHECKING:
     from halfway.client.barrier.barrier import WatchedRow
+    from halfway.client.calls.group import GroupCalls
     from halfway.client.messages import Message, Outcome
-    from halfway.client.producer.calls import GroupCalls
 
 
 _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
@@ -55,7 +55,6 @@ class Transaction:
         check_after_s: float | None,
         confirm: bool,
     ) -> None:
-        """Store the parameters of the prepare."""
         self.id = id
         self._new_id = new_id
         self._client = client
@@ -235,7 +234,6 @@ class Sending:
     """The messages of one database transaction. They are one halfway transaction."""
 
     def __init__(self) -> None:
-        """Generate the id."""
         self.id: Final = uuid4().hex
         self._messages: list[Message] = []
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -281,59 +281,46 @@ class GroupCalls:
         self, method: str, path: str, body: object, *, timeout_s: float, waits_s: float = 0.0
     ) -> Mapping[str, Any]:
         """Make a call. `waits_s` is how long the coordinator may wait before it answers; it is added to the query."""
+        self.check_usable()
         encoded = None if body is None else _encoded(body)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         to_answer_s = min(ATTEMPT_S, timeout_s - waits_s)
 
         async def send(attempt_s: float) -> Reply:
+            self.check_usable()
             asked = path
             if waits_s:
                 share_s = (deadline - loop.time()) / self._transport.url_count
                 asked += f"&wait_s={max(0.0, min(waits_s, share_s - to_answer_s)):.3f}"
             return await self._transport.send(method, asked, encoded, deadline=deadline, attempt_s=attempt_s)
 
-        return await self._until_final(
-            send, deadline, UnavailableError, f"{method} {path}", demand_halfway=False, attempt_s=ATTEMPT_S + waits_s
-        )
+        what, attempt_s = f"{method} {path}", ATTEMPT_S + waits_s
+        call = send_until_final(send, deadline, UnavailableError, what, demand_halfway=False, attempt_s=attempt_s)
+        return await self._until_closed(call)
 
     async def _until_known(
         self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
     ) -> Mapping[str, Any]:
-        """Prepare or end."""
+        self.check_usable()
         encoded = _encoded(body)
         deadline = asyncio.get_running_loop().time() + timeout_s
 
         async def send(attempt_s: float) -> Reply:
+            self.check_usable()  # the client may have been closed since the last attempt
             return await coalescer.submit(encoded, deadline=deadline, attempt_s=attempt_s)
 
         is_end = coalescer is self._ends
-        return await self._until_final(send, deadline, unconfirmed, what, demand_halfway=is_end, attempt_s=ATTEMPT_S)
+        call = send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end, attempt_s=ATTEMPT_S)
+        return await self._until_closed(call)
 
-    async def _until_final(
-        self,
-        send: Callable[[float], Awaitable[Reply]],
-        deadline: float,
-        unconfirmed: type[UnavailableError],
-        what: str,
-        *,
-        demand_halfway: bool,
-        attempt_s: float,
-    ) -> Mapping[str, Any]:
-        """Send until there is a final answer; raise ClientClosedError as soon as the client is closed."""
-
-        async def send_if_usable(attempt_s: float) -> Reply:
-            self.check_usable()  # the client may have been closed since the last attempt
-            return await send(attempt_s)
-
-        self.check_usable()
+    async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the result of a call; raise ClientClosedError as soon as the client is closed."""
         closed = asyncio.timeout(None)
         self._calls.add(closed)
         try:
             async with closed:
-                return await send_until_final(
-                    send_if_usable, deadline, unconfirmed, what, demand_halfway=demand_halfway, attempt_s=attempt_s
-                )
+                return await call
         except TimeoutError:
             if not closed.expired():
                 raise
