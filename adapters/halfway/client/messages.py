@@ -51,9 +51,13 @@ class Message:
 
 def _data(data: object, part: str) -> object:
     match data:
-        case str():
-            return _text(data, part)
         case None:
+            return data
+        case str():
+            try:
+                data.encode()
+            except UnicodeEncodeError as error:
+                raise UnserialisableMessageError(f"{part} cannot be encoded as UTF-8 ({error}): give bytes") from None
             return data
         case bytes() | bytearray() | memoryview():
             return {"type": "BINARY", "data": base64.b64encode(data).decode()}
@@ -71,14 +75,6 @@ def _value(value: object) -> object:
             f"value cannot be serialised as JSON ({error}): give str, bytes, None, or a value that json.dumps accepts"
         ) from None
     return {"type": "JSON", "data": value}
-
-
-def _text(text: str, part: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnserialisableMessageError(f"{part} cannot be encoded as UTF-8 ({error}): give bytes") from None
-    return text
 
 
 Outcome = Literal["commit", "rollback", "unknown"]

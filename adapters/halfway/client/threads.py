@@ -37,7 +37,6 @@ class ForkSafeLock:
     """A lock that is always free in the child of a fork. A thread of the parent could never release it there."""
 
     def __init__(self) -> None:
-        """Create the lock, released."""
         self._lock = threading.Lock()
         _locks.add(self)
 
@@ -48,7 +47,6 @@ class ForkSafeLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Replace the lock with a released one."""
         self._lock = threading.Lock()
 
 

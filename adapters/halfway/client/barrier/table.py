@@ -47,16 +47,14 @@ TABLE_COUNT: Final[dict[Dialect, str]] = {
 }
 """Returns 1 if the table exists. It takes no lock that waits for a transaction, or that a transaction waits for."""
 
-CREATE_ONCE: Final[dict[Dialect, str | None]] = {
+CREATE_ONCE: Final[dict[Dialect, str]] = {
     # Without the lock, one of two processes fails at a unique index of the catalogue. Without the condition,
     # CREATE INDEX would wait for every transaction that has written to the table, and hold up every later one. One
     # statement, because a connection that commits each statement would release the lock too early.
     Dialect.POSTGRESQL: "DO $$ BEGIN PERFORM pg_advisory_xact_lock(hashtext('create {table}'));"
     " IF to_regclass('{table}') IS NULL THEN {create}; END IF; END $$",
-    Dialect.MYSQL: None,
-    Dialect.SQLITE: None,
 }
-"""Creates the table with its index, while other processes do the same; None if IF NOT EXISTS is enough."""
+"""Creates the table with its index, while other processes do the same; elsewhere IF NOT EXISTS is enough."""
 
 _CLEAN: Final = {
     Dialect.POSTGRESQL: "WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
@@ -88,8 +86,6 @@ class Statements:
     """Inserts the row that identifies the table, with a time that is never old enough for a deletion."""
     insert: str
     """Parameters: transaction id, outcome. An existing row stays unchanged, and the row count is 0."""
-    mark: str = _SELECT
-    """Parameter: the id of the row that identifies the table."""
     select: str
     """Parameter: transaction id. Returns the outcome, or no row."""
     begin: str | None
@@ -248,7 +244,7 @@ class SqlTable:
 
     def create(self) -> Steps[None]:
         """Create what is missing, as one statement that succeeds or fails."""
-        once = CREATE_ONCE[self._dialect]
+        once = CREATE_ONCE.get(self._dialect)
         if self._dialect is Dialect.SQLITE:
             yield from begin_writing("BEGIN IMMEDIATE")
         for sql in self._creation if once is None else [once.replace("{create}", "; ".join(self._creation))]:
@@ -336,7 +332,7 @@ class BarrierTable(SqlTable):
 
     def mark(self) -> Steps[str | None]:
         """Return the value that identifies this table, None if the table is from a release without such a row."""
-        result = yield self._statement(self.sql.mark, MARK_ID)
+        result = yield self._statement(_SELECT, MARK_ID)
         return result.rows[0][0] if result.rows else None
 
     def look(self, transaction_id: str) -> Steps[Outcome | None]:

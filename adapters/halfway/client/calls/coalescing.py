@@ -40,7 +40,6 @@ class Coalescer:
     """
 
     def __init__(self, transport: Transport, kind: Literal["prepare", "end"], *, max_waiting: int) -> None:
-        """Limit the number of waiting items to `max_waiting`."""
         self._transport = transport
         self._kind = kind
         self._max_waiting = max_waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -33,13 +33,20 @@ _Decider = tuple[Decide, CheckVerifier | None]
 _NOT_POST: Final = (HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "a check is a POST"}')
 
 
-class AiohttpChecks:
-    """A handler for aiohttp: `app.router.add_post("/check", AiohttpChecks(barrier.decide))`."""
+D = TypeVar("D")
 
-    def __init__(self, decide: Decide, verifier: CheckVerifier | None = None) -> None:
+
+class Endpoint(Generic[D]):
+    """Answers the checks that a server receives."""
+
+    def __init__(self, decide: D, verifier: CheckVerifier | None = None) -> None:
         """Take the function that decides checks, and the verifier of their signatures."""
         self._decide = decide
         self._verifier = verifier
+
+
+class AiohttpChecks(Endpoint[Decide]):
+    """A handler for aiohttp: `app.router.add_post("/check", AiohttpChecks(barrier.decide))`."""
 
     async def __call__(self, request: web.Request) -> web.Response:
         """Answer one request. The body is limited here, not by the application's `client_max_size`."""
@@ -121,13 +128,8 @@ def join_aiohttp(
         app.router.add_post(path, checks.__call__)
 
 
-class AsgiChecks:
+class AsgiChecks(Endpoint[Decide]):
     """An ASGI application: `app.add_route("/check", AsgiChecks(barrier.decide))` in Starlette and FastAPI."""
-
-    def __init__(self, decide: Decide, verifier: CheckVerifier | None = None) -> None:
-        """Take the function that decides checks, and the verifier of their signatures."""
-        self._decide = decide
-        self._verifier = verifier
 
     async def __call__(
         self,
@@ -157,13 +159,8 @@ class AsgiChecks:
                 return await answer_check(bytes(body), self._decide, headers=headers, verifier=self._verifier)
 
 
-class WsgiChecks:
+class WsgiChecks(Endpoint[DecideSync]):
     """A WSGI application: `DispatcherMiddleware(app, {"/check": WsgiChecks(barrier.decide)})` of Werkzeug mounts it."""
-
-    def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
-        """Take the function that decides checks, and the verifier of their signatures."""
-        self._decide = decide
-        self._verifier = verifier
 
     def __call__(self, environ: Mapping[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
         """Answer one request."""
@@ -176,13 +173,8 @@ class WsgiChecks:
         return [answer]
 
 
-class FlaskChecks:
+class FlaskChecks(Endpoint[DecideSync]):
     """A view for Flask: `app.add_url_rule("/check", "check", FlaskChecks(barrier.decide), methods=["POST"])`."""
-
-    def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
-        """Take the function that decides checks, and the verifier of their signatures."""
-        self._decide = decide
-        self._verifier = verifier
 
     def __call__(self) -> Any:
         """Answer one request."""

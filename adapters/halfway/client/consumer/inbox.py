@@ -14,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -111,20 +110,16 @@ class InboxTable(SqlTable):
         self._sql = _STATEMENTS[self._dialect]
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
-        """Record a message; return False if it was recorded before."""
         result = yield self._statement(self._sql.insert, consumer, message)
         return rows_written(result) > 0
 
     def has_former_rows(self, consumer: str) -> Steps[bool]:
-        """Return whether an earlier release recorded messages that are still there."""
         return bool((yield self._statement(_ANY_FORMER, consumer)).rows)
 
     def was_recorded(self, consumer: str, former_id: str, since_s: float) -> Steps[bool]:
-        """Return whether a message was recorded under its former id, at this time or later."""
         return bool((yield self._statement(self._sql.former, consumer, former_id, since_s)).rows)
 
     def remove(self, consumer: str, message: str) -> Steps[None]:
-        """Delete the row of a message."""
         yield self._statement(_REMOVE, consumer, message)
 
 
@@ -153,7 +148,7 @@ class Inbox:
         """
         self.retention_s = retention_s
         self._table = InboxTable(dialect, table)
-        self._connect = connect
+        self.connect = connect
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""
@@ -166,10 +161,6 @@ class Inbox:
             return self._in_transaction(steps)
 
         at_once(drive(creation(self._table), in_transaction))
-
-    def connect(self) -> AbstractContextManager[Any]:
-        """Open a connection whose transaction commits when its context exits."""
-        return self._connect()
 
     def insert(self, connection: Any, consumer: str, message: str) -> bool:
         """Record a message in the transaction on this connection; return False if it has already taken effect."""
@@ -197,7 +188,7 @@ class Inbox:
         return 0 if self.retention_s is None else self._in_transaction(self._table.clean(self.retention_s, limit))
 
     def _in_transaction(self, steps: Steps[T]) -> T:
-        with self._connect() as connection:
+        with self.connect() as connection:
             return carry_out(steps, connection)
 
 
@@ -263,7 +254,6 @@ class Cleaning(threading.Thread):
     """Deletes old rows about every `every_s` seconds, on its own connections. One instance deletes at a time."""
 
     def __init__(self, inbox: Inbox, every_s: float) -> None:
-        """Take the inbox and the interval in seconds."""
         super().__init__(name="halfway-inbox-cleaning", daemon=True)
         self._inbox = inbox
         self._every_s = every_s

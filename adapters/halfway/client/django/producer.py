@@ -18,7 +18,7 @@ from django.http import HttpResponse
 
 from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError
 from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, DecideSync
-from halfway.client.checks.endpoints import answer_request
+from halfway.client.checks.endpoints import Endpoint, answer_request
 from halfway.client.checks.verification import CheckVerifier
 from halfway.client.messages import Data, Message, Outcome, Value
 from halfway.client.producer.sync import SyncHalfway
@@ -159,15 +159,13 @@ def django_barrier(using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retenti
     return Barrier(connections[using].vendor, connect, table=table, retention_s=retention_s)
 
 
-class DjangoChecks:
+class DjangoChecks(Endpoint[DecideSync]):
     """A view: `path("check", DjangoChecks(barrier.decide))`. It needs no CSRF token, and runs outside a transaction."""
 
     csrf_exempt = True
 
     def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
-        """Take the function that decides checks, and the verifier of their signatures."""
-        self._decide = decide
-        self._verifier = verifier
+        super().__init__(decide, verifier)
         for alias in connections:  # otherwise ATOMIC_REQUESTS would hold a transaction open during the barrier's
             transaction.non_atomic_requests(alias)(self)
 
