@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from uuid_utils import uuid7
 
-from halfway.coordinator import prepare_rules as rules
+from halfway.coordinator import prepare_rules
 from halfway.coordinator.prepare_rules import GroupLimits
 from halfway.coordinator.requests import Prepare, Prepared
 from halfway.coordinator.shards.schedule import check_at, look_and_check_at
@@ -183,10 +183,10 @@ class Preparer:
         group = self._groups.find(request.group)
         if not preparation.refreshed and (group is None or not names.issubset(group.topics)):
             return self._refresh(preparation)  # another instance may have just changed the group
-        rules.require_prepares_enabled(self._limits)
+        prepare_rules.require_prepares_enabled(self._limits)
         group = self._groups.get_for_prepare(request.group)
         if transaction_id is not None:
-            rules.require_legal_id(transaction_id)
+            prepare_rules.require_legal_id(transaction_id)
             if transaction_id in self._reserved:
                 return self._wait_until_free(transaction_id, preparation.deadline)
         preparation.fingerprint = preparation.fingerprint or fingerprint(
@@ -198,16 +198,18 @@ class Preparer:
             shard = self._shards.of(transaction_id)
             if (known := shard.state.find(transaction_id)) is not None:
                 return self._answer_known(preparation, shard, known)
-            rules.require_outcome_remembered(transaction_id, shard.state, self._limits)
-        rules.require_messages_within_limits(request, self._limits)
+            prepare_rules.require_outcome_remembered(transaction_id, shard.state, self._limits)
+        prepare_rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
-            rules.require_check_before_max_age(request.check_after_ms, self._groups.policy(group.name).max_age_s)
-        rules.require_topics_of_group(request, group)
+            prepare_rules.require_check_before_max_age(
+                request.check_after_ms, self._groups.policy(group.name).max_age_s
+            )
+        prepare_rules.require_topics_of_group(request, group)
         facts = preparation.facts or self._topics.known(names)
         if facts is None:
             return self._describe(preparation)
-        rules.require_topics_take_messages(request, facts)
-        rules.require_room(unresolved, self._limits)
+        prepare_rules.require_topics_take_messages(request, facts)
+        prepare_rules.require_room(unresolved, self._limits)
         if transaction_id is not None and self._ambiguous.get(transaction_id) is not preparation.doubt:
             return self._wait_for_fold(transaction_id, preparation)
         self._group_limits.require_room(group.name)

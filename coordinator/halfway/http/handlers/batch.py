@@ -13,7 +13,7 @@ import structlog
 
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.http.requests import convert, models
-from halfway.http.requests.explain import ExplanationBudget
+from halfway.http.requests.bodies import ExplanationBudget
 from halfway.http.requests.validation import cause_of, to_batch_end
 from halfway.http.responses.answer import Answer, answer
 from halfway.http.responses.problems import InternalError, encoded, invalid, standing_alone

@@ -17,7 +17,7 @@ import msgspec
 from halfway.http.requests import convert, models
 from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
-from halfway.http.responses import problems as rest_errors
+from halfway.http.responses import problems
 from halfway.http.responses.answer import Answer, answer, answer_in_pieces
 from halfway.http.responses.problems import MalformedJsonError, UpgradeRequiredError, invalid
 from halfway.http.responses.slices import is_large, with_messages
@@ -45,11 +45,11 @@ Handler = Callable[["Call"], Awaitable["Answer"]]
 Errors = tuple[type["HalfwayError"], ...]
 
 ALWAYS: Final[Errors] = (
-    rest_errors.BadHttpError,
+    problems.BadHttpError,
     errors.UnauthenticatedError,
     errors.ForbiddenError,
     errors.OverloadedError,
-    rest_errors.InternalError,
+    problems.InternalError,
     errors.ShuttingDownError,
     errors.KafkaUnavailableError,
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import msgspec
 
 from halfway.http.handlers.handlers import ALWAYS
-from halfway.http.requests import explain as schemas
+from halfway.http.requests import bodies
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
 
@@ -47,9 +47,9 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         models += [member for _, model in operation.responses.values() for member in _structs_of(model)]
         if operation.body is not None:
             models.append(operation.body)
-    from halfway.http.requests import models as requests
+    from halfway.http.requests.models import BatchEnd
 
-    components = schemas.schema_components([*dict.fromkeys([*models, requests.BatchEnd])])
+    components = bodies.schema_components([*dict.fromkeys([*models, BatchEnd])])
     components["BatchItem"]["properties"]["body"] = {
         "anyOf": [_reference("PreparedResponse"), _reference("EndResponse")]
     }
@@ -110,7 +110,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
         name, kind = operation.parameter
         described.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
     if operation.query is not None:
-        _, components = msgspec.json.schema_components([operation.query], ref_template=schemas.REFERENCE)
+        _, components = msgspec.json.schema_components([operation.query], ref_template=bodies.REFERENCE)
         for name, schema in components[operation.query.__name__]["properties"].items():
             described.append({"name": name, "in": "query", "required": False, "schema": _without_null(schema)})
     return [*described, *(_HEADERS[name] for name in operation.headers)]
@@ -150,7 +150,7 @@ def _problem(status: int, kinds: Sequence[type[HalfwayError]]) -> dict[str, Any]
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    return msgspec.json.schema(kind, ref_template=schemas.REFERENCE)
+    return msgspec.json.schema(kind, ref_template=bodies.REFERENCE)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(name: str) -> dict[str, str]:
-    return {"$ref": schemas.REFERENCE.format(name=name)}
+    return {"$ref": bodies.REFERENCE.format(name=name)}
 
 
 def _structs_of(model: Any) -> Sequence[Any]:

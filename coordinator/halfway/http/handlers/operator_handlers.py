@@ -18,10 +18,8 @@ import msgspec
 from halfway.coordinator.access import KeySpec
 from halfway.coordinator.records import FailingTopic, JobSpec, Quarantined, RefusedWrite, Skipped
 from halfway.http.handlers.handlers import nothing_in
-from halfway.http.requests import convert, models, operator_models
-from halfway.http.requests import explain as schemas
-from halfway.http.requests import models as history_models
-from halfway.http.requests.explain import rfc3339_or_none
+from halfway.http.requests import bodies, convert, models, operator_models
+from halfway.http.requests.bodies import rfc3339_or_none
 from halfway.http.requests.models import TransactionId
 from halfway.http.requests.validation import FieldRefusedError, parameters, path_parameter, to_filter
 from halfway.http.responses.answer import Answer, answer
@@ -32,8 +30,15 @@ from halfway.protocol.transactions import State
 
 if TYPE_CHECKING:
     from halfway.coordinator.access import Keys, NewKey
-    from halfway.coordinator.records import GroupFigures, InstanceFigures, JobAction, JobView, ShardPlace, Statistics
-    from halfway.coordinator.records import LaneFigures as Lane
+    from halfway.coordinator.records import (
+        GroupFigures,
+        InstanceFigures,
+        JobAction,
+        JobView,
+        LaneFigures,
+        ShardPlace,
+        Statistics,
+    )
     from halfway.coordinator.requests import TransactionFilter
     from halfway.http.handlers.handlers import Call
     from halfway.protocol.keys import Key
@@ -148,11 +153,10 @@ async def get_history(call: Call) -> Answer:
     transaction_id = path_parameter("id", call.parameter, TransactionId)
     history = await call.site.coordinator.history(transaction_id, deadline=call.deadline, principal=call.principal)
     events = [
-        history_models.HistoryEvent(**{**msgspec.structs.asdict(event), "at": rfc3339(event.at)})
-        for event in history.events
+        models.HistoryEvent(**{**msgspec.structs.asdict(event), "at": rfc3339(event.at)}) for event in history.events
     ]
-    messages = [history_models.MessagePlace(**msgspec.structs.asdict(message)) for message in history.messages]
-    response = history_models.HistoryResponse(
+    messages = [models.MessagePlace(**msgspec.structs.asdict(message)) for message in history.messages]
+    response = models.HistoryResponse(
         id=history.id,
         group=history.group,
         state=history.state,
@@ -264,7 +268,7 @@ def _instance(figures: InstanceFigures, answering_url: str) -> operator_models.I
     )
 
 
-def _lane(lane: Lane) -> operator_models.LaneState:
+def _lane(lane: LaneFigures) -> operator_models.LaneState:
     failure = lane.last_failure
     return operator_models.LaneState(
         commits_per_s=lane.commits_per_s,
@@ -408,7 +412,7 @@ def _to_start(request: operator_models.JobRequest) -> _JobStart:
         raise FieldRefusedError("filter", "give either a filter ({} for every transaction of the action) or ids")
     if not request.reason and not request.preview:
         raise FieldRefusedError("reason", "missing: it is stored as the remark of each transaction")
-    if request.reason is not None and not schemas.remark_fits(request.reason):
+    if request.reason is not None and not bodies.remark_fits(request.reason):
         raise FieldRefusedError("reason", f"larger than {MAX_REMARK_BYTES} bytes")
     spec = JobSpec(
         id=request.id or token_hex(_ID_BYTES),

@@ -5,30 +5,23 @@ from __future__ import annotations
 from http import HTTPMethod, HTTPStatus
 from typing import Any, Final
 
-from halfway.http.handlers import batch, handlers
-from halfway.http.handlers import operator_handlers as job_handlers
-from halfway.http.handlers import operator_handlers as key_handlers
-from halfway.http.handlers import operator_handlers as statistics_handlers
+from halfway.http.handlers import batch, handlers, operator_handlers
 from halfway.http.handlers.handlers import Errors, Operation
-from halfway.http.requests import models
-from halfway.http.requests import models as history_models
-from halfway.http.requests import models as key_models
-from halfway.http.requests import operator_models as job_models
-from halfway.http.requests import operator_models as statistics_models
+from halfway.http.requests import models, operator_models
 from halfway.http.requests.validation import CAUSE_HEADER
-from halfway.http.responses import problems as rest_errors
+from halfway.http.responses import problems
 from halfway.protocol import errors
 from halfway.protocol.principal import Permission
 
 BODY: Final[Errors] = (
-    rest_errors.MalformedJsonError,
-    rest_errors.EmptyBodyError,
-    rest_errors.BodyTimeoutError,
-    rest_errors.BodyTooLargeError,
-    rest_errors.UnsupportedMediaTypeError,
+    problems.MalformedJsonError,
+    problems.EmptyBodyError,
+    problems.BodyTimeoutError,
+    problems.BodyTooLargeError,
+    problems.UnsupportedMediaTypeError,
     errors.InvalidRequestError,
 )
-NO_FIELDS: Final[Errors] = tuple(error for error in BODY if error is not rest_errors.EmptyBodyError)
+NO_FIELDS: Final[Errors] = tuple(error for error in BODY if error is not problems.EmptyBodyError)
 BUSY: Final[Errors] = (errors.ShardUnavailableError, errors.KafkaUnavailableError)
 ONE: Final[Errors] = (errors.InvalidRequestError, errors.UnknownTransactionError, errors.OutcomeExpiredError)
 WRITE: Final[Errors] = (
@@ -40,9 +33,9 @@ WRITE: Final[Errors] = (
 KEYS: Final[Errors] = (errors.AccessControlOffError, errors.KafkaUnavailableError)
 
 GROUP: Final = ("group", models.GroupName)
-KEY: Final = ("id", key_models.KeyId)
-NEW_KEY: Final = key_models.NewKeyResponse
-JOB: Final = ("id", job_models.JobId)
+KEY: Final = ("id", models.KeyId)
+NEW_KEY: Final = models.NewKeyResponse
+JOB: Final = ("id", operator_models.JobId)
 TRANSACTION: Final = ("id", models.TransactionId)
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -199,7 +192,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         access=Permission.STREAM,
         headers=(CAUSE_HEADER,),
         responses={HTTPStatus.SWITCHING_PROTOCOLS: ("The connection is a stream from now on", None)},
-        errors=(rest_errors.UpgradeRequiredError, errors.InvalidRequestError),
+        errors=(problems.UpgradeRequiredError, errors.InvalidRequestError),
         waits=True,
         upgrades=True,
     ),
@@ -219,10 +212,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/transactions/{id}/history",
         summary="Show what happened to a transaction, and where its messages are in Kafka once it is committed",
-        handler=statistics_handlers.get_history,
+        handler=operator_handlers.get_history,
         access=Permission.GET,
         parameter=TRANSACTION,
-        responses={HTTPStatus.OK: ("Its history, as far as it is known", history_models.HistoryResponse)},
+        responses={HTTPStatus.OK: ("Its history, as far as it is known", models.HistoryResponse)},
         errors=(*ONE, *BUSY),
     ),
     Operation(
@@ -265,10 +258,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/statistics",
         summary="Show the statistics of all instances: counts, rates, groups, shards, failures; and unavailable shards",
-        handler=statistics_handlers.get_statistics,
-        query=statistics_models.StatisticsParameters,
+        handler=operator_handlers.get_statistics,
+        query=operator_models.StatisticsParameters,
         access=Permission.READ_STATISTICS,
-        responses={HTTPStatus.OK: ("The statistics", statistics_models.StatisticsResponse)},
+        responses={HTTPStatus.OK: ("The statistics", operator_models.StatisticsResponse)},
         errors=(errors.InvalidRequestError,),
     ),
     Operation(
@@ -276,9 +269,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/events",
         summary="Follow the statistics as server-sent events, at most one per second",
-        handler=statistics_handlers.get_events,
+        handler=operator_handlers.get_events,
         access=Permission.READ_STATISTICS,
-        query=statistics_models.EventParameters,
+        query=operator_models.EventParameters,
         responses={HTTPStatus.OK: ("A stream of events (text/event-stream)", None)},
         errors=(errors.InvalidRequestError,),
         waits=True,
@@ -289,14 +282,14 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.POST,
         path="/v1/jobs",
         summary="Start a job, one action on every transaction that a filter matches; or preview what it would act on",
-        handler=job_handlers.start_job,
+        handler=operator_handlers.start_job,
         access=Permission.RUN_JOBS,
-        body=job_models.JobRequest,
+        body=operator_models.JobRequest,
         responses={
-            HTTPStatus.ACCEPTED: ("The job is accepted: nothing is done yet", job_models.JobResponse),
+            HTTPStatus.ACCEPTED: ("The job is accepted: nothing is done yet", operator_models.JobResponse),
             HTTPStatus.OK: (
                 "The job was accepted before, and this is its progress; or a preview",
-                job_models.JobResponse | job_models.JobPreview,
+                operator_models.JobResponse | operator_models.JobPreview,
             ),
         },
         errors=(*BODY, errors.JobIdReusedError, errors.UnknownGroupError, *BUSY),
@@ -306,20 +299,20 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/jobs",
         summary="Show the jobs of all instances, newest first",
-        handler=job_handlers.list_jobs,
+        handler=operator_handlers.list_jobs,
         access=Permission.LIST_JOBS,
-        responses={HTTPStatus.OK: ("The jobs, and the instances that did not answer", job_models.JobListResponse)},
+        responses={HTTPStatus.OK: ("The jobs, and the instances that did not answer", operator_models.JobListResponse)},
     ),
     Operation(
         id="getJob",
         method=HTTPMethod.GET,
         path="/v1/jobs/{id}",
         summary="Show a job: its progress, and a page of its items with their results",
-        handler=job_handlers.get_job,
+        handler=operator_handlers.get_job,
         access=Permission.LIST_JOBS,
         parameter=JOB,
-        query=job_models.JobParameters,
-        responses={HTTPStatus.OK: ("The job; next is the cursor of the next page", job_models.JobPage)},
+        query=operator_models.JobParameters,
+        responses={HTTPStatus.OK: ("The job; next is the cursor of the next page", operator_models.JobPage)},
         errors=(errors.InvalidRequestError, errors.UnknownJobError, *BUSY),
     ),
     Operation(
@@ -327,10 +320,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.DELETE,
         path="/v1/jobs/{id}",
         summary="Stop a job: items under way are finished, and no further item is started",
-        handler=job_handlers.stop_job,
+        handler=operator_handlers.stop_job,
         access=Permission.RUN_JOBS,
         parameter=JOB,
-        responses={HTTPStatus.ACCEPTED: ("The job with its progress", job_models.JobResponse)},
+        responses={HTTPStatus.ACCEPTED: ("The job with its progress", operator_models.JobResponse)},
         errors=(errors.InvalidRequestError, errors.UnknownJobError, *BUSY),
     ),
     Operation(
@@ -338,9 +331,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.POST,
         path="/v1/keys",
         summary="Create a key, or bind a client certificate; the key is shown only in this answer",
-        handler=key_handlers.create_key,
+        handler=operator_handlers.create_key,
         access=Permission.MANAGE_KEYS,
-        body=key_models.KeyRequest,
+        body=models.KeyRequest,
         responses={HTTPStatus.CREATED: ("It is valid here at once, and at all instances within a second", NEW_KEY)},
         errors=(*BODY, errors.TooManyKeysError, *KEYS),
     ),
@@ -349,10 +342,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/keys",
         summary="List keys by their public ids, without their secrets",
-        handler=key_handlers.list_keys,
+        handler=operator_handlers.list_keys,
         access=Permission.MANAGE_KEYS,
-        query=key_models.KeyParameters,
-        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", key_models.KeyList)},
+        query=models.KeyParameters,
+        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.KeyList)},
         errors=(errors.InvalidRequestError, *KEYS),
     ),
     Operation(
@@ -360,7 +353,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.POST,
         path="/v1/keys/{id}/rotate",
         summary="Create another key for the same principal; the named key expires after keep_s",
-        handler=key_handlers.rotate_key,
+        handler=operator_handlers.rotate_key,
         access=Permission.MANAGE_KEYS,
         parameter=KEY,
         takes_body=True,
@@ -372,7 +365,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.DELETE,
         path="/v1/keys/{id}",
         summary="Revoke a key: within a second, no instance accepts it any more",
-        handler=key_handlers.revoke_key,
+        handler=operator_handlers.revoke_key,
         access=Permission.MANAGE_KEYS,
         parameter=KEY,
         responses={HTTPStatus.NO_CONTENT: ("The key is revoked", None)},

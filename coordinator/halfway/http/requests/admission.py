@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp import web
 
 from halfway.coordinator.fairness import Places, Shares
-from halfway.http.requests.explain import demand_few_members
+from halfway.http.requests.bodies import demand_few_members
 from halfway.http.responses.problems import (
     BodyTimeoutError,
     BodyTooLargeError,

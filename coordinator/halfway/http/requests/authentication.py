@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from halfway.http.requests.explain import short
+from halfway.http.requests.bodies import short
 from halfway.protocol.errors import ForbiddenError
 from halfway.protocol.principal import ANYBODY, Permission, Principal
 

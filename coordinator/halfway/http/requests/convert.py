@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halfway.http.requests import models
-from halfway.http.requests.explain import rfc3339_or_none
+from halfway.http.requests.bodies import rfc3339_or_none
 from halfway.http.responses.slices import with_messages
 from halfway.protocol.records import CheckMode, rfc3339, shown_message
 

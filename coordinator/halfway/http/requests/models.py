@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from halfway.http.requests.explain import Data
+from halfway.http.requests.bodies import Data
 from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides, Seconds
 from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage
 from halfway.protocol.transactions import Cause, Outcome, State

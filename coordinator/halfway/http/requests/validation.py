@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from halfway.coordinator.requests import End, GroupSpec, ListQuery, Prepare, TransactionFilter
-from halfway.http.requests import explain as schemas
-from halfway.http.requests import models
-from halfway.http.requests import models as key_models
-from halfway.http.requests import operator_models as job_models
-from halfway.http.requests.explain import (
+from halfway.http.requests import bodies, models, operator_models
+from halfway.http.requests.bodies import (
     MAX_ERRORS,
     SHOWN,
     Data,
@@ -62,9 +59,9 @@ _BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
     models.StreamPrepare,
     models.StreamEnd,
     models.StreamChecks,
-    key_models.KeyRequest,
-    key_models.RotateRequest,
-    job_models.JobRequest,
+    models.KeyRequest,
+    models.RotateRequest,
+    operator_models.JobRequest,
     models.StreamFrame,
     models.WholeStreamFrame,
 )
@@ -169,7 +166,7 @@ class Validation:
             if refusal is not None:
                 raise FieldRefusedError(f"check.urls[{number}]", refusal)
         for number, topic in enumerate(request.topics):
-            refusal = schemas.topic_refusal(topic, self._internal_prefix)
+            refusal = bodies.topic_refusal(topic, self._internal_prefix)
             if refusal is not None:
                 raise FieldRefusedError(f"topics[{number}]", refusal)
         return GroupSpec(
@@ -192,7 +189,7 @@ def _noun(model: type) -> str:
 
 def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End:
     """Return the service's form of an end."""
-    if request.remark is not None and not schemas.remark_fits(request.remark):
+    if request.remark is not None and not bodies.remark_fits(request.remark):
         raise FieldRefusedError("remark", f"larger than {MAX_REMARK_BYTES} bytes")
     return End(
         id=transaction_id, outcome=request.outcome, remark=request.remark, check_id=request.check_id, cause=cause
@@ -204,7 +201,7 @@ def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
     return to_end(request, request.id, cause)
 
 
-def to_filter(given: models.ListParameters | job_models.JobFilter) -> TransactionFilter:
+def to_filter(given: models.ListParameters | operator_models.JobFilter) -> TransactionFilter:
     """Return the service's form of the filters of a list or a job."""
     return TransactionFilter(
         state=None if given.state is None else State(given.state),
@@ -274,7 +271,7 @@ def _meta(kind: Any) -> msgspec.Meta:
 
 def _payload(number: int, message: models.Message, internal_prefix: str) -> Payload:
     topic = message.topic
-    refusal = schemas.topic_refusal(topic, internal_prefix)
+    refusal = bodies.topic_refusal(topic, internal_prefix)
     if refusal is not None:
         raise FieldRefusedError(f"messages[{number}].topic", refusal)
     key, value, headers = message.key, message.value, message.headers

@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from halfway.http.handlers.operator_handlers import to_response
-from halfway.http.requests import operator_models as models
+from halfway.http.requests import operator_models
 from halfway.http.requests.validation import parameters
 from halfway.http.responses.answer import ENCODER
 from halfway.protocol.errors import HalfwayError, OverloadedError, ShuttingDownError
@@ -41,13 +41,13 @@ class _Feed:
         self.number = 0
         """The number of the last event; 0 before the first."""
         self.event = b""
-        self.published: models.StatisticsResponse | None = None
+        self.published: operator_models.StatisticsResponse | None = None
         """The statistics of the last event, without their time."""
         self.updated = asyncio.Event()
         """Set when statistics were gathered again, whether they changed or not."""
         self.task: asyncio.Task[None] | None = None
 
-    def publish(self, statistics: models.StatisticsResponse) -> None:
+    def publish(self, statistics: operator_models.StatisticsResponse) -> None:
         """Make an event if the statistics have changed, and wake all listeners."""
         compared = msgspec.structs.replace(statistics, at="")
         if compared != self.published:
@@ -90,7 +90,7 @@ class Events:
             InvalidRequestError: a parameter is wrong.
 
         """
-        limit = parameters(models.EventParameters, *call.query).max
+        limit = parameters(operator_models.EventParameters, *call.query).max
         if self._listeners >= MAX_LISTENERS:
             raise OverloadedError(f"{self._listeners} clients listen to events already: try again later")
         group = call.principal.group

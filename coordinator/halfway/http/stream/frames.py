@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from halfway.http.requests import convert, models
-from halfway.http.requests.explain import ExplanationBudget
+from halfway.http.requests.bodies import ExplanationBudget
 from halfway.http.requests.validation import to_batch_end
 from halfway.http.responses.answer import ENCODER
 from halfway.http.responses.problems import MalformedJsonError, encoded, invalid, standing_alone

@@ -14,7 +14,7 @@ import structlog
 from aiohttp import WSMsgType
 
 from halfway.http.requests.admission import SMALL_BYTES
-from halfway.http.requests.explain import demand_few_members
+from halfway.http.requests.bodies import demand_few_members
 from halfway.http.requests.validation import cause_of
 from halfway.http.responses.problems import InternalError, invalid
 from halfway.http.stream import frames

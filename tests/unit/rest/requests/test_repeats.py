@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.http.requests.explain import repeated
+from halfway.http.requests.bodies import repeated
 from halfway.http.requests.models import BatchRequest, EndRequest, PrepareRequest
 from halfway.http.requests.validation import Validation
 from halfway.protocol.errors import InvalidRequestError

@@ -1,4 +1,6 @@
-"""Explains to the user what is wrong with a body: each wrong field with its value and a remedy, and each repeated name.
+"""The bodies of requests: their JSON schemas, and what is wrong with one.
+
+Each wrong field is named with its value and a remedy, and so is each repeated name.
 
 A refused body is validated again with the JSON schema that OpenAPI serves. JSON does not define which of two fields
 with the same name counts, and msgspec takes the last one, so a body that may have such fields is parsed once more. JSON
