@@ -1,0 +1,383 @@
+"""How the caller reaches an endpoint, tries the next one, and closes."""
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from halfway.checks import LOOPBACK_NETWORKS, Destinations
+from halfway.client import CheckVerifier
+from halfway.coordinator.ports import CheckRequest
+from halfway.protocol.keys import CheckSecrets
+from halfway.protocol.records import Message
+from halfway.protocol.transactions import Outcome
+from tests.support.certificates import Authority
+from tests.support.checkback.servers import Asked, echoes, endpoint, hangs, repeats, response, sends
+from tests.support.loop_time import LoopTime
+from tests.support.waiting import GENEROUS_S
+from tests.unit.checks.conftest import COMMIT, GROUP, QUESTION, Ask, local_caller
+
+
+async def test_a_refused_connection_is_not_sent(ask: Ask, refusing_port: int) -> None:
+    """No endpoint was reached, so the check does not count."""
+    reply = await ask(f"http://127.0.0.1:{refusing_port}/check")
+    assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.UNKNOWN, False, False, False)
+    assert "refused" in reply.detail
+
+
+async def test_a_host_that_cannot_be_found_is_not_sent(ask: Ask) -> None:
+    """`.invalid` never has an address."""
+    reply = await ask("http://orders.invalid/check")
+    assert (reply.outcome, reply.sent, reply.reachable) == (Outcome.UNKNOWN, False, False)
+
+
+async def test_a_host_name_is_looked_up(ask: Ask) -> None:
+    """A name with an address is called there."""
+    async with endpoint(sends(COMMIT)) as service:
+        assert (await ask(f"http://localhost:{service.port}/check")).outcome is Outcome.COMMIT
+
+
+async def test_an_endpoint_that_accepts_nothing_is_not_sent() -> None:
+    """If the connection hangs, the time for connecting ends it and nothing counts as sent."""
+    full = socket.socket()
+    waiting: list[socket.socket] = []
+    try:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        # Connections that are not accepted fill the backlog, and the next one gets no answer to its SYN.
+        for _ in range(4):
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+            waiting.append(client)
+        async with local_caller(timeout_s=20, connect_timeout_s=0.3) as caller:
+            reply = await caller.call(GROUP, [f"http://127.0.0.1:{full.getsockname()[1]}/check"], QUESTION)
+    finally:
+        for opened in (*waiting, full):
+            opened.close()
+    assert (reply.sent, reply.reachable) == (False, False)
+
+
+async def test_tls_with_one_who_does_not_speak_it_fails(ask: Ask) -> None:
+    """An https endpoint that answers in plain text never gets the check."""
+
+    async def speak_plainly(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(COMMIT)
+        writer.close()
+
+    async with await asyncio.start_server(speak_plainly, "127.0.0.1", 0) as server:
+        reply = await ask(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/check")
+    assert (reply.outcome, reply.sent, reply.reachable) == (Outcome.UNKNOWN, False, False)
+    assert "TLS" in reply.detail
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://127.0.0.1/check",
+        "file:///etc/passwd",
+        "unix:///run/orders.sock",
+        "/check",
+        "",
+        "http://",
+        "http:///check",
+        "http://user:secret@127.0.0.1/check",
+        "http://user@127.0.0.1/check",
+        "http://127.0.0.1:99999/check",
+        "http://[::1/check",
+        "javascript:commit",
+        "http://a b/check",
+        "http://" + "a" * 300 + "/check",
+    ],
+)
+async def test_a_url_that_is_not_plain_http_is_not_called(ask: Ask, url: str) -> None:
+    """Nothing is sent, nothing is raised, and no password is revealed."""
+    reply = await ask(url)
+    assert (reply.outcome, reply.sent, reply.answered, reply.reachable) == (Outcome.UNKNOWN, False, False, False)
+    assert reply.detail
+    assert "secret" not in reply.detail
+
+
+async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
+    """Ten checks in sequence to a service that echoes the nonce use one connection."""
+    async with endpoint(echoes("commit"), keep=True) as service:
+        for _ in range(10):
+            assert (await ask(service.url)).answered
+    assert service.connections == 1
+    assert len(service.asked) == 10
+
+
+async def test_a_service_that_does_not_echo_the_nonce_is_asked_on_a_new_connection_each_time(ask: Ask) -> None:
+    """Its answers count, each on a connection that carries no other check."""
+    async with endpoint(sends(COMMIT), keep=True) as service:
+        for _ in range(3):
+            assert (await ask(service.url)).outcome is Outcome.COMMIT
+    assert (service.connections, len(service.asked)) == (3, 3)
+
+
+async def test_a_kept_connection_that_breaks_on_the_question_is_replaced_once(ask: Ask) -> None:
+    """If a service closed its side during the check, the check is sent again on a new connection."""
+    answer = echoes("commit")
+    answers = 0
+
+    async def serve_one_and_break(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        nonlocal answers
+        answers += 1
+        if answers == 2:
+            writer.transport.abort()
+        else:
+            await answer(writer, asked)
+
+    async with endpoint(serve_one_and_break, keep=True) as service:
+        assert (await ask(service.url)).answered
+        assert (await ask(service.url)).answered
+    assert service.connections == 2
+
+
+async def test_a_new_connection_that_breaks_is_not_tried_again(ask: Ask) -> None:
+    """A service that breaks every connection gets one request per call."""
+
+    async def break_it(writer: asyncio.StreamWriter, _: Asked) -> None:
+        writer.transport.abort()
+
+    async with endpoint(break_it) as service:
+        reply = await ask(service.url)
+    assert (reply.sent, reply.answered, reply.reachable) == (True, False, True)
+    assert service.connections == 1
+
+
+async def test_what_follows_an_answer_does_not_reach_the_next_question(ask: Ask) -> None:
+    """A second answer behind the first is never read as the answer to a later check."""
+    unknown = response(b'{"outcome": "unknown"}')
+    async with endpoint(sends(unknown + COMMIT), keep=True) as service:
+        replies = [await ask(service.url) for _ in range(5)]
+    assert Outcome.COMMIT not in {reply.outcome for reply in replies}
+
+
+async def test_an_answer_cut_off_does_not_leak_into_the_next(ask: Ask) -> None:
+    """The unread rest of a body is dropped with its connection."""
+    async with endpoint(repeats(b"HTTP/1.1 404 Not Found\r\n\r\n", COMMIT)) as service:
+        replies = [await ask(service.url) for _ in range(3)]
+    assert not any(reply.answered for reply in replies)
+    assert service.connections == 3
+
+
+async def test_a_large_question_to_one_who_does_not_read_ends_in_time() -> None:
+    """The time for a call also covers sending the request."""
+
+    async def ignore(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            writer.transport.abort()
+
+    tasks: list[asyncio.Task[None]] = []
+    server = await asyncio.start_server(
+        lambda reader, writer: tasks.append(asyncio.create_task(ignore(reader, writer))), "127.0.0.1", 0
+    )
+    large = CheckRequest(
+        check_id="a:1", id="a", group="orders", prepared_at=0, attempt=1,
+        messages=(Message(topic="coupon", value=b"\xff" * 8_000_000),),
+    )  # fmt: skip
+    async with server, local_caller(timeout_s=200) as caller:
+        asking = caller.call(GROUP, [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"], large)
+        reply = await LoopTime().out(asking, 202, once=lambda: tasks, what="it is connected")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+    assert (reply.answered, reply.reachable) == (False, False)
+
+
+async def test_a_closed_caller_answers_unknown() -> None:
+    """A check that arrives while halfway is stopping is answered, and opens nothing."""
+    async with endpoint(sends(COMMIT)) as service:
+        caller = local_caller()
+        await caller.close()
+        reply = await caller.call(GROUP, [service.url], QUESTION)
+    assert (reply.outcome, reply.sent, reply.answered) == (Outcome.UNKNOWN, False, False)
+    assert service.connections == 0
+
+
+async def test_closing_ends_what_waits() -> None:
+    """A check under way is answered unknown when the caller closes."""
+    async with endpoint(hangs()) as frozen:
+        caller = local_caller(timeout_s=60)
+        waiting = asyncio.create_task(caller.call(GROUP, [frozen.url], QUESTION))
+        while not frozen.asked:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+        await caller.close()
+        async with asyncio.timeout(GENEROUS_S):
+            reply = await waiting
+    assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, False)
+
+
+async def test_proxies_and_passwords_of_the_environment_are_not_used(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, refusing_port: int
+) -> None:
+    """Regardless of the environment, the endpoint is called directly and without credentials."""
+    netrc = tmp_path_factory.mktemp("home") / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{refusing_port}")
+    async with endpoint(sends(COMMIT)) as service:
+        assert (await ask(service.url)).answered
+    assert "authorization" not in service.asked[0].headers
+
+
+async def test_a_proxy_that_the_operator_names_is_used() -> None:
+    """The proxy gets the whole URL of the endpoint."""
+    async with endpoint(sends(COMMIT)) as proxy, local_caller(proxy=proxy.url) as caller:
+        assert (await caller.call(GROUP, ["http://orders.invalid/check"], QUESTION)).answered
+    assert proxy.asked[0].line == "POST http://orders.invalid/check HTTP/1.1"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "169.254.169.254", "[::ffff:7f00:1]"])
+async def test_behind_a_proxy_what_the_url_itself_says_is_judged_here(host: str) -> None:
+    """The proxy looks up names, so it checks their addresses; it is never called for a refused address."""
+    async with (
+        endpoint(sends(COMMIT)) as proxy,
+        local_caller(proxy=proxy.url, destinations=Destinations()) as caller,
+    ):
+        reply = await caller.call(GROUP, [f"http://{host}/check"], QUESTION)
+    assert (reply.sent, proxy.connections) == (False, 0)
+    assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "127.1"])
+async def test_an_address_that_the_operator_does_not_allow_gets_no_connection(host: str) -> None:
+    """The HTTP client would refuse the two numbers itself, because they are not URLs."""
+    async with endpoint(sends(COMMIT)) as service, local_caller(destinations=Destinations()) as caller:
+        reply = await caller.call(GROUP, [f"http://{host}:{service.port}/check"], QUESTION)
+    assert (reply.sent, reply.answered) == (False, False)
+    assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
+    assert service.connections == 0
+
+
+async def test_a_name_that_has_another_address_at_its_connection_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of the connection is checked, not that of an earlier look-up."""
+    async with (
+        endpoint(sends(COMMIT)) as service,
+        local_caller(destinations=Destinations()) as caller,
+    ):
+        url = f"http://orders.example:{service.port}/check"
+        assert caller.refusal(url) is None  # as a registration sees it
+        resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", service.port))]
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: resolved)
+        reply = await caller.call(GROUP, [url], QUESTION)
+    assert (reply.sent, service.connections) == (False, 0)
+    assert "the host name has a loopback address" in reply.detail
+    assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
+
+
+async def test_a_redirect_is_not_followed_wherever_it_leads() -> None:
+    location = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://%s/check\r\nContent-Length: 0\r\n\r\n"
+    async with endpoint(sends(COMMIT)) as inside:
+        redirect = location % f"127.0.0.1:{inside.port}".encode()
+        async with endpoint(sends(redirect)) as service, local_caller() as caller:
+            reply = await caller.call(GROUP, [service.url], QUESTION)
+    assert (reply.answered, inside.connections) == (False, 0)
+
+
+async def test_a_url_that_the_operator_does_not_allow_is_not_called() -> None:
+    """The reason of the rule is reported, and the next endpoint is called."""
+    only = Destinations(hosts=["127.0.0.1"], also_networks=LOOPBACK_NETWORKS)
+    async with endpoint(sends(COMMIT)) as service, local_caller(destinations=only) as caller:
+        elsewhere = f"http://localhost:{service.port}/check"
+        refused = await caller.call(GROUP, [elsewhere], QUESTION)
+        allowed = await caller.call(GROUP, [elsewhere, service.url], QUESTION)
+    assert (refused.sent, refused.detail) == (
+        False,
+        "the operator does not allow the host 'localhost' (HALFWAY_CHECK_HOSTS)",
+    )
+    assert allowed.answered
+    assert service.connections == 1
+
+
+async def test_a_check_is_signed_with_every_secret_of_its_group_and_keeps_its_id() -> None:
+    """A service with the old or the new secret accepts it; a retry of the same check has the same id."""
+    secrets = CheckSecrets([b"n" * 32, b"o" * 32])
+    async with endpoint(sends(COMMIT)) as service, local_caller(secrets_of=secrets.of) as caller:
+        assert (await caller.call(GROUP, [service.url], QUESTION)).answered
+        assert (await caller.call(GROUP, [service.url], QUESTION)).answered
+    for asked in service.asked:
+        for secret in secrets.shown("orders"):
+            Webhook(secret).verify(asked.body, dict(asked.headers))
+            CheckVerifier(secret).verify(asked.body, asked.headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(secrets.shown("shop")[0]).verify(asked.body, dict(asked.headers))
+    assert [asked.headers["webhook-id"] for asked in service.asked] == ["order-1:2"] * 2
+    assert len({asked.body for asked in service.asked}) == 2
+
+
+async def test_only_an_endpoint_with_a_valid_certificate_is_asked_over_https(tmp_path: Path) -> None:
+    """A service at a wrong address does not even get the check."""
+    authority = Authority(tmp_path, "authority")
+    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    served.load_cert_chain(*authority.sign("own", "CN=localhost", "DNS:localhost,IP:127.0.0.1"))
+    trusting = authority.trusted()
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n"))
+        writer.write(COMMIT)
+        await writer.drain()
+        writer.close()
+
+    async with (
+        await asyncio.start_server(answer, "127.0.0.1", 0, ssl=served) as server,
+        local_caller() as doubting,
+        local_caller(ssl_context=trusting) as trusts,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        url = f"https://127.0.0.1:{port}/check"
+        refused = await doubting.call(GROUP, [url], QUESTION)
+        assert (refused.sent, refused.detail) == (False, f"127.0.0.1:{port}: the TLS certificate is not valid")
+        assert asked == []
+        assert (await trusts.call(GROUP, [url], QUESTION)).answered
+
+
+async def test_without_a_master_secret_a_check_has_no_signature(ask: Ask) -> None:
+    async with endpoint(sends(COMMIT)) as service:
+        assert (await ask(service.url)).answered
+    assert "webhook-signature" not in service.asked[0].headers
+
+
+async def test_an_id_that_is_no_header_is_not_sent(ask: Ask) -> None:
+    """A line break cannot add a header."""
+    async with endpoint(sends(COMMIT)) as service:
+        request = CheckRequest(check_id="a\r\nX: y", id="a", group="orders", prepared_at=0, attempt=1, messages=())
+        reply = await ask(service.url, request=request)
+    assert (reply.outcome, reply.answered) == (Outcome.UNKNOWN, False)
+    assert service.asked == []
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "before, flood",
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"),
+        (b"", b"\r\n"),
+        (HEAD + b"1;", b"x"),
+        (HEAD, b"0"),
+    ],
+    ids=["continue", "hints", "empty lines", "a chunk's extension", "a chunk's length"],
+)
+async def test_an_endpoint_that_floods_the_connection_is_cut_off(ask: Ask, before: bytes, flood: bytes) -> None:
+    """For any framing, halfway reads little of it, and calls other endpoints in the meantime."""
+    flooded = repeats(before, flood * (65536 // len(flood)), pause_s=0)
+    async with endpoint(flooded) as service:
+        reply = await ask(service.url)
+    assert (reply.outcome, reply.sent) == (Outcome.UNKNOWN, True)
+    assert reply.detail.endswith("more came than an answer may have")
+
+
+async def test_a_few_interim_answers_may_come_before_the_answer(ask: Ask) -> None:
+    async with endpoint(sends(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 16 + COMMIT)) as service:
+        assert (await ask(service.url)).outcome is Outcome.COMMIT

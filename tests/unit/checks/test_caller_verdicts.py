@@ -1,0 +1,224 @@
+"""Answers of reachable endpoints, and the caller's result."""
+
+import asyncio
+import gzip
+import json
+import time
+import zlib
+
+import pytest
+
+from halfway.coordinator.ports import CheckReply
+from halfway.protocol.transactions import Outcome
+from tests.support.checkback.servers import Serve, endpoint, hangs, repeats, response, sends
+from tests.support.loop_time import LoopTime
+from tests.support.waiting import until_true
+from tests.unit.checks.conftest import GROUP, QUESTION, Ask, local_caller
+
+COMMIT = b'{"outcome": "commit"}'
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+
+def assert_no_verdict(reply: CheckReply) -> None:
+    assert (reply.outcome, reply.answered, reply.remark) == (Outcome.UNKNOWN, False, None)
+    assert reply.detail
+    assert len(reply.detail) <= 500
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+async def test_a_verdict_is_taken(ask: Ask, outcome: Outcome) -> None:
+    """Each outcome counts as an answer, including an explicit `unknown`."""
+    body = json.dumps({"outcome": outcome.value, "remark": "as booked"}).encode()
+    async with endpoint(sends(response(body, content_type="application/json; charset=utf-8"))) as service:
+        reply = await ask(service.url)
+    assert reply == CheckReply(
+        outcome=outcome,
+        sent=True,
+        answered=True,
+        reachable=True,
+        detail=reply.detail,
+        remark="as booked",
+        attempts=reply.attempts,
+    )
+    (attempt,) = reply.attempts
+    assert (attempt.status, attempt.answered, attempt.excerpt) == (200, True, body.decode())
+    assert service.url.startswith(attempt.host)
+
+
+@pytest.mark.parametrize("body", [b"<script>alert(1)</script>", b"\xff\x00" * 400, b""])
+async def test_the_beginning_of_what_is_no_verdict_is_kept(ask: Ask, body: bytes) -> None:
+    """As text of at most 512 bytes, for any content."""
+    async with endpoint(sends(response(body, status="502 Bad Gateway", content_type="text/html"))) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    (attempt,) = reply.attempts
+    assert (attempt.sent, attempt.answered, attempt.status) == (True, False, 502)
+    assert attempt.excerpt == (body[:512].decode("utf-8", "replace") or None)
+    assert attempt.duration_s >= 0
+
+
+async def test_the_request_is_what_the_protocol_says(ask: Ask) -> None:
+    """One POST with the check in JSON, and its id and time in the headers of Standard Webhooks."""
+    before = int(time.time())
+    async with endpoint(sends(response(COMMIT))) as service:
+        await ask(service.url + "?tenant=a%20b&to=c")
+    (asked,) = service.asked
+    assert asked.line == "POST /check?tenant=a%20b&to=c HTTP/1.1"
+    assert asked.headers["content-type"] == "application/json"
+    assert asked.headers["accept-encoding"] == "identity"
+    assert asked.headers["webhook-id"] == QUESTION.check_id
+    assert before <= int(asked.headers["webhook-timestamp"]) <= time.time()
+    assert "authorization" not in asked.headers
+    body = json.loads(asked.body)
+    assert (body["type"], body["id"], body["attempt"]) == ("transaction.check", "order-1", 2)
+
+
+STATUSES = [
+    "201 Created", "202 Accepted", "204 No Content", "206 Partial Content", "301 Moved", "302 Found", "303 See Other",
+    "304 Not Modified", "307 Temporary", "400 Bad", "401 Unauthorized", "404 Not Found", "429 Slow", "500 Oh",
+    "503 Busy",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_only_status_200_answers(ask: Ask, status: str) -> None:
+    """A valid body with any other status does not count."""
+    body = b"" if status[:3] in {"204", "304"} else COMMIT
+    async with endpoint(sends(response(body, status=status))) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    assert (reply.sent, reply.reachable) == (True, True)
+    assert status[:3] in reply.detail
+
+
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+async def test_a_redirect_is_not_followed(ask: Ask, status: str) -> None:
+    """The redirect's target is never called, although it would return a verdict."""
+    async with endpoint(sends(response(COMMIT))) as elsewhere:
+        redirect = response(b"", status=status, extra=(f"Location: {elsewhere.url}",))
+        async with endpoint(sends(redirect)) as service:
+            assert_no_verdict(await ask(service.url))
+    assert elsewhere.connections == 0
+
+
+ANSWERS = {
+    "html": response(b"<html>commit</html>", content_type="text/html"),
+    "a verdict called html": response(COMMIT, content_type="text/html"),
+    "html called json": response(b"<html>commit</html>"),
+    "no content type": b"HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n" + COMMIT,
+    "a past tense": response(b'{"outcome": "COMMITTED"}'),
+    "text after it": response(COMMIT + b" ok"),
+    "two outcomes": response(b'{"outcome": "commit", "outcome": "rollback"}'),
+    "nothing": response(b""),
+    "too short for its length": HEAD + b"Content-Length: 100\r\n\r\n" + COMMIT,
+    "cut by its length": HEAD + b"Content-Length: 20\r\n\r\n" + COMMIT,
+    "a length that is no number": HEAD + b"Content-Length: many\r\n\r\n" + COMMIT,
+    "a negative length": HEAD + b"Content-Length: -1\r\n\r\n" + COMMIT,
+    "two lengths": HEAD + b"Content-Length: 21\r\nContent-Length: 22\r\n\r\n" + COMMIT,
+    "chunks that do not end": HEAD + b"Transfer-Encoding: chunked\r\n\r\n15\r\n" + COMMIT + b"\r\n",
+    "a chunk of no size": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + COMMIT + b"\r\n0\r\n\r\n",
+    "not HTTP": b"220 mail.example ESMTP\r\n",
+    "HTTP of another kind": b"HTTP/9.9 200 OK\r\n\r\n" + COMMIT,
+    "binary": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "a header without end": b"HTTP/1.1 200 OK\r\nX-A: " + b"a" * 100_000,
+    "headers by the thousand": b"HTTP/1.1 200 OK\r\n" + b"X-A: a\r\n" * 5000 + b"\r\n",
+    "an empty answer": b"",
+    "interim answers only": b"HTTP/1.1 100 Continue\r\n\r\n" * 3,
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n" + COMMIT,
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_an_answer_that_is_no_verdict_is_unknown(ask: Ask, answer: bytes) -> None:
+    """The request was sent and the connection was open, but there was no answer; the caller does not fail."""
+    async with endpoint(sends(answer)) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    assert (reply.sent, reply.reachable) == (True, True)
+    assert "commit<" not in reply.detail
+
+
+async def test_a_verdict_without_length_counts_when_it_is_whole(ask: Ask) -> None:
+    """A body that ends with its connection, or is chunked, is as good as one with a length."""
+    async with endpoint(sends(HEAD + b"\r\n" + COMMIT)) as service:
+        assert (await ask(service.url)).outcome is Outcome.COMMIT
+    chunks = b"Transfer-Encoding: chunked\r\n\r\n3\r\n" + COMMIT[:3] + b"\r\n12\r\n" + COMMIT[3:] + b"\r\n0\r\n\r\n"
+    async with endpoint(sends(HEAD + chunks)) as service:
+        assert (await ask(service.url)).outcome is Outcome.COMMIT
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "x-own"])
+async def test_a_compressed_body_is_not_unpacked(ask: Ask, coding: str) -> None:
+    """A kilobyte can unpack to a gigabyte: an unrequested encoding is not read."""
+    bomb = zlib.compress(b" " * 50_000_000) if coding == "deflate" else gzip.compress(COMMIT)
+    async with endpoint(sends(response(bomb, extra=(f"Content-Encoding: {coding}",)))) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    assert "compressed" in reply.detail
+
+
+async def test_a_large_body_with_a_length_is_not_read(ask: Ask) -> None:
+    """A declared length of twenty megabytes is refused."""
+    head = HEAD + b"Content-Length: 20000000\r\n\r\n"
+    taken: list[int] = []
+    async with endpoint(repeats(head, b" " * 65536, written=taken.append)) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    assert "larger than 65536" in reply.detail
+    assert sum(taken) < 20_000_000
+
+
+@pytest.mark.parametrize("head", [b"\r\n", b"Transfer-Encoding: chunked\r\n\r\n"], ids=["until closed", "chunked"])
+async def test_reading_a_body_that_never_ends_stops_at_the_bound(ask: Ask, head: bytes) -> None:
+    """Endless white space is valid at the start of JSON; the connection is closed after 64 KiB of it."""
+    chunk = b"1000\r\n" + b" " * 4096 + b"\r\n" if b"chunked" in head else b" " * 4096
+    async with endpoint(repeats(HEAD + head, chunk)) as service:
+        reply = await ask(service.url)
+    assert_no_verdict(reply)
+    assert (reply.sent, reply.reachable) == (True, True)
+    assert "larger than 65536" in reply.detail
+
+
+async def test_a_body_at_the_bound_is_read(ask: Ask) -> None:
+    """The limit itself is allowed, one byte more is not."""
+    async with endpoint(sends(response(COMMIT.ljust(65_536)))) as service:
+        assert (await ask(service.url)).outcome is Outcome.COMMIT
+    async with endpoint(sends(response(COMMIT.ljust(65_537)))) as service:
+        assert_no_verdict(await ask(service.url))
+
+
+SLOW: dict[str, Serve] = {
+    "no answer": hangs(),
+    "half a status line": hangs(b"HTTP/1.1 20"),
+    "headers without end": hangs(HEAD),
+    "a body without end": hangs(HEAD + b"Content-Length: 100\r\n\r\n" + COMMIT),
+    "a verdict in a connection left open": hangs(HEAD + b"\r\n" + COMMIT),
+    "a body in drops": repeats(HEAD + b"Content-Length: 10000\r\n\r\n", b" ", pause_s=0.02),
+    "headers in drops": repeats(HEAD, b"X-A: a\r\n", pause_s=0.05),
+    "interim answers in drops": repeats(b"", b"HTTP/1.1 102 Processing\r\n\r\n", pause_s=0.2),
+}
+
+
+@pytest.mark.parametrize("serve", SLOW.values(), ids=SLOW.keys())
+async def test_an_answer_that_is_not_whole_in_time_is_unknown(serve: Serve) -> None:
+    """The request was sent, but the endpoint hung: the time is bounded even if single bytes arrive."""
+    async with endpoint(serve) as service, local_caller(timeout_s=100) as caller:
+        asking = asyncio.create_task(caller.call(GROUP, [service.url], QUESTION))
+        await until_true(lambda: service.asked, what="it is asked")
+        time = LoopTime()
+        for _ in range(3):
+            await asyncio.sleep(0.3)  # for one byte of each kind
+            assert not asking.done()
+            time.advance(34)
+        reply = await asking
+        assert_no_verdict(reply)
+        assert (reply.sent, reply.reachable) == (True, False)
+        assert "in time" in reply.detail
+
+
+async def test_cookies_are_not_kept(ask: Ask) -> None:
+    """A cookie of one answer is not sent with the next check."""
+    async with endpoint(sends(response(COMMIT, extra=("Set-Cookie: a=b; Path=/",)))) as service:
+        await ask(service.url)
+        await ask(service.url)
+    assert ["cookie" in asked.headers for asked in service.asked] == [False, False]

@@ -1,0 +1,349 @@
+"""Check-back: when checks are sent and counted, and the effect of a verdict and of no verdict."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from halfway.coordinator.checkback.dispatcher import HostRateLimits
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.requests import ServiceLimits
+from halfway.memory import no_verdict, unreachable, verdict
+from halfway.protocol.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
+from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.records import Message, OpKind
+from halfway.protocol.transactions import Cause, Outcome, State
+from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
+from tests.unit.coordinator.resolve.test_ending import ops
+
+
+async def test_the_first_check_comes_in_its_time_and_its_verdict_resolves(world: World) -> None:
+    """No check is sent before `first_check_after_s`; a commit verdict writes the messages, with the cause check."""
+    world.memory.caller.always(verdict(Outcome.COMMIT, remark="in the books"))
+    prepared = await world.prepare()
+    await world.scan(after_s=4.9)
+    assert world.memory.caller.requests == []
+    await world.scan(after_s=0.2)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.cause, shown.checks, shown.remark) == (
+        State.COMMITTED,
+        Cause.CHECK,
+        1,
+        "in the books",
+    )
+    assert len(world.memory.records("orders")) == 1
+    assert [request.attempt for request in world.memory.caller.requests] == [1]
+
+
+async def test_a_transaction_brings_its_own_first_check(world: World) -> None:
+    """`check_after_s` of a prepare overrides the group's `first_check_after_s`."""
+    await world.prepare(check_after_ms=60_000)
+    await world.scan(after_s=59)
+    assert world.memory.caller.requests == []
+    await world.scan(after_s=2)
+    assert len(world.memory.caller.requests) == 1
+
+
+async def test_a_check_on_demand_is_refused_if_no_endpoint_may_be_called(world: World) -> None:
+    """The operator may have changed the rules since the registration of the group; the refusal names the setting."""
+    prepared = await world.prepare()
+    group = await world.coordinator.get_group("shop", deadline=world.deadline())
+    for url in group.urls:
+        world.memory.caller.refused[url] = "not allowed (HALFWAY_CHECK_HOSTS)"
+    with pytest.raises(InvalidRequestError, match="HALFWAY_CHECK_HOSTS"):
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+    world.memory.caller.refused.popitem()
+    await world.coordinator.check(prepared.id, deadline=world.deadline())
+
+
+async def test_no_check_after_an_end(world: World) -> None:
+    """No check is sent for an ended transaction."""
+    prepared = await world.prepare()
+    await world.end(prepared.id, Outcome.ROLLBACK)
+    await world.scan(after_s=100)
+    assert world.memory.caller.requests == []
+
+
+async def test_unknown_backs_off_and_parks_and_resumes(world: World) -> None:
+    """Three checks at growing distances, then parked; resume starts again at 0; a late end still works."""
+    prepared = await world.prepare()
+    times = []
+    for _ in range(120):
+        before = len(world.memory.caller.requests)
+        await world.scan(after_s=1)
+        if len(world.memory.caller.requests) > before:
+            times.append(world.memory.clock.now_ms() - prepared.prepared_at)
+        if await world.state(prepared.id) is State.PARKED:
+            break
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PARKED, 3)
+    assert "max_checks 3" in (shown.reason or "")
+    assert len(times) == 3
+    assert times[0] >= 5_000
+    assert times[2] - times[1] > times[1] - times[0] > 8_000
+    assert [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED] * 3 + [OpKind.PARKED]
+    with pytest.raises(NotPendingError):
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+
+    resumed = await world.coordinator.resume(prepared.id, deadline=world.deadline())
+    assert (resumed.state, resumed.checks) == (State.PREPARED, 0)
+    again = await world.restart()
+    assert (await again.get(prepared.id)).checks == 0
+    await again.scan(after_s=6)
+    assert len(again.memory.caller.requests) == 1
+    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
+    await again.stop()
+
+
+async def test_a_parked_transaction_can_be_ended_by_its_producer(world: World) -> None:
+    """Parked means kept: a late commit is delivered, once."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1))
+    prepared = await world.prepare()
+    for _ in range(4):
+        await world.scan(after_s=2)
+    assert await world.state(prepared.id) is State.PARKED
+    again = await world.restart()
+    assert await again.state(prepared.id) is State.PARKED
+    ended = await again.end(prepared.id, Outcome.COMMIT)
+    assert (ended.state, ended.changed) == (State.COMMITTED, True)
+    third = await again.restart()
+    assert await third.state(prepared.id) is State.COMMITTED
+    assert len(world.memory.records("orders")) == 1
+    await third.stop()
+
+
+async def test_an_interval_below_the_floor_is_raised_to_it(world: World) -> None:
+    """A group that sets an interval of a nanosecond gets a check every second, and sees that interval."""
+    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1e-9, max_interval_s=1e-9))
+    shown = await world.coordinator.get_group("shop", deadline=world.deadline())
+    assert (shown.policy.check_interval_s, shown.policy.max_interval_s) == (1.0, 1.0)
+    await world.prepare()
+    for _ in range(50):
+        await world.scan(after_s=0.2)
+    assert 7 <= len(world.memory.caller.requests) <= 10
+
+
+async def test_exhausted_rolls_back_where_the_group_says_so(world: World) -> None:
+    """`on_exhausted: rollback` ends with the cause policy."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    prepared = await world.prepare()
+    for _ in range(60):
+        await world.scan(after_s=1)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.cause, shown.checks) == (State.ROLLED_BACK, Cause.POLICY, 2)
+    assert world.memory.records("orders") == ()
+
+
+async def test_max_age_ends_the_asking_whatever_was_sent(world: World) -> None:
+    """An endpoint that was never reached does not use up checks; the age still bounds the wait."""
+    world.memory.caller.always(unreachable())
+    prepared = await world.prepare()
+    for _ in range(90):
+        await world.scan(after_s=10)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PREPARED, 0)
+    assert shown.last_error == "connection refused"
+    assert len(world.memory.caller.requests) > 3
+    for _ in range(12):
+        await world.scan(after_s=10)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks) == (State.PARKED, 0)
+    assert "max_age_s" in (shown.reason or "")
+
+
+async def test_a_reply_that_is_no_verdict_counts_and_shows_why(world: World) -> None:
+    """A check that was answered with 500 is counted, and the transaction shows the error."""
+    world.memory.caller.always(no_verdict("status 500"))
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.checks, shown.last_error) == (State.PREPARED, 1, "status 500")
+    again = await world.restart()
+    assert (await again.get(prepared.id)).checks == 1
+    await again.scan(after_s=1)
+    assert again.memory.caller.requests == []
+    await again.stop()
+
+
+async def test_a_host_gets_no_more_checks_a_second_than_the_operator_allows(world: World) -> None:
+    """Checks above the rate are sent in the next second."""
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    prepared = [await world.prepare() for _ in range(12)]
+    world.coordinator._checks._rates = HostRateLimits(5)
+    await world.scan(after_s=6)
+    assert len(world.memory.caller.requests) == 5
+    for _ in range(4):
+        await world.scan(after_s=1)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+
+
+async def test_endpoints_take_turns(world: World) -> None:
+    """Each check starts with the next endpoint."""
+    for _ in range(4):
+        await world.prepare()
+    await world.scan(after_s=6)
+    firsts = {urls[0] for urls in world.memory.caller.urls}
+    assert firsts == {"http://a/", "http://b/"}
+
+
+async def test_a_verdict_that_comes_too_late_changes_nothing(world: World) -> None:
+    """The producer's end comes before the check's answer: its outcome stays."""
+    gate = asyncio.Event()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = late
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    await world.end(prepared.id, Outcome.ROLLBACK)
+    gate.set()
+    await world.scan()
+    assert await world.state(prepared.id) is State.ROLLED_BACK
+    assert world.memory.records("orders") == ()
+
+
+async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(world: World) -> None:
+    """The first transaction was ended and forgotten during its check; only the client resolves the second one."""
+    gate = asyncio.Event()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = late
+    await world.prepare(transaction_id="order-1")
+    await world.scan(after_s=6)
+    await world.end("order-1", Outcome.ROLLBACK)
+    await world.scan(after_s=61)
+    again = await world.prepare(transaction_id="order-1")
+    assert again.created
+    gate.set()
+    await world.scan()
+    await world.scan()
+    shown = await world.get("order-1")
+    assert (shown.state, shown.commit_verdict, shown.checks) == (State.PREPARED, False, 0)
+    assert world.memory.records("orders") == ()
+
+
+async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_policy(world: World) -> None:
+    """VERDICT is recorded; when the policy gives up, it parks, although the group chose rollback."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
+    world.memory.faults.denied_topics.add("points")
+    await world.scan(after_s=6)
+    assert OpKind.VERDICT in [op.kind for op in ops(world, prepared.id)]
+    assert (await world.get(prepared.id)).commit_verdict
+    again = await world.restart()
+    again.memory.faults.denied_topics.add("points")
+    again.memory.caller.always(no_verdict())
+    for _ in range(80):
+        await again.scan(after_s=1)
+    assert await again.state(prepared.id) is State.PARKED
+    again.memory.faults.denied_topics.clear()
+    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
+    assert len(again.memory.records("points")) == 1
+    await again.stop()
+
+
+async def test_an_operator_asks_at_once(world: World) -> None:
+    """A manual check is sent at once; for any transaction that is not prepared it is a conflict."""
+    world.memory.caller.always(verdict(Outcome.ROLLBACK))
+    prepared = await world.prepare()
+    await world.coordinator.check(prepared.id, deadline=world.deadline())
+    await world.until_state(prepared.id, State.ROLLED_BACK)
+    with pytest.raises(AlreadyEndedError):
+        await world.coordinator.check(prepared.id, deadline=world.deadline())
+
+
+async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_allows(world: World) -> None:
+    """Otherwise calls without a body could flood an endpoint with checks that carry the whole payload."""
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
+    prepared = await world.prepare()
+    for asked in (1, 2):
+        for _ in range(5):
+            await world.coordinator.check(prepared.id, deadline=world.deadline())
+            await world.scan(after_s=0.05)
+        assert len(world.memory.caller.requests) == asked
+        await world.scan(after_s=1)
+    await world.until(lambda: len(ops(world, prepared.id)) == 2)
+    for _ in range(100):
+        await world.scan(after_s=1)
+    assert len(world.memory.caller.requests) > 2, "its own checks go on"
+
+
+async def test_hung_groups_do_not_delay_another(world: World) -> None:
+    """Twenty groups whose endpoints hang use only their own limits."""
+    gate = asyncio.Event()
+
+    async def answer(request: CheckRequest) -> CheckReply:
+        if request.group != "shop":
+            await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world.memory.caller.answer = answer
+    for number in range(20):
+        await world.group(f"hung{number}")
+        for _ in range(40):
+            await world.prepare(group=f"hung{number}")
+    prepared = await world.prepare()
+    await world.scan(after_s=6)
+    assert await world.state(prepared.id) is State.COMMITTED
+    hung = sum(request.group == "hung0" for request in world.memory.caller.requests)
+    assert hung == world.coordinator.limits.check_concurrency
+    gate.set()
+
+
+async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:
+    """Groups that hang hold the allowed bytes and one check each; waiting checks are sent afterwards."""
+    gate = asyncio.Event()
+
+    async def answer(_: CheckRequest) -> CheckReply:
+        await gate.wait()
+        return verdict(Outcome.COMMIT)
+
+    world = await World.start(limits=ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_bytes=5_000))
+    world.memory.caller.answer = answer
+    prepared = []
+    for name in ("one", "two", "three"):
+        await world.group(name)
+        large = Message(topic="orders", key=b"k", value=b"v" * 2_000)
+        prepared += [await world.prepare(large, group=name) for _ in range(4)]
+    await world.scan(after_s=6)
+    asked = Counter(request.group for request in world.memory.caller.requests)
+    assert set(asked) == {"one", "two", "three"}
+    assert asked.total() <= 2 + 2
+    gate.set()
+    for _ in range(6):
+        await world.scan(after_s=2)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+    await world.stop()
+
+
+async def test_an_open_breaker_holds_checks_back_and_closes_again(world: World) -> None:
+    """Unreachable endpoints get no checks for a while; afterwards every transaction is checked and resolved."""
+    world.memory.caller.always(unreachable())
+    prepared = [await world.prepare() for _ in range(60)]
+    await world.scan(after_s=6)
+    tried = len(world.memory.caller.requests)
+    assert tried < 60
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    for _ in range(20):
+        await world.scan(after_s=1)
+    assert {await world.state(one.id) for one in prepared} == {State.COMMITTED}
+
+
+async def test_a_deleted_group_leaves_no_queue_and_no_open_breaker_to_a_later_group(world: World) -> None:
+    checks = world.coordinator._checks
+    breaker = checks.queue("shop").breaker
+    for _ in range(100):
+        breaker.record_failure(world.memory.clock.now_ms())
+    assert checks.figures("shop")[2] is not None
+    await world.coordinator.delete_group("shop", deadline=asyncio.get_running_loop().time() + 60)
+    await world.group("other")
+    checks.queue("other")
+    await world.group("shop")
+    assert checks.figures("shop")[2] is None
+    assert set(checks._queues) == {"other"}

@@ -1,0 +1,78 @@
+"""Many prepares and ends in one request."""
+
+import json
+
+from halfway.http.server.acceptor import ApiLimits
+from tests.support.rest.client import RestWorld
+from tests.unit.http.conftest import NewWorld
+
+ITEM = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}]}
+
+
+async def test_items_are_answered_in_order_each_with_its_own_status(world: RestWorld) -> None:
+    """A wrong, unknown or refused item does not affect the others."""
+    first, second = await world.prepared(), await world.prepared()
+    answer = await world.call(
+        "POST",
+        "/v1/batch",
+        {
+            "prepare": [
+                {**ITEM, "id": "one"},
+                {"group": "shop", "messages": [{"value": "v"}, {"topic": "..", "value": 1}], "color": "red"},
+                "not even an object",
+                {**ITEM, "group": "nobody"},
+                {**ITEM, "id": "two"},
+            ],
+            "end": [
+                {"id": first, "outcome": "commit"},
+                {"id": "nobody", "outcome": "commit"},
+                {"id": second, "outcome": "COMMITTED"},
+                {"id": second, "outcome": "rollback", "remark": "r"},
+            ],
+        },
+    )
+    assert answer.status == 200
+    prepares, ends = answer.body["prepare"], answer.body["end"]
+    assert [item["status"] for item in prepares] == [201, 422, 422, 404, 201]
+    assert [prepares[0]["body"]["id"], prepares[4]["body"]["id"]] == ["one", "two"]
+    wrong = [error["field"] for error in prepares[1]["problem"]["errors"]]
+    assert sorted(wrong) == ["color", "messages[0].topic", "messages[1].topic", "messages[1].value"]
+    assert prepares[3]["problem"]["error_code"] == "unknown_group"
+    assert [item["status"] for item in ends] == [200, 404, 422, 200]
+    assert ends[0]["body"] == {"id": first, "state": "committed", "changed": True}
+    assert ends[3]["body"] == {"id": second, "state": "rolled_back", "changed": True}
+    assert all(("body" in item) != ("problem" in item) for item in [*prepares, *ends])
+
+
+async def test_ends_of_one_batch_share_a_kafka_transaction(world: RestWorld) -> None:
+    made = [await world.prepared() for _ in range(50)]
+    before = world.memory.observer.count("lane_committed")
+    await world.call("POST", "/v1/batch", {"end": [{"id": name, "outcome": "commit"} for name in made]})
+    assert world.memory.observer.count("lane_committed") == before + 1
+
+
+async def test_its_items_are_bounded(new_world: NewWorld) -> None:
+    world = await new_world(ApiLimits(max_batch_items=3))
+    await world.put_shop()
+    wrong: list[dict[str, object]] = [{"prepare": [ITEM] * 2, "end": [{}] * 2}, {}, {"prepare": [], "end": []}]
+    for body in wrong:
+        answer = await world.call("POST", "/v1/batch", body)
+        assert (answer.status, answer.error_code) == (422, "invalid_request")
+        assert "1 to 3" in answer.body["detail"]
+    assert (await world.call("POST", "/v1/batch", {"prepare": [ITEM] * 3})).status == 200
+
+
+async def test_only_some_wrong_items_are_explained_in_full(world: RestWorld) -> None:
+    """To name every wrong field takes time, and a thousand wrong items must not delay other callers."""
+    wrong = {"group": "shop", "messages": [{}]}
+    answer = await world.call("POST", "/v1/batch", {"prepare": [wrong] * 200})
+    told = [len(item["problem"]["errors"]) for item in answer.body["prepare"]]
+    assert told[0] == 2
+    assert told[-1] == 1
+
+
+async def test_operators_end_batches_too(world: RestWorld) -> None:
+    name = await world.prepared()
+    body = json.dumps({"end": [{"id": name, "outcome": "rollback"}]}).encode()
+    await world.call("POST", "/v1/batch", raw=body, headers={"Halfway-Cause": "operator"})
+    assert (await world.show(name)).body["cause"] == "operator"

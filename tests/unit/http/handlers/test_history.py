@@ -1,0 +1,291 @@
+"""The history of one transaction: its events, after which failures, and for which callers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from halfway.coordinator.ports import CheckAttempt, CheckReply, OpsRead
+from halfway.coordinator.queries.history import NoHistory
+from halfway.memory import Memory, verdict
+from halfway.protocol.transactions import Outcome
+from tests.support.rest.client import RestWorld
+from tests.support.rest.guarded import guarded, own_id
+from tests.support.waiting import GENEROUS_S
+from tests.unit.http.handlers.test_jobs import SOON, job_request, scan_all, until_ended
+
+HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
+
+
+def failed_check(excerpt: str | None = HOSTILE) -> CheckReply:
+    attempt = CheckAttempt(
+        host="http://shop:9000",
+        sent=True,
+        answered=False,
+        status=502,
+        detail="status 502, not 200",
+        excerpt=excerpt,
+        duration_s=0.25,
+    )
+    return CheckReply(
+        outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail="no", attempts=(attempt,)
+    )
+
+
+async def history(world: RestWorld, name: str) -> dict[str, Any]:
+    answer = await world.call("GET", f"/v1/transactions/{name}/history")
+    assert answer.status == 200, answer
+    shown: dict[str, Any] = answer.body
+    return shown
+
+
+def event_fields(shown: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(event[name] for name in ("event", *names)) for event in shown["events"]]
+
+
+@pytest.fixture
+async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+    """Provide two instances, each with one shard."""
+    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
+    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
+    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
+        yield here, there
+
+
+async def until_state(world: RestWorld, name: str, state: str, *worlds: RestWorld) -> None:
+    while (await world.show(name)).body["state"] != state:
+        await scan_all(world, *worlds)
+
+
+async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[RestWorld, RestWorld]) -> None:
+    """Prepared, checked, parked, resumed by a job, checked, committed manually; then the places of its messages."""
+    here, there = instances
+    assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
+    for world in instances:
+        world.memory.caller.always(failed_check())
+    for name in ("t0", "t1", "t2"):
+        await here.prepared({"topic": "orders", "key": name, "value": "v"}, {"topic": "coupons", "value": "v"}, id=name)
+        await until_state(here, name, "parked", there)
+    parked = await history(there, "t1")
+    assert (parked["id"], parked["group"], parked["state"], parked["missing"]) == ("t1", "shop", "parked", [])
+    assert event_fields(parked) == [("prepared",), ("check",), ("parked",)]
+    check = parked["events"][1]
+    assert (check["attempt"], check["verdict"], check["status"], check["sent"]) == (1, "none", 502, True)
+    assert (check["host"], check["excerpt"], check["duration_s"]) == ("http://shop:9000", HOSTILE, 0.25)
+    assert (parked["events"][2]["cause"], bool(parked["events"][2]["detail"])) == ("policy", True)
+    assert parked["messages_detail"] is not None
+    assert [(one["topic"], one["partition"], one["offset"]) for one in parked["messages"]] == [
+        ("orders", None, None),
+        ("coupons", None, None),
+    ]
+
+    here.memory.clock.advance(1)
+    await here.call("POST", "/v1/jobs", job_request(id="j", filter={"id": "t1"}, reason=HOSTILE))
+    assert (await until_ended(here, "j"))["results"] == {"done": 1}
+    here.memory.clock.advance(1)
+    end = {"outcome": "commit", "remark": "looked at by ann"}
+    for world, name in ((here, "t1"), (there, "t0")):
+        path = f"/v1/transactions/{name}/end"
+        assert (await world.call("POST", path, end, headers={"Halfway-Cause": "operator"})).status == 200
+    for world in instances:
+        shown = await history(world, "t1")
+        assert [one for one in event_fields(shown, "cause", "remark") if one[0] != "check"] == [
+            ("prepared", None, None),
+            ("parked", "policy", None),
+            ("resumed", "operator", HOSTILE),
+            ("committed", "operator", "looked at by ann"),
+        ]
+        assert [event["by"] is not None for event in shown["events"][-2:]] == [True, True]
+        records = {
+            (record.topic, record.partition, record.offset)
+            for topic in ("orders", "coupons")
+            for record in here.memory.records(topic)
+            if dict(record.headers)["halfway-transaction-id"] == b"t1"
+        }
+        assert {(one["topic"], one["partition"], one["offset"]) for one in shown["messages"]} == records
+        assert (len(records), shown["messages_detail"]) == (2, None)
+
+
+async def test_after_the_horizon_op_still_tells(world: RestWorld) -> None:
+    """The transaction itself is then 404 or 410."""
+    made = await world.prepared({"topic": "orders", "value": "v"})
+    await world.prepared(id="mine")
+    for name in (made, "mine"):
+        assert (await world.end(name, "rollback", remark="stock was gone")).status == 200
+    world.memory.clock.advance(2000)
+    await scan_all(world)
+    await scan_all(world)
+    for name, status in ((made, 410), ("mine", 404)):
+        assert (await world.show(name)).status == status
+        shown = await history(world, name)
+        assert shown["state"] == "rolled_back"
+        assert event_fields(shown, "cause", "remark") == [
+            ("prepared", None, None),
+            ("rolled_back", "producer", "stock was gone"),
+        ]
+    assert (await world.call("GET", "/v1/transactions/never/history")).error_code == "unknown_transaction"
+
+
+async def test_who_did_it_is_found_in_the_audit_trail_where_it_was_not_seen(world: RestWorld) -> None:
+    """For example after a restart; a failed attempt does not count as the change."""
+    await world.prepared(id="t1")
+    headers = {"Halfway-Cause": "operator"}
+    assert (await world.call("POST", "/v1/transactions/t1/end", {"outcome": "commit"}, headers=headers)).status == 200
+    world.memory.clock.advance(1)
+    assert (await world.call("POST", "/v1/transactions/t1/end", {"outcome": "rollback"}, headers=headers)).status == 409
+    seen = (await history(world, "t1"))["events"][-1]["by"]
+    assert seen == "anybody"
+    world.coordinator.statistics._activity.journal._events.clear()
+    assert (await history(world, "t1"))["events"][-1]["by"] == seen
+    world.memory.audit_trail.events.clear()
+    assert (await history(world, "t1"))["events"][-1]["by"] is None
+
+
+async def test_a_restart_says_what_it_does_not_know() -> None:
+    """Callers and answers were only in memory: the history does not invent them."""
+    memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
+    async with RestWorld(memory=memory) as world:
+        assert (await world.call("PUT", "/v1/groups/shop", SOON)).status == 201
+        memory.caller.always(failed_check())
+        await world.prepared(id="t1")
+        await until_state(world, "t1", "parked")
+        assert (await history(world, "t1"))["complete"] is True
+        again = memory.restarted()
+        async with RestWorld(memory=again) as after:
+            shown = await history(after, "t1")
+            assert event_fields(shown, "attempt", "verdict", "excerpt") == [
+                ("prepared", None, None, None),
+                ("check", 1, None, None),
+                ("parked", None, None, None),
+            ]
+            assert (shown["complete"], len(shown["missing"])) == (False, 1)
+
+
+@pytest.mark.parametrize("outcome,state", [(Outcome.COMMIT, "committed"), (Outcome.ROLLBACK, "rolled_back")])
+async def test_after_a_restart_the_check_that_decided_is_still_told(outcome: Outcome, state: str) -> None:
+    """It has no record of its own, so it follows from the outcome; the history says that no more is known."""
+    memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
+    async with RestWorld(memory=memory) as world:
+        spec = {**SOON, "policy": {"first_check_after_s": 1}}
+        assert (await world.call("PUT", "/v1/groups/shop", spec)).status == 201
+        memory.caller.always(failed_check())
+        await world.prepared(id="t1")
+        while not (await world.show("t1")).body["checks"]:
+            await scan_all(world)
+        memory.caller.always(verdict(outcome))
+        await until_state(world, "t1", state)
+        async with RestWorld(memory=memory.restarted()) as after:
+            shown = await history(after, "t1")
+            assert event_fields(shown, "attempt", "verdict", "host") == [
+                ("prepared", None, None, None),
+                ("check", 1, None, None),
+                ("check", 2, outcome.value, None),
+                (state, None, None, None),
+            ]
+            assert (shown["complete"], len(shown["missing"])) == (False, 1)
+
+
+async def test_an_id_that_is_used_again_tells_of_its_last_life(world: RestWorld) -> None:
+    await world.prepared(id="again")
+    await world.end("again", "rollback", remark="first")
+    world.memory.clock.advance(2000)
+    await scan_all(world)
+    await world.prepared(id="again")
+    await world.end("again", "commit", remark="second")
+    assert event_fields(await history(world, "again"), "remark") == [("prepared", None), ("committed", "second")]
+
+
+async def test_a_message_that_is_gone_from_its_topic_has_no_place(world: RestWorld) -> None:
+    name = await world.prepared({"topic": "orders", "value": "v"}, {"topic": "coupons", "value": "v"})
+    await world.end(name, "commit")
+    world.memory.delete_topic("coupons")
+    shown = await history(world, name)
+    assert [one["offset"] is not None for one in shown["messages"]] == [True, False]
+    assert shown["messages_detail"]
+
+
+@pytest.mark.parametrize(
+    "excerpt, is_ours",
+    [
+        ("p4yl0ad", False),
+        ('{"token": "p4yl0ad"}', False),
+        ('{"outcome": "commit", "token": "p4yl0ad"}', False),
+        ('{"outcome": "p4yl0ad', False),
+        ('["outcome", "p4yl0ad"]', False),
+        ('{"outcome": "yes", "remark": "p4yl0ad"}', True),
+    ],
+)
+async def test_what_an_endpoint_answered_is_for_those_who_read_payloads(excerpt: str, is_ours: bool) -> None:
+    """A reader sees the failure but not the answer; another group sees nothing; a verdict's remark is in the log.
+
+    The group itself sees an answer only if it is made for a check: it could have named any internal service's URL.
+    """
+    async with guarded() as both:
+        spec = {**SOON, "policy": {"first_check_after_s": 1}}
+        assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
+        for world in (both.here, both.there):
+            world.memory.caller.always(failed_check(excerpt))
+        order = {"group": "shop", "id": "t1", "messages": [{"topic": "orders", "value": "v"}]}
+        assert (await both.call("shop", "POST", "/v1/transactions", order)).status == 201
+        while not (await both.call("shop", "GET", "/v1/transactions/t1")).body["checks"]:
+            await scan_all(both.here, both.there)
+        for caller, shown in (("shop", excerpt if is_ours else None), ("operator", excerpt), ("board", None)):
+            answer = await both.call(caller, "GET", "/v1/transactions/t1/history")
+            assert [one["excerpt"] for one in answer.body["events"] if one["event"] == "check"] == [shown]
+            assert ("p4yl0ad" in str(answer.body)) == (shown is not None)
+        assert (await both.call("other", "GET", "/v1/transactions/t1/history")).status == 404
+        for world in (both.here, both.there):
+            world.memory.caller.always(verdict(Outcome.COMMIT))
+
+
+async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they request, one of theirs is read at a time, and few may wait."""
+    async with guarded() as both:
+        name = own_id(0, "none")
+        reading, go_on = asyncio.Semaphore(0), asyncio.Event()
+        under_way = 0
+
+        async def ops(*_: object, **__: object) -> OpsRead:
+            nonlocal under_way
+            under_way += 1
+            reading.release()
+            await go_on.wait()
+            return OpsRead(ops=(), complete=True)
+
+        monkeypatch.setattr(both.here.coordinator.peer_handler.histories, "_history", NoHistory())
+        monkeypatch.setattr(both.here.coordinator.peer_handler.histories._history, "ops", ops)
+        asked = [asyncio.create_task(both.call("shop", "GET", f"/v1/transactions/{name}/history")) for _ in range(18)]
+        done, _ = await asyncio.wait(asked, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED)
+        assert [(one.result().status, one.result().error_code) for one in done] == [(429, "overloaded")]
+        asked.append(asyncio.create_task(both.call("operator", "GET", f"/v1/transactions/{name}/history")))
+        async with asyncio.timeout(GENEROUS_S):
+            await reading.acquire()
+            await reading.acquire()
+        assert under_way == 2
+        go_on.set()
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status for answer in answers) == [404] * 18 + [429]
+
+
+async def test_the_history_of_a_forgotten_one_tells_nothing_of_the_group_that_uses_its_id_now() -> None:
+    async with guarded() as both:
+        spec = {**SOON, "policy": {"first_check_after_s": 1}}
+        assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
+        for world in (both.here, both.there):
+            answer = '{"outcome": "p4yl0ad"}'
+            world.memory.caller.always(msgspec.structs.replace(failed_check(answer), sent=False))
+        order = {"id": own_id(0, "o-42"), "messages": [{"topic": "orders", "value": "v"}]}
+        path = f"/v1/transactions/{order['id']}"
+        assert (await both.call("other", "POST", "/v1/transactions", order | {"group": "other"})).status == 201
+        assert (await both.call("other", "POST", f"{path}/end", {"outcome": "rollback"})).status == 200
+        both.here.memory.clock.advance(2000)
+        while (await both.call("other", "GET", path)).status != 404:
+            await scan_all(both.here, both.there)
+        assert (await both.call("shop", "POST", "/v1/transactions", order | {"group": "shop"})).status == 201
+        while "p4yl0ad" not in str((await both.call("shop", "GET", f"{path}/history")).body):
+            await scan_all(both.here, both.there)
+        own = await both.call("other", "GET", f"{path}/history")
+        assert (own.status, own.body["group"]) == (200, "other")
+        assert event_fields(own.body, "cause") == [("prepared", None), ("rolled_back", "producer")]

@@ -1,0 +1,321 @@
+"""Statistics and events: their content, for which callers, and unavailable shards."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from halfway.coordinator.ports import CheckAttempt, CheckReply, LaneWrite
+from halfway.coordinator.records import Quarantined
+from halfway.http.server import events
+from halfway.memory import Memory
+from halfway.protocol.errors import TopicUnavailableError
+from halfway.protocol.principal import PrincipalKind
+from halfway.protocol.transactions import Outcome
+from tests.support.rest.client import RestWorld
+from tests.support.rest.guarded import Guarded, guarded
+from tests.support.waiting import GENEROUS_S
+from tests.unit.http.handlers.test_jobs import park
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+    """Provide two instances, each with one shard."""
+    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
+    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
+    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
+        yield here, there
+
+
+async def statistics(world: RestWorld, condition: Any = lambda _: True) -> dict[str, Any]:
+    """Return statistics once they match: for half a second they may be older."""
+    async with asyncio.timeout(GENEROUS_S):
+        while True:
+            answer = await world.call("GET", "/v1/statistics")
+            assert answer.status == 200, answer
+            shown: dict[str, Any] = answer.body
+            if condition(shown):
+                return shown
+            await asyncio.sleep(0.05)
+
+
+async def test_figures_are_those_of_all_shards(instances: tuple[RestWorld, RestWorld]) -> None:
+    """Through any instance."""
+    here, there = instances
+    ids = await park(6, here, there)
+    await here.prepared(id="open")
+    await here.end(ids[0], "rollback")
+    for world in instances:
+        shown = await statistics(world, lambda one: one["totals"]["remembered"] == 1)
+        assert (shown["complete"], shown["away"]) == (True, [])
+        totals = shown["totals"]
+        assert (totals["pending"], totals["parked"], totals["remembered"]) == (1, 5, 1)
+        assert [one["shard"] for one in shown["shards"]] == [0, 1]
+        assert sum(one["parked"] for one in shown["shards"]) == 5
+        assert {one["instance"] for one in shown["shards"]} == {one["url"] for one in shown["instances"]}
+        assert [one["shards"] for one in shown["instances"] if one["asked"]] == [world.coordinator.shards.served]
+        (group,) = shown["groups"]
+        assert (group["group"], group["pending"], group["parked"]) == ("shop", 1, 5)
+        assert [(one["outcome"], one["cause"], one["total"]) for one in shown["ends"]] == [("rollback", "producer", 1)]
+        assert [(one["verdict"], one["total"]) for one in shown["checks"]] == [("none", 6)]
+
+
+async def test_what_is_away_is_named(instances: tuple[RestWorld, RestWorld]) -> None:
+    """Its owner does not answer: the figures are marked as incomplete."""
+    here, there = instances
+    await park(6, here, there)
+    url = there.memory.owners._url
+    here.memory.log.instances.pop(url)
+    shown = await statistics(here, lambda one: not one["complete"])
+    (away,) = shown["away"]
+    assert (away["shard"], away["instance"]) == (1, url)
+    assert away["detail"]
+    assert [one["parked"] is None for one in shown["shards"]] == [False, True]
+    assert shown["totals"]["parked"] < 6
+    of_group = await here.call("GET", "/v1/statistics?group=shop")
+    assert [(one["shard"], one["instance"], url in one["detail"]) for one in of_group.body["away"]] == [
+        (1, None, False)
+    ]
+
+
+async def test_what_could_not_be_written_is_shown_until_it_is(world: RestWorld) -> None:
+    await world.prepared({"topic": "coupons", "value": "v"}, id="bad")
+    facts = world.memory.log.topics["coupons"].facts
+    world.memory.delete_topic("coupons")
+    assert (await world.end("bad", "commit")).error_code == "topic_unavailable"
+    shown = await statistics(world, lambda one: one["failures"]["topics"])
+    (topic,) = shown["failures"]["topics"]
+    assert (topic["topic"], topic["error_code"], topic["refused"]) == ("coupons", "topic_unavailable", 1)
+    assert [one["id"] for one in shown["failures"]["refused"]] == ["bad"]
+    world.memory.create_topic("coupons", facts)
+    assert (await world.end("bad", "commit")).status == 200
+    shown = await statistics(world, lambda one: not one["failures"]["topics"])
+    assert shown["failures"]["refused"] == []
+
+
+async def test_a_refusal_that_names_no_topic_is_shown_with_its_transaction(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.prepared(id="held")
+    submit = world.memory.lane.submit
+
+    def refuse(writes: Sequence[LaneWrite]) -> None:
+        """Refuse what has messages; a record that commit was said has none."""
+        error = "Kafka did not describe the topics in time"
+        world.memory.lane._answered([(write, TopicUnavailableError(error)) for write in writes if write.messages])
+        submit([write for write in writes if not write.messages])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.memory.lane, "submit", refuse)
+        assert (await world.end("held", "commit")).error_code == "topic_unavailable"
+    shown = await statistics(world, lambda one: one["failures"]["refused"])
+    (write,) = shown["failures"]["refused"]
+    assert (write["id"], write["topic"], write["error_code"]) == ("held", None, "topic_unavailable")
+    assert shown["failures"]["topics"] == []
+    assert (await world.end("held", "commit")).status == 200
+    assert (await statistics(world, lambda one: not one["failures"]["refused"]))["failures"]["refused"] == []
+
+
+async def test_a_topic_keeps_the_reason_for_which_it_was_refused_first(world: RestWorld) -> None:
+    activity = world.coordinator.statistics._activity
+    activity.note_refused_write("t1", "coupons", "message_too_large", "the clear reason", 1)
+    activity.note_refused_write("t1", "coupons", "topic_unavailable", "vague", 1)
+    shown = await statistics(world, lambda one: one["failures"]["topics"])
+    (topic,) = shown["failures"]["topics"]
+    assert (topic["error_code"], topic["detail"], topic["refused"]) == ("topic_unavailable", "vague", 2)
+    assert (topic["first_error_code"], topic["first_detail"]) == ("message_too_large", "the clear reason")
+
+
+async def test_what_the_lanes_of_all_instances_keep_apart_is_shown(
+    instances: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = instances
+    kept = Quarantined(
+        topic="orders", id="q1", state="refused", since=1000, until=2000, error_code="message_too_large", detail=HOSTILE
+    )
+    monkeypatch.setattr(there.memory.lane, "quarantined", lambda most: [kept][:most])
+    shown = await statistics(here, lambda one: one["failures"]["quarantined"])
+    assert shown["failures"]["quarantined"] == [
+        {
+            "instance": there.memory.owners._url,
+            "topic": "orders",
+            "id": "q1",
+            "state": "refused",
+            "since": "1970-01-01T00:00:01.000Z",
+            "until": "1970-01-01T00:00:02.000Z",
+            "min_bytes": None,
+            "error_code": "message_too_large",
+            "detail": HOSTILE,
+        }
+    ]
+
+
+async def test_an_endpoint_is_shown_as_it_answered_last(world: RestWorld) -> None:
+    """Its answer is data; the rest of its URL, which may contain a secret, is not shown."""
+    attempt = CheckAttempt(
+        host="http://shop:9000", sent=True, answered=False, status=502, detail=HOSTILE, excerpt=HOSTILE, duration_s=0.25
+    )
+    reply = CheckReply(
+        outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail=HOSTILE, attempts=(attempt,)
+    )
+    world.memory.caller.always(reply)
+    await world.prepared(id="t1")
+    await world.call("POST", "/v1/transactions/t1/check")
+    shown = await statistics(world, lambda one: one["groups"][0]["endpoints"])
+    (endpoint,) = shown["groups"][0]["endpoints"]
+    assert (endpoint["host"], endpoint["well"], endpoint["status"]) == ("http://shop:9000", False, 502)
+    assert (endpoint["detail"], endpoint["duration_s"]) == (HOSTILE, 0.25)
+
+
+async def test_a_group_sees_its_own_figures_alone() -> None:
+    async with guarded() as both:
+        order = {"messages": [{"topic": "orders", "value": "v"}]}
+        for group in ("shop", "shop", "other"):
+            assert (await both.call(group, "POST", "/v1/transactions", {"group": group, **order})).status == 201
+        for caller, pending in (("shop", 2), ("other", 1), ("operator", 3), ("board", 3)):
+            answer = await both.call(caller, "GET", "/v1/statistics")
+            assert answer.body["totals"]["pending"] == pending
+            names = {one["group"] for one in answer.body["groups"]}
+            assert names == ({caller} if caller in {"shop", "other"} else {"shop", "other"})
+            assert bool(answer.body["instances"]) == (caller in {"operator", "board"})
+            answer = await both.call(caller, "GET", "/v1/statistics?group=other")
+            if caller == "shop":
+                assert (answer.status, answer.error_code) == (403, "forbidden")
+            else:
+                assert [(one["group"], one["pending"]) for one in answer.body["groups"]] == [("other", 1)]
+                assert (answer.body["totals"]["pending"], answer.body["instances"]) == (1, [])
+
+
+# --- events
+
+
+@asynccontextmanager
+async def listen(world: RestWorld, token: str | None = None, query: str = "") -> AsyncIterator[aiohttp.ClientResponse]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    async with world.session.get(f"{world.url}/v1/events{query}", headers=headers) as got:
+        assert got.status == 200
+        assert got.content_type == "text/event-stream"
+        assert got.headers["Cache-Control"] == "no-store"
+        yield got
+
+
+async def next_event(got: aiohttp.ClientResponse) -> tuple[str, Any]:
+    """Return the name and the data of the next event."""
+    async with asyncio.timeout(GENEROUS_S):
+        name = ""
+        while True:
+            line = (await got.content.readline()).decode().rstrip("\n")
+            if line.startswith("event: "):
+                name = line[7:]
+            if line.startswith("data: "):
+                return name, json.loads(line[6:])
+
+
+@pytest.fixture(autouse=True)
+def gather_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gather statistics often."""
+    monkeypatch.setattr(events, "EVERY_S", 0.02)
+
+
+async def test_a_listener_hears_what_changes(world: RestWorld) -> None:
+    async with listen(world) as got:
+        name, first = await next_event(got)
+        assert (name, first["totals"]["pending"]) == ("statistics", 0)
+        await world.prepared(id="t1")
+        while (await next_event(got))[1]["totals"]["pending"] != 1:
+            pass
+
+
+async def test_listeners_share_one_computation(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures are gathered once for all listeners."""
+    gathered = 0
+    desk = world.coordinator.statistics
+    here = desk.here
+
+    def count_calls(group: str | None) -> Any:
+        nonlocal gathered
+        gathered += 1
+        return here(group)
+
+    monkeypatch.setattr(desk, "here", count_calls)
+    monkeypatch.setattr(events, "EVERY_S", 3600.0)
+    answers = await asyncio.gather(*(world.call("GET", "/v1/events?max=1") for _ in range(100)))
+    assert all(answer.body.count("event: statistics") == 1 for answer in answers)
+    assert gathered <= 3
+
+
+async def test_too_many_listeners_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_LISTENERS", 1)
+    async with listen(world):
+        refused = await world.call("GET", "/v1/events")
+        assert (refused.status, refused.error_code) == (429, "overloaded")
+    async with asyncio.timeout(GENEROUS_S):
+        while len(world.api.events):  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.005)
+    assert (await world.call("GET", "/v1/events?max=1")).status == 200
+    assert (await world.call("GET", "/v1/events?max=0")).status == 422
+    assert (await world.call("HEAD", "/v1/events")).status == 405
+
+
+async def test_one_group_leaves_half_of_the_listeners_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_LISTENERS", 2)
+    async with guarded() as both, listen(both.here, both.tokens["shop"]):
+        refused = await both.call("shop", "GET", "/v1/events?max=1")
+        assert (refused.status, refused.error_code) == (429, "overloaded")
+        assert (await both.call("operator", "GET", "/v1/events?max=1")).status == 200
+
+
+async def test_nothing_new_is_a_heartbeat(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
+    async with listen(world) as got:
+        await next_event(got)
+        async with asyncio.timeout(GENEROUS_S):
+            while await got.content.readline() != b": heartbeat\n":
+                pass
+
+
+async def test_a_key_that_is_revoked_ends_its_stream() -> None:
+    """On the open connection, and no other's stream."""
+    async with guarded() as both:
+        await _until_revoked(both)
+
+
+async def _until_revoked(both: Guarded) -> None:
+    token = await both.new_key(PrincipalKind.READER, "watcher")
+    async with listen(both.here, token) as got, listen(both.here, both.tokens["operator"]) as other:
+        await next_event(got)
+        await next_event(other)
+        assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
+        while (event := await next_event(got))[0] != "end":
+            pass
+        assert event[1]["error_code"] == "unauthenticated"
+        assert token not in str(event)
+        async with asyncio.timeout(GENEROUS_S):
+            assert (await got.content.read()).strip() == b""
+        assert len(both.here.api.events) == 1
+
+
+async def test_a_shutdown_ends_every_stream(world: RestWorld) -> None:
+    """With an end event, so that clients reconnect; the shutdown does not wait for them."""
+    async with listen(world) as got:
+        await next_event(got)
+        await world.api.drain(asyncio.get_running_loop().time() + 10)
+        while (event := await next_event(got))[0] != "end":
+            pass
+        assert event[1]["error_code"] == "shutting_down"
+    assert (await world.call("GET", "/v1/events")).status == 503
+
+
+async def test_a_group_listens_to_its_own_figures() -> None:
+    async with guarded() as both:
+        order = {"group": "other", "messages": [{"topic": "orders", "value": "v"}]}
+        assert (await both.call("other", "POST", "/v1/transactions", order)).status == 201
+        async with listen(both.here, both.tokens["shop"]) as got:
+            _, shown = await next_event(got)
+        assert (shown["totals"]["pending"], [one["group"] for one in shown["groups"]]) == (0, ["shop"])
