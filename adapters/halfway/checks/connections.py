@@ -1,6 +1,7 @@
-"""Connections that are reused only if they carried nothing except the answer to their last request.
+"""Connections to check endpoints, and the look-ups of their names.
 
-DNS look-ups on their own threads, so that a name server that hangs delays only the checks of one group.
+A connection is reused only if it carried nothing except the answer to its last request. Look-ups have their own
+threads, so that a name server that hangs delays only the checks of one group.
 """
 
 from __future__ import annotations

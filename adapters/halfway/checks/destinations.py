@@ -1,6 +1,6 @@
 """Decides which URLs and addresses may be called: at registration, for a check on demand, and per connection.
 
-IP addresses in the spellings that a URL allows, and the addresses that a connection to one may reach.
+An IP address counts in every spelling that a URL allows, and with all addresses that a connection to it may reach.
 """
 
 from __future__ import annotations

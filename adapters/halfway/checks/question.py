@@ -1,10 +1,6 @@
-"""The body of a check request (docs/rest.md#answer-a-check). Messages have the same form as in a prepare.
+"""A check: its body and signed headers, the result of one request and of the whole check, and how a verdict is read.
 
-The result of one request to a check endpoint, and of a whole check.
-
-The headers that identify, date and sign a check, as in Standard Webhooks (docs/rest.md#a-signed-check).
-
-Reads verdicts: a verdict is a JSON object with a valid `outcome` (docs/rest.md#answer-a-check).
+See docs/rest.md#answer-a-check and docs/rest.md#a-signed-check (as in Standard Webhooks).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A message for a real topic, and its JSON format.
+"""A message for a real topic in its JSON format, and the outcomes of a transaction.
 
-The outcomes of a transaction.
-
-Decides whether the database may have committed although an exception was raised.
+After an exception a database may have committed all the same: that is decided here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Runs calls that may never return, in a limited number of threads.
-
-Calls blocking functions from an event loop, and waits for tasks.
-
-Locks for processes that fork.
-"""
+"""Blocking functions in a limited number of threads, tasks that are waited for, and locks that survive a fork."""
 
 from __future__ import annotations
 

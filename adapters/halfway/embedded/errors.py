@@ -1,7 +1,4 @@
-"""The errors of the embedded broker; every message contains a remedy.
-
-The broker's log, and the excerpt that errors show.
-"""
+"""The errors of the embedded broker: every message contains a remedy and the end of the broker's log."""
 
 import re
 from collections.abc import Iterator, Sequence

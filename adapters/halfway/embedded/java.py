@@ -1,6 +1,6 @@
-"""The broker's jars: jgo resolves them by name once, then they are taken from the local Maven repository.
+"""The Java that can run the broker, and the broker's jars: jgo resolves them by name once.
 
-Finds a Java that can run the broker.
+Later they are taken from the local Maven repository.
 """
 
 import contextlib

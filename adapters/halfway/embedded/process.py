@@ -1,7 +1,4 @@
-"""A process that always ends with this one: the parent's side of `supervisor.py`.
-
-Checks whether a broker is ready, as a client does.
-"""
+"""A process that always ends with this one (the parent's side of `supervisor.py`), and whether its broker is ready."""
 
 import os
 import select

@@ -1,7 +1,4 @@
-"""The configuration files of a broker: `server.properties` and that of log4j.
-
-Ports on the loopback interface.
-"""
+"""The configuration files of a broker, `server.properties` and that of log4j, and its ports on loopback."""
 
 import random
 import re

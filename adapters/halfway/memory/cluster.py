@@ -1,6 +1,4 @@
-"""All ports of one instance in memory, over one log.
-
-Membership in memory: acquires every shard by folding its log, and tails half.
+"""All ports of one instance in memory, over one log: it acquires every shard by folding its log, and tails half.
 
 See docs/protocol.md#ownership-and-fencing.
 """

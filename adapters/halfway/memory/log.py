@@ -1,12 +1,6 @@
-"""The log in memory: internal partitions with offsets, real topics, groups, cursors and owners.
+"""The log in memory: internal partitions with offsets, real topics, groups, cursors, owners, and injected faults.
 
 It outlives the instances that use it, as Kafka does: a restart is a new instance on the same log.
-
-First prepares and payloads in memory.
-
-The history of one transaction, from the log in memory.
-
-Faults that a test injects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Cursors, groups and topics in memory.
-
-The owners of shards, and calls between instances, on one log in memory.
-"""
+"""Cursors, groups, topics, the owners of shards, and calls between instances, on one log in memory."""
 
 from __future__ import annotations
 

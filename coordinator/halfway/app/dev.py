@@ -1,6 +1,6 @@
 """`halfway dev`: runs an embedded Kafka broker and the coordinator together on 127.0.0.1.
 
-A check endpoint that gives every check the same answer, for trying halfway without a service.
+Its check endpoint gives every check the same answer, for trying halfway without a service.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Explains which settings are wrong: the name, the place in the file if it is from there, the value and a remedy.
+"""Where settings come from, and which are wrong: the name, the place in the file if it is from there, a remedy.
 
-Secrets that are in files, such as those that a secret store mounts: each secret `x` has a setting `x_file`.
-
-The check policy as settings: the fields, defaults and bounds of the domain model, for pydantic.
-
-The first operator's key, from the settings.
+A secret `x` can be in a file, such as one that a secret store mounts: the setting `x_file` names it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Authenticates callers and checks their permissions, by `domain.principal.RULES` unless access is open.
+"""Who may do what: authenticates callers, checks their permissions, and makes, lists, rotates and revokes keys.
 
-For a group's key a transaction of another group does not exist (404). `service.query.lookup` decides that, and
-`service.resolve.caller_requests` for an end that need not wait. This module refuses everything else that a caller may
-not do.
-
-Makes, lists, rotates and revokes keys, for operators only (docs/operating.md#keys).
-
-Tracks how recently this instance has read the keys: without new records it would accept revoked keys.
+`protocol.principal.RULES` has the permissions, unless access is open. For a group's key a transaction of another group
+does not exist (404): `coordinator.queries.queries` decides that, and `coordinator.ends` for an end that need not wait.
+Keys count only while this instance reads their records: without new ones it would accept revoked keys.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Keeps an event that can come thousands of times a minute from filling the log.
-
-How long ago something was, also if this machine was suspended in between.
-"""
+"""One log line for events that come thousands of times a minute, and the time since one, also across a suspension."""
 
 from __future__ import annotations
 

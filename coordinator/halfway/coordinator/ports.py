@@ -1,9 +1,7 @@
-"""The ports of the service, as Protocols. `halfway.kafka` and `halfway.memory` implement them.
+"""What the coordinator needs from outside, as Protocols: `kafka`, `checks` and `memory` have it.
 
 All calls are made on the event loop's thread, and so are the calls back. A call that waits has a `deadline`: a time on
 the loop's own clock (`loop.time()`), passed down unchanged.
-
-The port for checks of producer groups, which `halfway.checks` and `halfway.memory` implement.
 """
 
 from __future__ import annotations

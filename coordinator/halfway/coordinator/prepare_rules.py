@@ -1,10 +1,7 @@
-"""The rules for a prepare, in the order in which they are applied (docs/protocol.md#prepare).
+"""The rules for a prepare, in the order in which they are applied (docs/protocol.md#prepare), and the limits of groups.
 
-Each refuses a prepare that would fail later, and names the field, its value, and the allowed values.
-
-Limits for each group, so that one busy group leaves capacity for the others.
-
-See docs/operating.md#limits-for-each-group.
+Each refuses a prepare that would fail later, and names the field, its value, and the allowed values. The limits
+(docs/operating.md#limits-for-each-group) leave capacity for the other groups.
 """
 
 from __future__ import annotations

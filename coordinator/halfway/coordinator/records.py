@@ -1,14 +1,8 @@
-"""The calls between instances and their answers: plain records, with the field names of the wire format.
+"""What instances tell each other: calls, jobs, statistics and histories, with the field names of the wire format.
 
 Instances of two releases run side by side during an upgrade. A reader ignores unknown fields, and an added field has a
 default, so the version need not change. `VERSION` is raised only if that is not enough, one release after the release
-that first supports the higher version.
-
-The records of jobs: one action on every transaction that a filter finds (docs/rest.md#jobs).
-
-The records of statistics. Times are in ms since the epoch, durations in seconds (docs/rest.md#statistics).
-
-The records of a transaction's history (docs/rest.md#history).
+that first supports the higher version. Times are in ms since the epoch, durations in seconds.
 """
 
 from __future__ import annotations

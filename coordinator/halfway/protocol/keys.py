@@ -1,9 +1,7 @@
-"""API keys: their form, their stored records, and the hashes made with the master secret (docs/operating.md#keys).
+"""API keys and secrets: what is derived from the operator's master secret need not be stored.
 
 A key is `hw_<kind>_<public id>_<secret>_<checksum>`. Secret scanners find it by its form, and the checksum
-distinguishes a mistyped key from a wrong one. Only a keyed hash of the key is stored.
-
-Secrets that are derived from the operator's master secret, so that none of them has to be stored.
+distinguishes a mistyped key from a wrong one. Only a keyed hash of the key is stored (docs/operating.md#keys).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The outcomes that a shard remembers. There may be millions, so they are packed into bytes.
+"""The outcomes that a shard remembers, and the ids whose outcome it forgot early.
 
-See docs/protocol.md#state-is-a-fold-over-the-log.
-
-Outcomes are added in the order of their ends and mostly removed in that order. Each is a run of bytes in a segment, and
-a segment is dropped when no outcome in it is remembered. An index of plain numbers maps an id to an address: the number
-of a segment, and the offset of the outcome in it.
-
-Ids whose outcomes were forgotten before the outcome horizon, in little memory.
+There may be millions of outcomes, so they are packed into bytes. They are added in the order of their ends and mostly
+removed in that order. Each is a run of bytes in a segment, and a segment is dropped when no outcome in it is
+remembered. An index of plain numbers maps an id to an address: the number of a segment, and the offset of the outcome
+in it. Ids that were forgotten before the outcome horizon are kept in Bloom filters.
 
 See docs/protocol.md#state-is-a-fold-over-the-log.
 """

@@ -1,12 +1,8 @@
-"""The records in the internal topics (docs/protocol.md#topics); `schemas/` has their Avro form.
+"""The records in the internal topics, and the form that their messages and times have in JSON.
 
-Times are milliseconds since the epoch. Hashes are the first 16 bytes of SHA-256.
-
-The JSON form of messages and times, in answers and in check requests (docs/rest.md#prepare).
-
-Decides which keys and values are shown as text.
-
-The events of the audit trail (docs/operating.md#the-audit-trail).
+docs/protocol.md#topics has the topics, docs/rest.md#prepare the JSON, docs/operating.md#the-audit-trail the events of
+the audit trail; `schemas/` has the Avro schemas. Times are milliseconds since the epoch. Hashes are the first 16 bytes
+of SHA-256.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""States, outcomes and the one table of legal transitions (docs/protocol.md#state-is-a-fold-over-the-log).
+"""Transactions: their ids, states and outcomes, and the one table of legal transitions.
 
-Transaction ids, and the shard that each belongs to (docs/protocol.md#topics).
+See docs/protocol.md#topics and docs/protocol.md#state-is-a-fold-over-the-log.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""The barrier's operations on its table, as SQL statements that any driver can execute.
+"""The barrier's operations on its table, as SQL statements that any driver can execute, for each database.
 
-The SQL of the barrier for each database.
-
-Connections for SQLite: the sqlite3 module has no context manager that opens, commits and closes a connection.
-
-Limits how fast old rows are deleted, for the sake of the service's own transactions.
+Old rows are deleted slowly, for the sake of the service's own transactions.
 """
 
 from __future__ import annotations

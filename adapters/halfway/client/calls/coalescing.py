@@ -1,7 +1,4 @@
-"""Sends the calls of many callers in shared `POST /v1/batch` requests.
-
-Sends a call again until it has a final answer.
-"""
+"""Sends the calls of many callers in shared `POST /v1/batch` requests, again until each has a final answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""HTTP requests to a coordinator at one of several URLs.
-
-The key that identifies the caller to halfway.
-"""
+"""HTTP requests to a coordinator at one of several URLs, with the key that identifies the caller."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""A table in the service's own database that records which messages have taken effect.
+"""The inbox: a table in the service's own database that records which messages have taken effect.
 
-The inbox's operations on its table, as SQL statements that any driver can execute.
-
-Compares the retention of the inbox with the retention of topics.
-
-Deletes old rows of the inbox while the consumer runs.
+Its statements run on any driver. Old rows are deleted while the consumer runs, once topics keep their messages no
+longer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A record for a handler, with the id that identifies it.
+"""A record for a handler, with the id that identifies it, and its dead letter if it cannot be processed.
 
-Dead letters: messages that could not be processed go to their own topic, with their origin and the reason.
-
-Exceptions of handlers, drivers and libraries, made safe for log lines and headers.
+Exceptions of handlers, drivers and libraries are made safe for log lines and headers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The settings of librdkafka that all kinds of clients share.
-
-The number of attempts for a message, and the pauses between them.
-"""
+"""The settings of librdkafka that all kinds of clients share, and when a message is tried again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Sends messages inside `transaction.atomic()`: they are committed or rolled back with the database transaction.
 
-The barrier in a database of a Django project.
-
-The check endpoint as a view.
+The barrier is in a database of the Django project, and the check endpoint is a view.
 """
 
 from __future__ import annotations

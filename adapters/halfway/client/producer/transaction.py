@@ -1,6 +1,6 @@
 """A transaction around a block of the service's code.
 
-The messages of one database transaction, which are prepared before its commit and ended after it.
+Its messages are prepared before the database transaction's commit and ended after it.
 """
 
 from __future__ import annotations

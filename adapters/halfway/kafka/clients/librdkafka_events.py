@@ -1,7 +1,4 @@
-"""librdkafka's log lines as structlog events.
-
-Quotas: how long brokers have delayed the answers to this process.
-"""
+"""librdkafka's log lines as structlog events, and how long brokers have delayed answers because of quotas."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A thread that belongs to one object.
+"""Threads: one that belongs to one object, how they post calls to the event loop, and how lost producers are closed.
 
-The one place where owned threads post calls to the event loop.
-
-Ends transactional producers that were given up, without a wait for the thread that gives them up.
+A producer that was given up is closed without a wait for the thread that gave it up.
 """
 
 from __future__ import annotations

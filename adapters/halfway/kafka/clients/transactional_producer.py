@@ -1,8 +1,4 @@
-"""Transactional producers that are initialised once and never used again after a failure.
-
-See docs/protocol.md#ownership-and-fencing.
-
-The transactional ids of an incarnation, and a check that Kafka allows halfway to use such ids.
+"""Transactional producers that are initialised once and never used again after a failure, and their transactional ids.
 
 See docs/protocol.md#ownership-and-fencing.
 """

@@ -1,6 +1,6 @@
 """A small compacted topic with one partition, such as `<prefix>groups`, as a table that every instance follows.
 
-The port `Owners`: the owner of each shard by the records in `<prefix>owners`. It is only a hint.
+`<prefix>owners` is one: the owner of each shard, which is only a hint.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""End offsets of partitions: one request serves all waiting callers.
-
-Reads single records by offset: payloads that the cache has evicted.
-"""
+"""End offsets of partitions (one request serves all waiting callers), and single records by their offset."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Appends the records that the lane does not write, with an idempotent, non-transactional producer.
+"""Appends what the lane does not write, with an idempotent producer: first prepares (docs/protocol.md#prepare).
 
-The port `HalfLog`: appends first prepares, reads payloads back, returns the end offset of half[s].
-
-See docs/protocol.md#prepare.
+It also reads payloads back that the cache has evicted, and returns the end offset of half[s].
 """
 
 from __future__ import annotations

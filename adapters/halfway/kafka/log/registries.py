@@ -1,11 +1,8 @@
-"""Writes records that depend on everything before them in the log, from any instance.
+"""The registries of groups and keys: the ports `GroupStore` and `KeyStore`, and their writer.
 
-All instances write with one transactional id. An instance that initialises it fences the others: Kafka rejects records
-that they had decided on and not yet committed. See docs/protocol.md#changes-of-groups.
-
-The port `GroupStore`: the registered groups, read back from `<prefix>groups`.
-
-The port `KeyStore`: the keys, read back from `<prefix>keys`.
+A change depends on everything before it in the log, and any instance may write it. All write with one transactional id:
+an instance that initialises it fences the others, and Kafka rejects the records that they had decided on and not yet
+committed. See docs/protocol.md#changes-of-groups.
 """
 
 from __future__ import annotations

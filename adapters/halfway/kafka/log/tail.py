@@ -1,6 +1,6 @@
 """The tail: reading half[s] of the owned shards from their barriers on (docs/protocol.md#ownership-and-fencing).
 
-Reads assigned partitions and tracks the position in each, including control records.
+The position of a reader includes control records.
 """
 
 from __future__ import annotations

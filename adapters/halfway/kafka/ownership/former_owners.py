@@ -10,9 +10,7 @@ then it hides the records before it. Each claim also wrote a barrier to parked[s
 transaction, and the last barrier there names the last claimant. If owners[s] contains a foreign record and none of the
 three names the former owner, the former owner is unknown and the shard is not served.
 
-How long an acquisition may take, and the error that it raises.
-
-The former owners that an incarnation has fenced: each one once, even if several of its shards are acquired.
+An incarnation fences a former owner once, even if it acquires several of its shards.
 """
 
 from __future__ import annotations

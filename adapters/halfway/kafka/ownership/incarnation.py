@@ -1,14 +1,6 @@
 """An incarnation: one life of an instance as a writer. It begins a new one whenever its lane has failed.
 
-See docs/protocol.md#ownership-and-fencing.
-
-Releases shards, after the work in flight for them is finished.
-
-See docs/protocol.md#ownership-and-fencing.
-
-Consecutive failures: the last error, and how long to pause before the next attempt.
-
-Measures how long a shard was unserved, as far as its next owner can know.
+A shard is released after the work in flight for it is finished. See docs/protocol.md#ownership-and-fencing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The life of an instance in the cluster: incarnations, acquisitions, releases.
 
 See docs/protocol.md#ownership-and-fencing.
-
-The lane and the membership of one instance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The records of the internal topics as bytes, and the headers that each carries (docs/protocol.md#topics).
 
-Avro records: fastavro reads every version of every schema.
-
-On the hot path bodies are encoded with the functions below, which cost a quarter of the time of fastavro's writer.
+fastavro reads every version of every schema. On the hot path bodies are encoded with the functions below, which cost a
+quarter of the time of fastavro's writer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Encodes a lane write as records, before its Kafka transaction begins.
+"""Encodes a lane write as records before its Kafka transaction begins, and validates records before they are used.
 
-Validates the records of the internal topics before they are used.
-
-Any client with write access to these topics can write anything there. A record that halfway cannot have written is
-refused here, regardless of its key or value; the reader logs its position and continues.
+Any client with write access to the internal topics can write anything there. A record that halfway cannot have written
+is refused here, regardless of its key or value; the reader logs its position and continues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The port `Topics`: facts about real topics, cached for a short time, and whether they exist now.
-
-The partitions of a topic that accept no records now: a Kafka transaction that contains one of them cannot end.
+"""The port `Topics`: facts about real topics, cached for a short time, whether they exist now, and accept records.
 
 A partition without a leader accepts nothing. One with fewer in-sync replicas than `min.insync.replicas` accepts neither
 records (acks=all) nor the marker that ends a Kafka transaction, so its writers wait until its brokers are back.

@@ -1,6 +1,6 @@
 """Creates missing internal topics and verifies existing ones; never alters one (docs/protocol.md#topics).
 
-The record in owners with the number of shards that the topics were created for (docs/protocol.md#topics).
+A record in owners has the number of shards that the topics were created for.
 """
 
 from __future__ import annotations

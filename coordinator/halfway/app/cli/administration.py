@@ -1,8 +1,7 @@
-"""`halfway keys`: creates, lists, rotates and revokes keys over REST.
+"""`halfway keys`, `halfway topics` and `halfway audit-log`.
 
-`halfway topics`: lists, verifies and creates the internal topics.
-
-`halfway audit-log`: prints who changed what, from the topic of the audit trail.
+Keys are created, listed, rotated and revoked over REST; the internal topics are listed, verified, created and read in
+Kafka.
 """
 
 from __future__ import annotations

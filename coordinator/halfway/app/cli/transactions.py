@@ -1,6 +1,6 @@
 """`halfway transactions` and `halfway groups`: commands for operators, over REST.
 
-Jobs from the terminal: starts a job, shows its progress until it ends, and stops it on Ctrl-C.
+A job shows its progress until it ends, and is stopped on Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A histogram that adds many equal observations in one step, and a counter without a lock.
+"""A histogram that adds many equal observations in one step, a counter without a lock, and the loop's pauses.
 
-The classes of prometheus_client cost more CPU time, and these are updated for each group of a batch.
-
-Measures pauses of the event loop. A pause delays every request.
+The classes of prometheus_client cost more CPU time, and these are updated for each group of a batch. A pause of the
+event loop delays every request.
 """
 
 from __future__ import annotations

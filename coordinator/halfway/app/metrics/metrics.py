@@ -1,6 +1,6 @@
-"""Prometheus metrics: the observer of the service and of the REST layer, and gauges that are read at each scrape.
+"""Prometheus metrics: the observer of the coordinator and of the HTTP layer, and gauges that are read at each scrape.
 
-The counters that are exported as 0 before their first event, so that `increase()` finds that event.
+Some counters are exported as 0 before their first event, so that `increase()` finds that event.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The coordinator on a real Kafka: starts everything below the REST layer, and stops it in reverse order.
-
-Builds the caller of check endpoints from the settings.
-"""
+"""The coordinator on a real Kafka: starts everything below the HTTP layer, and stops it in reverse order."""
 
 from __future__ import annotations
 

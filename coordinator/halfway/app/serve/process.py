@@ -1,16 +1,9 @@
-"""Ends the process if one of its threads or background tasks dies, so that the platform starts it again.
+"""The process: its log, its descriptors, its garbage collection, and its end if one of its threads dies.
 
-Each of them does something that nobody else does: without it the process would be alive and of no use. A file of its
-own, because it belongs to no part.
-
-Logs with structlog: a constant event name and fields. Secrets are redacted by their type and by the field's name.
-
-File descriptors: raises the limit as far as the system allows, and reserves enough of them for Kafka.
-
-Makes Python search for reference cycles only rarely, because transactions leave none.
-
-With the default thresholds, a third of the CPU time of a batch went into the search for cycles among the transactions
-in flight.
+Each thread and background task does something that nobody else does: without it the process would be alive and of no
+use, so the process ends and the platform starts it again. The log has a constant event name and fields; secrets are
+redacted by their type and by the field's name. Reference cycles are searched only rarely, because transactions leave
+none: with the default thresholds, that took a third of the CPU time of a batch.
 """
 
 from __future__ import annotations

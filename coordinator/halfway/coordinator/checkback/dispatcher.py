@@ -1,12 +1,8 @@
 """Sends checks to producer groups and applies their verdicts (docs/protocol.md#scan-and-check-back).
 
-Groups are isolated: each has its own limit of checks in flight, its own bounded queue and its own circuit breaker.
-
-A circuit breaker for the endpoints of one group. It is pure: time is a parameter, in ms since the epoch.
-
-Limits the checks per second to one host, from all groups. It is pure: time is a parameter, in ms since the epoch.
-
-The queue of one group's checks.
+Groups are isolated: each has its own limit of checks in flight, its own bounded queue and its own circuit breaker. A
+host has a limit of checks per second, from all groups. What decides is pure: time is a parameter, in ms since the
+epoch.
 """
 
 from __future__ import annotations

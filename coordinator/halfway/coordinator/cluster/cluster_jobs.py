@@ -1,6 +1,6 @@
 """Jobs of the whole cluster. Each runs on the owner of the shard that its id hashes to; any instance finds it.
 
-The work of a job: finds its transactions in all shards, and acts on each at its owner.
+Its work is to find its transactions in all shards, and to act on each at its owner.
 """
 
 from __future__ import annotations

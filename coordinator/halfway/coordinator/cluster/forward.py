@@ -1,8 +1,7 @@
-"""Forwards calls to the owner of a shard that is not served here: one hop, never more.
+"""Forwards calls to the owner of a shard that is not served here, or to all owners: one hop, never more.
 
-See docs/protocol.md#any-instance-may-be-asked.
-
-Calls that need every shard: lists, the deletion of a group, fetching checks. No partial result is returned.
+A call that needs every shard (a list, the deletion of a group, fetching checks) returns no partial result. See
+docs/protocol.md#any-instance-may-be-asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The jobs of this instance, with limits on their number, their items and their rate (docs/rest.md#jobs).
-
-One job, from its acceptance to its end.
-"""
+"""The jobs of this instance, with limits on their number, their items and their rate (docs/rest.md#jobs)."""
 
 from __future__ import annotations
 

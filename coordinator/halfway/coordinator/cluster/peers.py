@@ -1,6 +1,6 @@
 """Answers the calls of other instances from the shards served here, without calling another instance.
 
-The encoding of calls between instances: MessagePack, with many calls in a request, and a frame for each answer.
+The calls are MessagePack, with many calls in a request, and a frame for each answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Records the actions of callers with their results, in the log and through the port `AuditTrail`.
+"""The actions of callers with their results, in the log and through the port `AuditTrail`.
 
-Events of transactions that are in no record, as this instance saw them, in bounded memory (docs/rest.md#history).
+Events of transactions that are in no record are kept as this instance saw them, in bounded memory
+(docs/rest.md#history).
 """
 
 from __future__ import annotations

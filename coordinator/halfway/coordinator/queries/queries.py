@@ -1,12 +1,7 @@
-"""Gets and lists pending, parked and recently ended transactions of the shards served here.
+"""Gets, lists and looks up the transactions of the shards served here.
 
-Decides which entries a query matches.
-
-Looks up transactions by id, and their payloads.
-
-Converts entries to the view that callers get.
-
-Tracks how recently this instance has read half to its end: what others append stays unknown until then.
+What other instances append to half stays unknown until this one has read it: an id is unknown only after a read
+barrier.
 """
 
 from __future__ import annotations

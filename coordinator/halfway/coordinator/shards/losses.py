@@ -1,8 +1,7 @@
 """What Kafka has lost of the shards of this instance, and what is written again from memory.
 
-See docs/failures.md#the-internal-topics.
-
-Finds from where a recovery must read op[s] to know the outcomes that its former owner remembered.
+Also from where a recovery must read op to know the outcomes that its former owner remembered. See
+docs/failures.md#the-internal-topics.
 """
 
 from __future__ import annotations

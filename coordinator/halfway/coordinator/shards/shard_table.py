@@ -1,9 +1,4 @@
-"""The shards that this instance serves, and the payloads in memory.
-
-The claims of ids by changes in progress, and the commits that were said and are not written yet.
-
-The figures of a shard for metrics.
-"""
+"""The shards that this instance serves: their states, payloads in memory, claims of ids, and figures for metrics."""
 
 from __future__ import annotations
 

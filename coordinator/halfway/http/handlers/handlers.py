@@ -1,6 +1,6 @@
-"""One function for each call: read the request, ask the service, show the answer.
+"""The calls of the REST interface: what a call is, the request of a handler, and the handlers of transactions.
 
-The calls of the REST interface: their descriptions, and the request that a handler receives.
+A handler reads the request, asks the coordinator, and shows the answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Calls that preview, start, show and stop jobs (docs/rest.md#jobs).
+"""The calls of operators: jobs, keys, histories, and statistics once or as events.
 
-Calls by which operators create, list, rotate and revoke keys.
-
-Read-only calls for monitoring: histories, and statistics once or as events (docs/rest.md#statistics).
+See docs/rest.md#jobs and docs/rest.md#statistics.
 """
 
 from __future__ import annotations

@@ -1,18 +1,9 @@
 """The bodies of requests: their JSON schemas, and what is wrong with one.
 
-Each wrong field is named with its value and a remedy, and so is each repeated name.
-
-A refused body is validated again with the JSON schema that OpenAPI serves. JSON does not define which of two fields
-with the same name counts, and msgspec takes the last one, so a body that may have such fields is parsed once more. JSON
-data of the caller is not searched.
-
-Counts the fields and items of a JSON body before it is decoded, because each of them takes time.
-
-JSON data of the caller stays bytes and takes almost no time, so it is not counted.
-
-Converts keys, values and times between JSON and bytes (docs/rest.md#prepare).
-
-JSON schemas of the models: OpenAPI serves them, and they explain refused bodies.
+Each wrong field is named with its value and a remedy, and so is each repeated name. A refused body is validated again
+with the JSON schema that OpenAPI serves. JSON does not define which of two fields with the same name counts, and
+msgspec takes the last one, so a body that may have such fields is parsed once more. The fields and items of a body are
+counted before it is decoded, because each of them takes time; JSON data of the caller stays bytes and is not searched.
 """
 
 from __future__ import annotations

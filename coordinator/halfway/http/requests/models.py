@@ -1,9 +1,4 @@
-"""The models of requests and answers. OpenAPI and the validation are generated from them.
-
-The models of a transaction's history (docs/rest.md#history).
-
-The models of requests and answers about keys.
-"""
+"""The models of requests and answers: transactions, groups, histories, keys. OpenAPI is made from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The models of requests and answers about jobs.
-
-The models of the statistics (docs/rest.md#statistics).
-"""
+"""The models of requests and answers about jobs and statistics (docs/rest.md#jobs, docs/rest.md#statistics)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Errors as problem documents (RFC 9457): one table from each error to its status and title.
 
-Errors of a request before the service sees it.
-
-Logs events that anybody can cause at any rate: the first one at once, the others counted.
-
-Logs refused requests: the first of each kind, and then how many more there were in a minute, with a sample.
+Refusals that anybody can cause at any rate are logged: the first of each kind, and then how many more there were in a
+minute, with a sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The JSON of large payloads, made in slices: the event loop does other work in between.
-
-Answers that clients do not read: counted, bounded, and ended if the client stops reading.
-"""
+"""Large answers: made in slices, so that the event loop does other work, and ended if the client stops reading."""
 
 from __future__ import annotations
 

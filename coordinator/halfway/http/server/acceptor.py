@@ -1,11 +1,7 @@
 """Accepts the connections of a port, bounds TLS handshakes in time and number, and leaves none open at the end.
 
 asyncio's own server reports a connection only after its handshake, allows a minute for it, and never closes a
-connection that it accepts while the server is being closed.
-
-TLS for a listening port. Certificates are read again when their files change.
-
-The limits of the interface for clients.
+connection that it accepts while the server is being closed. Certificates are read again when their files change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Collects the operations of all streams in one turn of the event loop; the service gets one list of each kind.
+"""Collects the operations of all streams in one turn of the event loop; the coordinator gets one list of each kind.
 
-Counts what arrives on a WebSocket and is held until its message is read.
+What arrives on a WebSocket counts until its message is read.
 """
 
 from __future__ import annotations

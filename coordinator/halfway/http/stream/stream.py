@@ -1,6 +1,6 @@
-"""One connection of the stream: reads frames, writes answers and checks, and closes in order (docs/stream.md).
+"""One connection of the stream: reads frames, writes answers, and closes in order (docs/stream.md).
 
-Sends a connection the checks of a group, as many at a time as it wants (docs/stream.md#checks).
+It is sent the checks of its groups, as many at a time as it wants (docs/stream.md#checks).
 """
 
 from __future__ import annotations
