@@ -361,3 +361,12 @@ def test_an_outcome_counts_also_if_it_stands_before_an_earlier_marker(*, parked:
     ended = state.find(ID)
     assert isinstance(ended, Ended)
     assert ended.state is State.COMMITTED
+
+
+def test_a_commit_that_was_said_counts_also_if_it_stands_before_an_earlier_marker() -> None:
+    """Op was deleted and created again between the two: policy must not go against the commit meanwhile."""
+    state = ShardState(0)
+    state.apply_half(1, ID, A)
+    state.apply_op(545, op(OpKind.CHECKED, checks=1))
+    state.apply_op(22, msgspec.structs.replace(op(OpKind.VERDICT, checks=1), commit_verdict=True))
+    assert (pending(state).commit_verdict, pending(state).checks) == (True, 1)
