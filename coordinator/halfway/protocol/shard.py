@@ -257,8 +257,8 @@ class ShardState:
         elif self._is_later_life(held, op.at):
             return
         totals = self._op_totals.get(op.id)
-        # Op may have been made again meanwhile. The outcome of a transaction is its last marker, wherever it stands, and
-        # a commit that was said stays said.
+        # Op may have been made again meanwhile. The outcome of a transaction is its last marker, wherever it stands,
+        # and a commit that was said stays said.
         is_its_own = held is not None and held.prepared_at == op.prepared_at
         if totals is not None and offset <= totals.offset and not (op.kind.final and is_its_own):
             if op.commit_verdict and is_its_own and op.id in self._halves:
