@@ -66,6 +66,10 @@ _ELECT: Final = {Dialect.MYSQL: "SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{tabl
 _RESIGN: Final = {Dialect.MYSQL: "SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))"}
 """Undoes `_ELECT`."""
 
+INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_{time} ON {table} ({time})"
+_INSERT_ONCE: Final = (
+    "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
+)
 _SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 
 REMOVE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
@@ -80,14 +84,14 @@ class Statements:
     """Creates the table and its index, unless they exist."""
     create_mark: str
     """Inserts the row that identifies the table, with a time that is never old enough for a deletion."""
-    insert: str
+    insert: str = _INSERT_ONCE
     """Parameters: transaction id, outcome. An existing row stays unchanged, and the row count is 0."""
-    select: str
+    select: str = _SELECT
     """Parameter: transaction id. Returns the outcome, or no row."""
-    begin: str | None
+    begin: str | None = None
     """Begins a check's transaction so that its commit waits for no lock; None if commits never wait for locks."""
-    select_waits: bool
-    """Whether a select may wait for an open local transaction."""
+    select_waits: bool = True
+    """Whether a select may wait for an open local transaction (in SQLite, without a write-ahead log)."""
     read_lock_wait: str
     """Returns how long this connection waits for a lock, a whole number."""
     bound_lock_wait: str
@@ -96,10 +100,6 @@ class Statements:
     """Restores the result of `read_lock_wait`, which replaces `{value}`."""
 
 
-_INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_decided_at ON {table} (decided_at)"
-_INSERT_ONCE: Final = (
-    "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
-)
 MARK_ID: Final = "#table"
 """The id of the row that identifies the table. It is not a legal transaction id."""
 
@@ -110,13 +110,10 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 'CREATE TABLE IF NOT EXISTS {table} (transaction_id varchar(128) COLLATE "C" PRIMARY KEY,'
                 " outcome varchar(8) NOT NULL, decided_at timestamptz NOT NULL DEFAULT clock_timestamp())"
             ),
-            _INDEX,
+            INDEX,
         ),
         create_mark="INSERT INTO {table} VALUES ('#table', substr(md5(CAST(random() AS text)), 1, 8), 'infinity')"
         " ON CONFLICT (transaction_id) DO NOTHING",
-        insert=_INSERT_ONCE,
-        select=_SELECT,
-        begin=None,
         select_waits=False,
         # Not SET LOCAL, which has no effect on a connection that commits each statement. A rollback restores the
         # setting.
@@ -137,8 +134,6 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
         insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
         # A locking read never sees an uncommitted row, not even at READ UNCOMMITTED.
         select=_SELECT + " LOCK IN SHARE MODE",
-        begin=None,
-        select_waits=True,
         read_lock_wait="SELECT @@SESSION.innodb_lock_wait_timeout",
         # 0 means no wait, but only in MariaDB. MySQL's minimum is 1 s.
         bound_lock_wait="SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1)",
@@ -150,14 +145,11 @@ STATEMENTS: Final[dict[Dialect, Statements]] = {
                 "CREATE TABLE IF NOT EXISTS {table} (transaction_id text PRIMARY KEY, outcome text NOT NULL,"
                 " decided_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)) WITHOUT ROWID"
             ),
-            _INDEX,
+            INDEX,
         ),
         create_mark="INSERT INTO {table} VALUES ('#table', lower(hex(randomblob(4))), 9e9)"
         " ON CONFLICT (transaction_id) DO NOTHING",
-        insert=_INSERT_ONCE,
-        select=_SELECT,
         begin="BEGIN EXCLUSIVE",  # without a write-ahead log, a commit waits for readers
-        select_waits=True,  # without a write-ahead log
         read_lock_wait="PRAGMA busy_timeout",
         bound_lock_wait="PRAGMA busy_timeout = 500",
         restore_lock_wait="PRAGMA busy_timeout = {value}",

@@ -144,8 +144,7 @@ class GroupCalls:
             if not isinstance(error, RefusedError) or error.in_doubt:
                 self.abandon(id, new_id=new_id)
             raise
-        if prepared.get("state") != "prepared":
-            state = prepared.get("state")
+        if (state := prepared.get("state")) != "prepared":
             raise AlreadyEndedError(
                 {"error_code": "already_ended", "detail": f"the transaction {id} is {state}", "state": state}
             )

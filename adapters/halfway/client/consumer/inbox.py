@@ -26,6 +26,7 @@ from halfway.client.barrier.barrier import Connect, UncommittedConnectionError
 from halfway.client.barrier.drivers import at_once, carry_out, drive, require_transaction
 from halfway.client.barrier.table import (
     BATCH,
+    INDEX,
     Dialect,
     SqlTable,
     Steps,
@@ -37,23 +38,23 @@ from halfway.client.consumer.record import loggable
 from halfway.client.consumer.settings import connection_settings
 from halfway.client.errors import HalfwayError
 
+_INSERT_ONCE: Final = (
+    "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Statements:
     """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
 
     create: tuple[str, ...]
-    insert: str
+    insert: str = _INSERT_ONCE
     """Parameters: consumer, message. An existing row stays unchanged, and the row count is 0."""
     former: str
     """Returns a row if a message was recorded under its former id. Parameters: consumer, former id, seconds since the
     epoch: an older row is that of another message."""
 
 
-_INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_processed_at ON {table} (processed_at)"
-_INSERT_ONCE: Final = (
-    "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
-)
 _FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message = {p} AND processed_at >= "
 _ANY_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message > '$' LIMIT 1"
 """Ids of this release begin with #, which is before $; those of earlier releases begin with what is behind it."""
@@ -67,9 +68,8 @@ _STATEMENTS: Final = {
                 ' message varchar(300) COLLATE "C" NOT NULL,'
                 " processed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (consumer, message))"
             ),
-            _INDEX,
+            INDEX,
         ),
-        insert=_INSERT_ONCE,
         former=_FORMER + "to_timestamp({p})",
     ),
     Dialect.MYSQL: _Statements(
@@ -90,9 +90,8 @@ _STATEMENTS: Final = {
                 " processed_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),"
                 " PRIMARY KEY (consumer, message)) WITHOUT ROWID"
             ),
-            _INDEX,
+            INDEX,
         ),
-        insert=_INSERT_ONCE,
         former=_FORMER + "{p}",
     ),
 }

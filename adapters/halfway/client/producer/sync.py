@@ -64,7 +64,8 @@ def _blocking(
 class SyncHalfway:
     """`Halfway` for threads. Any number of threads may share one.
 
-    After a fork, the first call in the child opens a new client: the parent's connections are not used.
+    After a fork, the first call in the child opens a new client: the parent's connections are not used. Only the parent
+    continues to run what `start` began.
     """
 
     def __init__(self, urls: str | Sequence[str], group: str, **settings: Unpack[Settings]) -> None:
@@ -100,7 +101,6 @@ class SyncHalfway:
 
     register = _blocking(Halfway.register)
     start = _blocking(Halfway.start)
-    """After a fork, only the parent runs the background tasks."""
     prepare = _blocking(
         Halfway.prepare, if_interrupted=lambda client, *_, id, new_id=False, **__: client.abandon(id, new_id=new_id)
     )
