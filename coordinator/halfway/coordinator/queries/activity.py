@@ -85,6 +85,13 @@ class Activity:
     def __init__(self, observer: Observer, clock: Clock) -> None:
         """Pass every call on to `observer`."""
         self._observer = observer
+        self.ended = observer.ended
+        self.resolved_after = observer.resolved_after
+        self.forwarded = observer.forwarded
+        self.refused_caller = observer.refused_caller
+        self.shard_moved = observer.shard_moved
+        self.audited = observer.audited
+        self.horizon_shortened = observer.horizon_shortened
         self._clock = clock
         self.since = clock.now_ms()
         self.journal = Journal(self.since)
@@ -296,14 +303,6 @@ class Activity:
                 _add(self._prepares, self._group_label(group), count, now)
         self._observer.prepared(groups, result, seconds)
 
-    def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Pass on."""
-        self._observer.ended(groups, outcome, cause, result, seconds)
-
-    def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
-        """Pass on."""
-        self._observer.resolved_after(groups, outcome, seconds)
-
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
         """Count a check."""
         _add(self._checks, (self._group_label(group), verdict), 1, _second())
@@ -333,26 +332,6 @@ class Activity:
             Skipped(topic=topic, reason=reason, count=count, last_at=self._clock.now_ms()),
         )
         self._observer.skipped_record(topic, reason)
-
-    def forwarded(self, call: str, result: str, seconds: float) -> None:
-        """Pass on."""
-        self._observer.forwarded(call, result, seconds)
-
-    def refused_caller(self, reason: str) -> None:
-        """Pass on."""
-        self._observer.refused_caller(reason)
-
-    def shard_moved(self, seconds: float) -> None:
-        """Pass on."""
-        self._observer.shard_moved(seconds)
-
-    def audited(self, result: str) -> None:
-        """Pass on."""
-        self._observer.audited(result)
-
-    def horizon_shortened(self, shard: int, outcomes: int) -> None:
-        """Pass on."""
-        self._observer.horizon_shortened(shard, outcomes)
 
 
 def _second() -> int:
