@@ -18,7 +18,7 @@ from halfway.checks import LOOPBACK_NETWORKS
 from halfway.client.consumer import Record
 from halfway.coordinator.coordinator import Coordinator
 from halfway.http.console import Console
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from halfway.http.server.api import Api
 from halfway.http.server.server import HttpServer
 

@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -21,6 +21,7 @@ from pydantic import (
     IPvAnyNetwork,
     SecretStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -40,9 +41,10 @@ from halfway.app.settings_sources import (
     with_variables,
     without_credentials,
 )
-from halfway.coordinator.requests import ServiceLimits
-from halfway.http.server.acceptor import IDLE_S, ApiLimits
-from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, variable_suffix
+from halfway.coordinator.requests import Count, Seconds, ServiceLimits, ServiceSettings
+from halfway.http.requests.admission import ApiLimits, ApiSettings
+from halfway.http.server.acceptor import IDLE_S
+from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, KafkaSettings, variable_suffix
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.keys import derived
 from halfway.protocol.policy import MAX_SECONDS, CheckPolicy
@@ -65,8 +67,6 @@ _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
 
-Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
@@ -77,38 +77,19 @@ def _split(value: object) -> object:
 
 Hosts = Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*_:\[\]-]+$")], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
-_LIMITS: Final = ServiceLimits()
-_API: Final = ApiLimits()
 
 
-class Settings(BaseModel):
-    """The settings. A field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file."""
+class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=True):
+    """The settings; those of a part are declared by that part. Nothing declares one twice.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    A field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file.
+    """
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     kafka: dict[str, SecretStr] = {}
     """Properties of librdkafka; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
     kafka_prefix: str = KafkaConfig.prefix
-    shards: Annotated[int, Field(ge=1, le=10_000)] = _LIMITS.shards
-    replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
-    outcome_horizon_s: Seconds = _LIMITS.outcome_horizon_s
-    session_timeout_s: Annotated[float, Field(gt=0, le=300)] = KafkaConfig.session_timeout_s
-    transaction_timeout_s: Seconds = KafkaConfig.transaction_timeout_s
-    prepare_timeout_s: Annotated[float, Field(gt=0, le=5)] = KafkaConfig.prepare_timeout_s
-    lane_max_ends: Count = KafkaConfig.lane_max_ends
-    lane_max_bytes: Count = KafkaConfig.lane_max_bytes
-    lane_queue: Count = KafkaConfig.lane_queue
-    lane_queue_bytes: Count = KafkaConfig.lane_queue_bytes
-    lane_stall_s: Seconds = KafkaConfig.lane_stall_s
-    segment_ms: Count = KafkaConfig.segment_ms
-    min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
-    max_compaction_lag_ms: Count | None = None
-    op_retention_ms: Annotated[int, Field(ge=1)] = _LIMITS.op_retention_ms
-    skip_records: Annotated[tuple[str, ...], BeforeValidator(_split)] = KafkaConfig.skip_records
-    """Records in an unknown schema that are skipped: `<topic>[<partition>]@<offset>`."""
-    audit_topic: bool = KafkaConfig.audit_topic
-    """Whether the audit trail is written to a topic in addition to the log."""
-    audit_retention_ms: Annotated[int, Field(ge=1)] = KafkaConfig.audit_retention_ms
 
     host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container must be reachable from outside
     port: Port = 8080
@@ -152,36 +133,15 @@ class Settings(BaseModel):
     console: Literal["api", "health", "off"] = "api"
     """The port of the console. If that is the health port, it serves the API too."""
     max_keys: Count = 10_000
-    request_timeout_s: Seconds = _API.request_timeout_s
     keepalive_s: Seconds = IDLE_S
     """How long the API keeps a connection open without a request."""
-    max_body_bytes: Count = _API.max_body_bytes
-    max_requests: Count = _API.max_requests
-    prepare_wait_s: Seconds = _API.prepare_wait_s
-    max_batch_items: Count = _API.max_batch_items
     drain_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 5
     """How long a stop serves on, and is not ready, before the port closes."""
     shutdown_timeout_s: Seconds = 20
 
-    max_messages: Count = _LIMITS.max_messages
-    max_prepare_bytes: Count = _LIMITS.max_prepare_bytes
-    max_pending: Count = _LIMITS.max_pending
-    max_groups: Count = _LIMITS.max_groups
-    group_max_pending: Count | None = None
-    group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
-    group_bytes_in_flight: Count | None = None
-    max_outcomes_per_shard: Count = _LIMITS.max_outcomes_per_shard
-    payload_cache_bytes: Count = _LIMITS.payload_cache_bytes
-    reanchor_after: Count = _LIMITS.reanchor_after
-    reject_prepares: bool = _LIMITS.reject_prepares
-
-    policy: Policy = _LIMITS.default_policy
+    policy: Policy = CheckPolicy()
     """The default policy of groups."""
     scan_interval_s: Seconds = 1
-    min_check_interval_s: Seconds = _LIMITS.min_check_interval_s
-    """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
-    check_host_rate: Count = _LIMITS.check_host_rate
-    """Checks per second to one host, from all groups. Each group can always send one check per second."""
     check_timeout_s: Seconds = 10
     check_connect_timeout_s: Seconds = 3
     check_demand_nonce: bool = False
@@ -199,13 +159,11 @@ class Settings(BaseModel):
     check_proxy_file: FilePath | None = None
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints, instead of the system's."""
-    check_concurrency: Count = _LIMITS.check_concurrency
-    check_bytes: Count = _LIMITS.check_bytes
-    check_queue: Count = _LIMITS.check_queue
-    lease_s: Seconds = _LIMITS.lease_s
 
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    _split_skip_records = field_validator("skip_records", mode="before")(_split)
 
     @model_validator(mode="after")
     def _validate_combinations(self) -> Settings:
@@ -226,7 +184,7 @@ class Settings(BaseModel):
         contradiction = self.policy.contradiction()
         if contradiction is not None:
             yield "policy." + contradiction[1]
-        if self.policy.max_age_s > (limit_s := self.limits().max_age_limit_s):
+        if self.policy.max_age_s > (limit_s := self.max_age_limit_s):
             yield (
                 f"policy.max_age_s {self.policy.max_age_s:g} is too long for op_retention_ms {self.op_retention_ms}: "
                 f"at most {limit_s:g}"
@@ -284,29 +242,29 @@ class Settings(BaseModel):
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
         """Return the settings of the Kafka adapter."""
-        own = {
-            "properties": {name: value.get_secret_value() for name, value in self.kafka.items()},
-            "prefix": self.kafka_prefix,
-            "instance_url": instance_url,
-            "has_keys": bool(self.master_secrets),
-        }
+        properties = {name: value.get_secret_value() for name, value in self.kafka.items()}
         try:
-            return KafkaConfig(**self._shared_with(field.name for field in dataclasses.fields(KafkaConfig)) | own)
+            return KafkaConfig(
+                **self._of(KafkaSettings),
+                properties=properties,
+                prefix=self.kafka_prefix,
+                instance_url=instance_url,
+                has_keys=bool(self.master_secrets),
+            )
         except ConfigurationError as error:
             raise ConfigurationError(with_variables(error.detail, VARIABLES), **error.fields) from None
 
     def limits(self) -> ServiceLimits:
         """Return the limits of the service."""
-        shared = self._shared_with(ServiceLimits.__struct_fields__)
-        return ServiceLimits(**shared, default_policy=self.policy)
+        return ServiceLimits(**self._of(ServiceSettings), default_policy=self.policy)
 
     def api_limits(self) -> ApiLimits:
         """Return the limits of the interface for clients."""
-        return ApiLimits(**self._shared_with(ApiLimits.__struct_fields__))
+        return ApiLimits(**self._of(ApiSettings))
 
-    def _shared_with(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the settings with the given names; skip names that are not settings."""
-        return {name: getattr(self, name) for name in names if name in Settings.model_fields}
+    def _of(self, part: type[KafkaSettings | ServiceSettings | ApiSettings]) -> dict[str, Any]:
+        """Return the settings of a part. They are handed over without the others, which include secrets."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(part)}
 
 
 def _bytes(secret: SecretStr | None) -> bytes | None:

@@ -212,7 +212,9 @@ Policy = Annotated[
 class KeySettings(Protocol):
     """The settings that hold the key, or depend on it."""
 
-    operator_key: SecretStr | None
+    @property
+    def operator_key(self) -> SecretStr | None:
+        """The first operator's key."""
 
     @property
     def master_secrets(self) -> Sequence[bytes]:

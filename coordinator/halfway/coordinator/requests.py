@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass, field
+from typing import Annotated
 
-from halfway.protocol.policy import CheckPolicy, PolicyOverrides
+import msgspec
+from pydantic import Field
+
+from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome, State
 
@@ -185,46 +189,64 @@ class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: int
 
 
-class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the service, in seconds, bytes and counts."""
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
-    shards: int = 8
-    default_policy: CheckPolicy = CheckPolicy()
-    outcome_horizon_s: float = 900.0
-    max_outcomes_per_shard: int = 1_000_000
-    op_retention_ms: int = 7 * 24 * 3_600_000
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSettings:
+    """The settings that the service and the Kafka adapter both use."""
+
+    shards: Annotated[int, Field(ge=1, le=10_000)] = 8
+    outcome_horizon_s: Seconds = 900.0
+    op_retention_ms: Annotated[int, Field(ge=1)] = 7 * 24 * 3_600_000
     """The retention of op markers."""
-    payload_cache_bytes: int = 256 * 1024 * 1024
-    max_messages: int = 1000
-    max_prepare_bytes: int = 4 * 1024 * 1024
-    max_pending: int = 2_000_000
-    max_groups: int = 1000
-    group_max_pending: int | None = None
-    """Transactions that one group may have pending, over all instances."""
-    group_prepares_per_s: float | None = None
-    """Prepares per second that one group may send to one instance."""
-    group_bytes_in_flight: int | None = None
-    """Bytes of payload of one group's prepares that one instance is storing."""
-    reanchor_after: int = 50_000
-    min_check_interval_s: float = 1.0
-    """The floor of every group's `check_interval_s`."""
-    check_host_rate: int = 1000
-    """Checks per second to one host, from all groups."""
-    check_concurrency: int = 16
-    """Checks in flight for one group."""
-    check_bytes: int = 64 * 1024 * 1024
-    """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
-    check_queue: int = 1000
-    """Due checks of one group that wait to be sent. The rest are left to a later scan."""
-    lease_s: float = 30.0
-    max_waiting_polls: int = 100
-    scan_batch: int = 2000
-    breaker_failures: int = 5
-    breaker_open_s: float = 1.0
-    breaker_max_open_s: float = 30.0
-    reject_prepares: bool = False
+    payload_cache_bytes: Count = 256 * 1024 * 1024
+    """The payloads that the acquisitions of all shards together keep for the service."""
+    max_messages: Count = 1000
+    """The most messages in one prepare."""
+    max_prepare_bytes: Count = 4 * 1024 * 1024
+    """The largest payload of a prepare: the keys, values and headers of all its messages."""
 
     @property
     def max_age_limit_s(self) -> float:
         """The largest `max_age_s` of a policy: six sevenths of the op retention, a day less than the default 7 days."""
         return self.op_retention_ms / 1000 * 6 / 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings(SharedSettings):
+    """The settings that only the service uses."""
+
+    max_outcomes_per_shard: Count = 1_000_000
+    max_pending: Count = 2_000_000
+    max_groups: Count = 1000
+    group_max_pending: Count | None = None
+    """Transactions that one group may have pending, over all instances."""
+    group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
+    """Prepares per second that one group may send to one instance."""
+    group_bytes_in_flight: Count | None = None
+    """Bytes of payload of one group's prepares that one instance is storing."""
+    reanchor_after: Count = 50_000
+    min_check_interval_s: Seconds = 1.0
+    """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
+    check_host_rate: Count = 1000
+    """Checks per second to one host, from all groups. Each group can always send one check per second."""
+    check_concurrency: Count = 16
+    """Checks in flight for one group."""
+    check_bytes: Count = 64 * 1024 * 1024
+    """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
+    check_queue: Count = 1000
+    """Due checks of one group that wait to be sent. The rest are left to a later scan."""
+    lease_s: Seconds = 30.0
+    reject_prepares: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceLimits(ServiceSettings):
+    """The limits of the service: the settings, and what nobody sets."""
+
+    default_policy: CheckPolicy = field(default_factory=CheckPolicy)
+    max_waiting_polls: int = 100
+    scan_batch: int = 2000
+    breaker_failures: int = 5

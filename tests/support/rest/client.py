@@ -14,8 +14,9 @@ from halfway.coordinator.access import Keys
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.console import Console
+from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
-from halfway.http.server.acceptor import ApiLimits, ServerTls
+from halfway.http.server.acceptor import ServerTls
 from halfway.http.server.api import Api
 from halfway.http.server.server import HttpServer
 from halfway.memory import Memory

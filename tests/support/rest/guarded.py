@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from halfway.coordinator.access import KeyedAccess, Keys, KeySpec
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from halfway.memory import Memory
 from halfway.protocol.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.protocol.principal import Principal, PrincipalKind

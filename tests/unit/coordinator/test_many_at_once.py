@@ -1,10 +1,10 @@
 """Random lists of prepares and ends at two instances whose lanes are lost: nothing is held forever."""
 
 import asyncio
+import dataclasses
 import random
 from collections import Counter
 
-import msgspec
 import pytest
 
 from halfway.coordinator.answers import Answers
@@ -18,7 +18,7 @@ from tests.support.service.world import LIMITS, SHARDS, World
 
 LISTS = 50
 SENT = [f"sent-{number}" for number in range(30)]
-LIMITED = msgspec.structs.replace(LIMITS, group_bytes_in_flight=4000, group_max_pending=5000)
+LIMITED = dataclasses.replace(LIMITS, group_bytes_in_flight=4000, group_max_pending=5000)
 
 
 async def two_instances() -> list[World]:

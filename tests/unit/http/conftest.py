@@ -6,8 +6,8 @@ from typing import Protocol
 
 import pytest
 
+from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
-from halfway.http.server.acceptor import ApiLimits
 from tests.support.rest.client import RestWorld
 
 

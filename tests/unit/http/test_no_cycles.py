@@ -11,7 +11,7 @@ import pytest
 
 import halfway.http
 from halfway.coordinator.requests import ServiceLimits
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.rest.client import RestWorld
 from tests.unit.http.conftest import NewWorld

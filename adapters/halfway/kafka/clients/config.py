@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from halfway.coordinator.requests import ServiceLimits
+from pydantic import Field
+
+from halfway.coordinator.requests import Count, Seconds, SharedSettings
 from halfway.kafka.clients.librdkafka_events import THROTTLING, LibrdkafkaLog
 from halfway.protocol.errors import ConfigurationError
 
@@ -51,8 +53,6 @@ _MAX_MESSAGE_BYTES: Final = 1_000_000_000
 _MAX_SESSION_TIMEOUT_S: Final = 300.0
 """librdkafka's `max.poll.interval.ms`, which must not be shorter."""
 _PLACE: Final = re.compile(r"(?P<topic>[A-Za-z0-9._-]+)\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})\Z")
-_LIMITS: Final = ServiceLimits()
-"""Defaults that the service and Kafka share."""
 
 _DEFAULTS: Final[Mapping[str, str | int | bool]] = {
     # Preferences: an operator may choose otherwise.
@@ -118,56 +118,53 @@ _RESERVED_PREFIXES: Final = ("test.mock.",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KafkaConfig:
-    """The address of Kafka, limits on waiting and in-flight work, and the configuration of the internal topics.
+class KafkaSettings(SharedSettings):
+    """The settings of the Kafka adapter: waiting, work in flight, and the configuration of the internal topics."""
+
+    replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
+    """None: 3 if the cluster has three brokers, else 1."""
+    session_timeout_s: Annotated[float, Field(gt=0, le=_MAX_SESSION_TIMEOUT_S)] = 10
+    transaction_timeout_s: Seconds = 45
+    prepare_timeout_s: Annotated[float, Field(gt=0, le=_MAX_PREPARE_TIMEOUT_S)] = 5
+    """`message.timeout.ms` of the half writer: a frozen process that thaws later than this delivers nothing more."""
+    lane_max_ends: Count = 1_000
+    lane_max_bytes: Count = 16 * MIB
+    lane_queue: Count = 10_000
+    """Ends that may wait for the lane."""
+    lane_queue_bytes: Count = 256 * MIB
+    """Payload bytes of the ends that may wait for the lane; the suspect lane has the same limit of its own."""
+    lane_stall_s: Seconds = 30
+    """An incarnation ends if its lane makes no progress for this long."""
+    segment_ms: Count = 3_600_000
+    min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
+    """None: the outcome horizon, the smallest safe value."""
+    max_compaction_lag_ms: Count | None = None
+    """None: twice `segment_ms` or twice the minimum compaction lag, whichever is longer."""
+    skip_records: tuple[str, ...] = ()
+    """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
+    audit_topic: bool = True
+    """Whether the audit trail is written to a topic in addition to the log."""
+    audit_retention_ms: Annotated[int, Field(ge=1)] = 90 * 24 * 3_600_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaConfig(KafkaSettings):
+    """How to reach Kafka, and the settings of the adapter.
 
     Raises ConfigurationError, which names the setting, if a value is invalid or a property would break safety.
     """
 
     properties: Mapping[str, str] = field(repr=False)
     """The operator's librdkafka properties, including `bootstrap.servers`; they may contain secrets."""
-    max_prepare_bytes: int
-    """The largest payload of a prepare: the keys, values and headers of all its messages."""
     prefix: str = "_halfway."
-    shards: int = _LIMITS.shards
-    max_messages: int = _LIMITS.max_messages
-    """The most messages in one prepare."""
     instance_url: str = ""
     """The URL at which other instances reach this one; the owner record contains it."""
-    outcome_horizon_s: float = _LIMITS.outcome_horizon_s
-    payload_cache_bytes: int = _LIMITS.payload_cache_bytes
-    """The payloads that the acquisitions of all shards together keep for the service."""
-    replication_factor: int | None = None
-    """None: 3 if the cluster has three brokers, else 1."""
-    session_timeout_s: float = 10
-    transaction_timeout_s: float = 45
-    prepare_timeout_s: float = 5
-    """`message.timeout.ms` of the half writer: a frozen process that thaws later than this delivers nothing more."""
-    lane_max_ends: int = 1_000
-    lane_max_bytes: int = 16 * MIB
-    lane_queue: int = 10_000
-    """Ends that may wait for the lane."""
-    lane_queue_bytes: int = 256 * MIB
-    """Payload bytes of the ends that may wait for the lane; the suspect lane has the same limit of its own."""
-    lane_stall_s: float = 30
-    """An incarnation ends if its lane makes no progress for this long."""
+    has_keys: bool = False
+    """Whether the topic of keys exists."""
     writer_in_flight: int = 20_000
     """Prepares that may wait for their delivery report."""
     writer_in_flight_bytes: int = 64 * MIB
     half_linger_ms: float = 0
-    segment_ms: int = 3_600_000
-    min_compaction_lag_ms: int | None = None
-    """None: the outcome horizon, the smallest safe value."""
-    max_compaction_lag_ms: int | None = None
-    """None: twice `segment_ms` or twice the minimum compaction lag, whichever is longer."""
-    op_retention_ms: int = _LIMITS.op_retention_ms
-    has_keys: bool = False
-    """Whether the topic of keys exists."""
-    audit_topic: bool = True
-    """Whether the audit trail is written to a topic."""
-    audit_retention_ms: int = 90 * 24 * 3_600_000
-    skip_records: tuple[str, ...] = ()
-    """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
 
     def __post_init__(self) -> None:
         """Reject values that cannot work or would not be safe."""

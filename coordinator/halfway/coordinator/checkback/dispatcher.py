@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class Breaker:
     """Closed until `failures` calls in a row reach no endpoint; then open, longer each time, with one probe."""
 
-    def __init__(self, *, failures: int, open_s: float, max_open_s: float) -> None:
+    def __init__(self, *, failures: int, open_s: float = 1.0, max_open_s: float = 30.0) -> None:
         """Start closed."""
         self._limit = failures
         self._first_ms = round(open_s * 1000)
@@ -163,9 +163,7 @@ class CheckQueue:
         self.slot_at = 0
         self.slot_taken = 0
         self.slot_size = limits.check_queue
-        self.breaker = Breaker(
-            failures=limits.breaker_failures, open_s=limits.breaker_open_s, max_open_s=limits.breaker_max_open_s
-        )
+        self.breaker = Breaker(failures=limits.breaker_failures)
 
     @property
     def is_idle(self) -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
 
 from halfway.coordinator.fairness import Places, Shares
+from halfway.coordinator.requests import Count, Seconds
 from halfway.http.requests.bodies import demand_few_members
 from halfway.http.responses.problems import (
     BodyTimeoutError,
@@ -31,6 +33,35 @@ MIN_BYTES_IN_S: Final = 5.0
 """At least this much of a body, or all of it, has to arrive in this time."""
 Body = bytes
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiSettings:
+    """The settings of the interface, in seconds, bytes and counts."""
+
+    request_timeout_s: Seconds = 15.0
+    max_body_bytes: Count = 8 * 1024 * 1024
+    max_requests: Count = 4096
+    """Requests in flight; more are answered with 429."""
+    prepare_wait_s: Seconds = 1.0
+    """How long a prepare may wait for a place under overload; after that it is answered with 429."""
+    max_batch_items: Count = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiLimits(ApiSettings):
+    """The limits of the interface: the settings, and what nobody sets."""
+
+    max_body_bytes_in_flight: int = 256 * 1024 * 1024
+    max_streams: int = 1000
+    max_stream_operations: int = 1024
+    """Operations of one stream that are not answered yet."""
+    stream_heartbeat_s: float | None = None
+
+    @property
+    def heartbeat_s(self) -> float:
+        """After this silence the client of a stream is pinged. One operation may delay its answer."""
+        return self.stream_heartbeat_s or 2 * self.request_timeout_s + 10
 
 
 class InFlight:

@@ -21,7 +21,7 @@ from halfway.coordinator.fairness import Places
 from halfway.http.handlers import openapi
 from halfway.http.handlers.handlers import Call, Operation, Site
 from halfway.http.handlers.routes import OPERATIONS
-from halfway.http.requests.admission import Admission, HeldRefusals, InFlight
+from halfway.http.requests.admission import Admission, ApiLimits, HeldRefusals, InFlight
 from halfway.http.requests.authentication import caller_of
 from halfway.http.requests.validation import Validation
 from halfway.http.responses.answer import Answer, WholeResponse, refusal
@@ -33,11 +33,9 @@ from halfway.http.responses.problems import (
     UpgradeRequiredError,
 )
 from halfway.http.responses.slices import Unsent
-from halfway.http.server.acceptor import ApiLimits
 from halfway.http.server.events import Events
 from halfway.http.server.server import call_on_data, cancelled_when_lost, note_caller
 from halfway.http.stream.accumulator import OperationAccumulator, StreamObserver
-from halfway.http.stream.stream import StreamLimits
 from halfway.http.stream.streams import Streams
 from halfway.protocol.errors import (
     EndUnconfirmedError,
@@ -178,18 +176,7 @@ class Api:
             observer=self._observer,
             refusals=self._site.refusals,
         )
-        return Streams(
-            accumulator,
-            self.in_flight,
-            StreamLimits(
-                max_streams=limits.max_streams,
-                max_in_flight=min(limits.max_stream_operations, limits.max_requests),
-                max_frame_bytes=limits.max_body_bytes,
-                max_frame_operations=limits.max_batch_items,
-                timeout_s=limits.request_timeout_s,
-                heartbeat_s=limits.stream_heartbeat_s or 2 * limits.request_timeout_s + 10,
-            ),
-        )
+        return Streams(accumulator, self.in_flight, limits)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. No input of a client causes a 500."""

@@ -9,7 +9,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-import msgspec
 import structlog
 from aiohttp import WSMsgType
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from halfway.coordinator.coordinator import Coordinator
     from halfway.coordinator.requests import LeasedCheck
     from halfway.http.handlers.handlers import Call
+    from halfway.http.requests.admission import ApiLimits
     from halfway.http.requests.models import StreamChecks
     from halfway.http.stream.accumulator import OperationAccumulator
     from halfway.http.stream.frames import Answer, FrameReader
@@ -171,30 +171,6 @@ MAX_GROUPS: Final = 100
 """Groups whose checks one connection may get."""
 
 
-class StreamLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of the stream; seconds, bytes and counts."""
-
-    max_streams: int
-    max_in_flight: int
-    """Operations of one connection that are not answered yet."""
-    max_frame_bytes: int
-    max_frame_operations: int
-    timeout_s: float
-
-    heartbeat_s: float
-
-    @property
-    def hello(self) -> frames.Hello:
-        """The limits as the client gets them."""
-        return frames.Hello(
-            max_frame_bytes=self.max_frame_bytes,
-            max_frame_operations=self.max_frame_operations,
-            max_in_flight=self.max_in_flight,
-            timeout_s=self.timeout_s,
-            heartbeat_s=self.heartbeat_s,
-        )
-
-
 class Stream:
     """One connection."""
 
@@ -205,7 +181,7 @@ class Stream:
         call: Call,
         reader: FrameReader,
         accumulator: OperationAccumulator,
-        limits: StreamLimits,
+        limits: ApiLimits,
         on_frame: Callable[[Stream, int], None],
     ) -> None:
         """Take the connection of a handshake; `on_frame` is called with the size of each frame that is read."""
@@ -222,12 +198,19 @@ class Stream:
         self._has_room = partial(call.site.unsent.has_room, call.principal.group)
         self._reader = reader
         self._accumulator = accumulator
-        self._limits = limits
         self._on_frame = on_frame
         self._open: set[int] = set()
         """The numbers of the operations that are not answered yet."""
+        self._max_in_flight = min(limits.max_stream_operations, limits.max_requests)
+        hello = frames.Hello(
+            max_frame_bytes=limits.max_body_bytes,
+            max_frame_operations=limits.max_batch_items,
+            max_in_flight=self._max_in_flight,
+            timeout_s=limits.request_timeout_s,
+            heartbeat_s=limits.heartbeat_s,
+        )
         self._answers: list[Answer] = []
-        self._frames: list[bytes] = [ServerFrame(hello=limits.hello).encoded()]
+        self._frames: list[bytes] = [ServerFrame(hello=hello).encoded()]
         """What is sent before the answers."""
         self._work = asyncio.Event()
         self._work.set()
@@ -295,7 +278,7 @@ class Stream:
 
     @property
     def _full(self) -> bool:
-        return len(self._open) + self._unconfirmed + len(self._answers) >= self._limits.max_in_flight
+        return len(self._open) + self._unconfirmed + len(self._answers) >= self._max_in_flight
 
     async def _take(self, data: bytes) -> None:
         if len(data) > SMALL_BYTES:

@@ -12,14 +12,14 @@ from halfway.http.handlers.handlers import SUBPROTOCOL
 from halfway.http.requests.admission import SMALL_BYTES
 from halfway.http.responses.problems import RareLog
 from halfway.http.stream.frames import FrameReader
-from halfway.http.stream.stream import Stream, StreamLimits
+from halfway.http.stream.stream import Stream
 from halfway.protocol.errors import OverloadedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from halfway.http.handlers.handlers import Call
-    from halfway.http.requests.admission import InFlight
+    from halfway.http.requests.admission import ApiLimits, InFlight
     from halfway.http.stream.accumulator import OperationAccumulator
     from halfway.protocol.principal import Principal
 
@@ -32,7 +32,7 @@ _CLOSE_S: Final = 2.0
 class Streams:
     """Every open stream of this instance."""
 
-    def __init__(self, accumulator: OperationAccumulator, in_flight: InFlight, limits: StreamLimits) -> None:
+    def __init__(self, accumulator: OperationAccumulator, in_flight: InFlight, limits: ApiLimits) -> None:
         """Take what does the operations of all streams, and what counts their bytes; nothing is open."""
         self._accumulator = accumulator
         self._in_flight = in_flight
@@ -65,14 +65,14 @@ class Streams:
             timeout=_CLOSE_S,
             protocols=(SUBPROTOCOL,),
             compress=False,
-            max_msg_size=limits.max_frame_bytes + 1,  # aiohttp refuses a message of this size
+            max_msg_size=limits.max_body_bytes + 1,  # aiohttp refuses a message of this size
             heartbeat=limits.heartbeat_s,
             decode_text=False,
         )
         return Stream(
             socket,
             call=call,
-            reader=FrameReader(call.site.validation, max_operations=limits.max_frame_operations),
+            reader=FrameReader(call.site.validation, max_operations=limits.max_batch_items),
             accumulator=self._accumulator,
             limits=limits,
             on_frame=self.read,

@@ -1,10 +1,10 @@
 """A group that has reached a limit is refused with the name of the limit; other groups are not."""
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from halfway.coordinator import prepare_rules as group_limits
@@ -18,8 +18,8 @@ from halfway.protocol.transactions import Outcome, State, shard_of
 from tests.support.service.world import LIMITS, SHARDS, World
 
 
-async def start_limited(memory: Memory | None = None, **limits: object) -> World:
-    changed: ServiceLimits = msgspec.structs.replace(LIMITS, **limits)
+async def start_limited(memory: Memory | None = None, **limits: Any) -> World:
+    changed: ServiceLimits = dataclasses.replace(LIMITS, **limits)
     world = await World.start(memory, limits=changed)
     for name in ("shop", "other"):
         await world.group(name)
@@ -130,13 +130,13 @@ async def test_prepares_on_their_way_count_as_pending() -> None:
     await world.stop()
 
 
-async def two_instances(**limits: object) -> list[World]:
+async def two_instances(**limits: Any) -> list[World]:
     """Start two instances that share the log, with one shard each."""
     first = Memory(shards=SHARDS, topics={"orders": 3}, owns={0})
     second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
     worlds = []
     for memory in (first, second):
-        coordinator = Coordinator(limits=msgspec.structs.replace(LIMITS, **limits), **memory.ports)
+        coordinator = Coordinator(limits=dataclasses.replace(LIMITS, **limits), **memory.ports)
         memory.peers.serve(coordinator.peer_handler)
         await memory.membership.start(coordinator.listener)
         world = World(memory, coordinator)

@@ -2,7 +2,7 @@
 
 import json
 
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from tests.support.rest.client import RestWorld
 from tests.unit.http.conftest import NewWorld
 

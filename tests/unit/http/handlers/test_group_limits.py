@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from halfway.coordinator.requests import ServiceLimits
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from tests.unit.http.conftest import NewWorld
 
 ORDER = {"group": "shop", "messages": [{"topic": "orders", "value": "v" * 600}]}

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from halfway.http.requests.admission import Admission, HeldRefusals, held_s
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import Admission, ApiLimits, HeldRefusals, held_s
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.waiting import GENEROUS_S

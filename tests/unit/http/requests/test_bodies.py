@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfway.http.requests import admission
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from halfway.http.server.server import HttpServer
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld

@@ -15,8 +15,8 @@ import uvloop
 from aiohttp import web
 
 from halfway.coordinator.requests import ServiceLimits
+from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import SLOW_LOOKS, Unsent
-from halfway.http.server.acceptor import ApiLimits
 from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ShuttingDownError
 from tests.support.replies import once

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from halfway.http.stream.stream import StreamLimits
+from halfway.http.requests.admission import ApiLimits
 from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.principal import PrincipalKind
 from tests.support.rest.client import SHOP
@@ -105,15 +105,7 @@ async def test_a_stream_that_only_waits_for_checks_is_closed_as_well(
 async def test_one_group_leaves_half_of_the_streams_to_others(
     both: Guarded, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = StreamLimits(
-        max_streams=4,
-        max_in_flight=100,
-        max_frame_bytes=10_000,
-        max_frame_operations=100,
-        timeout_s=15.0,
-        heartbeat_s=40.0,
-    )
-    monkeypatch.setattr(both.here.api.streams, "_limits", few)
+    monkeypatch.setattr(both.here.api.streams, "_limits", ApiLimits(max_streams=4))
     for caller in ("shop", "other"):
         for _ in range(2):
             await opened(both.here, authorization(both.tokens[caller]))

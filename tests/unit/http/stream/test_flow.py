@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from halfway.coordinator.requests import ServiceLimits
+from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
-from halfway.http.server.acceptor import ApiLimits
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import aiohttp
 import pytest
 
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from halfway.http.server.acceptor import ApiLimits
+from halfway.http.requests.admission import ApiLimits
 from tests.support.coordinator.stream_client import StreamClient, StreamLostError
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
