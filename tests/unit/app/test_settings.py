@@ -75,6 +75,8 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
         ("HALFWAY_PORT", "eighty"),
         ("HALFWAY_PORT", "70000"),
         ("HALFWAY_SHARDS", "0"),
+        ("HALFWAY_PREPARE_TIMEOUT_S", "5.1"),
+        ("HALFWAY_SESSION_TIMEOUT_S", "301"),
         ("HALFWAY_SCAN_INTERVAL_S", "-1"),
         ("HALFWAY_SCAN_INTERVAL_S", "nan"),
         ("HALFWAY_POLICY__ON_EXHAUSTED", "explode"),

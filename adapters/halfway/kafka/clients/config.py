@@ -47,7 +47,7 @@ USUAL_PROPERTIES: Final = (
 _SIMILARITY: Final = 0.85
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _MAX_PREPARE_TIMEOUT_S: Final = 5.0
-_MAX_SHARDS: Final = 10_000
+"""An instance that was frozen must not deliver old prepares."""
 _MAX_MESSAGE_BYTES: Final = 1_000_000_000
 """The most that librdkafka allows."""
 _MAX_SESSION_TIMEOUT_S: Final = 300.0
@@ -178,18 +178,6 @@ class KafkaConfig(KafkaSettings):
         if _PREFIX.match(self.prefix) is None:
             raise ConfigurationError(
                 f"kafka_prefix {self.prefix!r} cannot be the start of a topic name: use up to 64 of A-Z a-z 0-9 . _ -"
-            )
-        if not 1 <= self.shards <= _MAX_SHARDS:
-            raise ConfigurationError(f"shards is {self.shards}: use 1 to {_MAX_SHARDS}")
-        if not 0 < self.prepare_timeout_s <= _MAX_PREPARE_TIMEOUT_S:
-            raise ConfigurationError(
-                f"prepare_timeout_s is {self.prepare_timeout_s:g}: use more than 0 and at most "
-                f"{_MAX_PREPARE_TIMEOUT_S:g}, so that an instance that was frozen cannot deliver old prepares"
-            )
-        if not 0 < self.session_timeout_s <= _MAX_SESSION_TIMEOUT_S:
-            raise ConfigurationError(
-                f"session_timeout_s is {self.session_timeout_s:g}: use more than 0 and at most "
-                f"{_MAX_SESSION_TIMEOUT_S:g}"
             )
         self._require_places()
         if self.op_retention_ms <= self.outcome_horizon_s * 1000:

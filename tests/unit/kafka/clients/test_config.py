@@ -95,8 +95,6 @@ def test_librdkafka_takes_every_configuration() -> None:
     [
         ({"properties": {}}, "bootstrap.servers"),
         ({"prefix": "a b"}, "prefix"),
-        ({"shards": 0}, "shards"),
-        ({"prepare_timeout_s": 6}, "prepare_timeout_s"),
         ({"op_retention_ms": 60_000}, "op_retention_ms"),
         ({"min_compaction_lag_ms": 1_000}, "min_compaction_lag_ms"),
         ({"max_compaction_lag_ms": 1_000}, "max_compaction_lag_ms"),
