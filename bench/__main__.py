@@ -7,6 +7,7 @@ options of a run.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
+import structlog
 
 from bench import checks, frozen, overload, pipeline, recovery, scenarios, takeover
 from bench.figures import Record, wide_console
@@ -117,4 +119,5 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     sys.exit(main())

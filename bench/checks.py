@@ -73,6 +73,8 @@ def _measure(rig: Rig, verdict: str, options: Options, say: Say) -> Row:
         done_before, started, before = checked(_FIRST)
         done, ended, after = checked(_LAST)
         checked(1.0)
+        if verdict == "commit":
+            until(lambda: rig.first.metric("halfway_pending"), lambda left: left == 0, "the commits were not done")
         return {
             "verdict": verdict,
             "checks": round(done - done_before),

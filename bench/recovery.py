@@ -8,7 +8,6 @@ last everything is due at once.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Final, Self
 
 import msgspec
-import structlog
 from msgspec import Meta
 
 from bench.figures import Record, Row, Say, cpu_us, memory_mib
@@ -93,7 +91,6 @@ class Log(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(kafka: Broker, options: Options, say: Say) -> Record:
     """Measure starts on each log; on the largest backlog also a takeover, and a start with everything due."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     versions = {"": Path(sys.executable)}
     if options.before:
         versions = {", before": Path(options.before).absolute(), **versions}

@@ -11,18 +11,18 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.structure.figures import ROOT
 
 BOUNDS = {
-    "calls of a prepare": 205,
-    "modules of a prepare": 42,
-    "changes of module of a prepare": 122,
-    "definitions of one verb of a prepare": 9,
-    "calls of a commit": 243,
-    "modules of a commit": 40,
-    "changes of module of a commit": 104,
-    "definitions of one verb of a commit": 11,
-    "calls of a check": 440,
-    "modules of a check": 55,
-    "changes of module of a check": 235,
-    "definitions of one verb of a check": 10,
+    "calls of a prepare": 200,
+    "modules of a prepare": 37,
+    "changes of module of a prepare": 113,
+    "definitions of one verb of a prepare": 8,
+    "calls of a commit": 240,
+    "modules of a commit": 37,
+    "changes of module of a commit": 99,
+    "definitions of one verb of a commit": 13,
+    "calls of a check": 395,
+    "modules of a check": 41,
+    "changes of module of a check": 195,
+    "definitions of one verb of a check": 11,
 }
 
 

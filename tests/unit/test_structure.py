@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
     "lines of tests": 70_766,
-    "lines of bench": 3_995,
+    "lines of bench": 3_997,
     "bytes of pages": 404_975,
     "settings": 85,
     "REST operations": 27,
