@@ -13,7 +13,6 @@ import structlog
 
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.http.requests import convert, models
-from halfway.http.requests.bodies import ExplanationBudget
 from halfway.http.requests.validation import cause_of, to_batch_end
 from halfway.http.responses.answer import Answer, answer
 from halfway.http.responses.problems import InternalError, encoded, invalid, standing_alone
@@ -118,11 +117,8 @@ async def _wanted(call: Call, cause: Cause) -> tuple[Wanted[Prepare], Wanted[End
     if whole is not None:
         return whole
     outline: models.BatchRequest = validation.read(models.BatchRequest, call.body, few)
-    budget = ExplanationBudget()
-    prepares = await _each(
-        partial(validation.read, models.PrepareRequest, explaining=budget), outline.prepare, to_prepare
-    )
-    return prepares, await _each(partial(validation.read, models.BatchEnd, explaining=budget), outline.end, to_end)
+    prepares = await _each(partial(validation.read, models.PrepareRequest), outline.prepare, to_prepare)
+    return prepares, await _each(partial(validation.read, models.BatchEnd), outline.end, to_end)
 
 
 async def _each(read: Callable[..., T], raws: Sequence[msgspec.Raw], convert_one: Callable[[Any], T]) -> Wanted[T]:

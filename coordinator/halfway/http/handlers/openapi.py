@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import msgspec
 
 from halfway.http.handlers.handlers import ALWAYS
-from halfway.http.requests import bodies
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
 
@@ -21,6 +20,34 @@ if TYPE_CHECKING:
     from halfway.protocol.errors import HalfwayError
 
 _JSON: Final = "application/json"
+_REFERENCE: Final = "#/components/schemas/{name}"
+_TYPED_DATA: Final[dict[str, Any]] = {
+    "title": "TypedData",
+    "description": "Data with its type: a string; JSON, whose bytes are kept unchanged; or bytes as base64.",
+    "type": "object",
+    "properties": {"type": {"enum": ["STRING", "JSON", "BINARY"]}, "data": {}},
+    "required": ["type", "data"],
+    "additionalProperties": False,
+    "allOf": [
+        {
+            "if": {"properties": {"type": {"const": "STRING"}}},
+            "then": {"properties": {"data": {"type": "string", "description": "a string"}}},
+        },
+        {
+            "if": {"properties": {"type": {"const": "BINARY"}}},
+            "then": {
+                "properties": {
+                    "data": {
+                        "type": "string",
+                        "contentEncoding": "base64",
+                        "format": "base64",
+                        "description": "standard base64 with padding",
+                    }
+                }
+            },
+        },
+    ],
+}
 _HEADERS: Final = {
     CAUSE_HEADER: {
         "name": CAUSE_HEADER,
@@ -49,7 +76,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             models.append(operation.body)
     from halfway.http.requests.models import BatchEnd
 
-    components = bodies.schema_components([*dict.fromkeys([*models, BatchEnd])])
+    components = _schema_components([*dict.fromkeys([*models, BatchEnd])])
     components["BatchItem"]["properties"]["body"] = {
         "anyOf": [_reference("PreparedResponse"), _reference("EndResponse")]
     }
@@ -85,6 +112,17 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
+def _schema_components(types: Sequence[Any]) -> dict[str, Any]:
+    """Return the schemas of models and of all models that they refer to, by name."""
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas["TypedData"] = _TYPED_DATA
+    batch = schemas.get("BatchRequest")
+    if batch is not None:
+        batch["properties"]["prepare"]["items"] = _reference("PrepareRequest")
+        batch["properties"]["end"]["items"] = _reference("BatchEnd")
+    return schemas
+
+
 def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.id,
@@ -110,7 +148,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
         name, kind = operation.parameter
         described.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
     if operation.query is not None:
-        _, components = msgspec.json.schema_components([operation.query], ref_template=bodies.REFERENCE)
+        _, components = msgspec.json.schema_components([operation.query], ref_template=_REFERENCE)
         for name, schema in components[operation.query.__name__]["properties"].items():
             described.append({"name": name, "in": "query", "required": False, "schema": _without_null(schema)})
     return [*described, *(_HEADERS[name] for name in operation.headers)]
@@ -150,7 +188,7 @@ def _problem(status: int, kinds: Sequence[type[HalfwayError]]) -> dict[str, Any]
 
 
 def _schema(kind: Any) -> dict[str, Any]:
-    return msgspec.json.schema(kind, ref_template=bodies.REFERENCE)
+    return msgspec.json.schema(kind, ref_template=_REFERENCE)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +201,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reference(name: str) -> dict[str, str]:
-    return {"$ref": bodies.REFERENCE.format(name=name)}
+    return {"$ref": _REFERENCE.format(name=name)}
 
 
 def _structs_of(model: Any) -> Sequence[Any]:

@@ -17,7 +17,7 @@ from halfway.coordinator.access import KeySpec
 from halfway.coordinator.records import FailingTopic, JobSpec, Quarantined, RefusedWrite, Skipped
 from halfway.http.handlers.handlers import nothing_in
 from halfway.http.requests import bodies, convert, models, operator_models
-from halfway.http.requests.bodies import rfc3339_or_none
+from halfway.http.requests.bodies import mismatch, rfc3339_or_none, short
 from halfway.http.requests.models import TransactionId
 from halfway.http.requests.validation import FieldRefusedError, parameters, path_parameter, to_filter
 from halfway.http.responses.answer import Answer, answer
@@ -411,7 +411,7 @@ def _to_start(request: operator_models.JobRequest) -> _JobStart:
     if not request.reason and not request.preview:
         raise FieldRefusedError("reason", "missing: it is stored as the remark of each transaction")
     if request.reason is not None and not bodies.remark_fits(request.reason):
-        raise FieldRefusedError("reason", f"larger than {MAX_REMARK_BYTES} bytes")
+        raise FieldRefusedError("reason", mismatch(short(request.reason), f"at most {MAX_REMARK_BYTES} bytes"))
     spec = JobSpec(
         id=request.id or token_hex(_ID_BYTES),
         action=request.action,

@@ -87,14 +87,14 @@ ErrorPart = Annotated[
 Timestamp = Annotated[str, Meta(description="RFC 3339 in UTC with milliseconds", examples=["2026-01-02T03:04:05.678Z"])]
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A header of a message."""
 
     name: HeaderName
     value: Data = None
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A message to prepare. A null value is a tombstone."""
 
     topic: TopicName
@@ -110,7 +110,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"Message(topic={self.topic!r})"
 
 
-class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class PrepareRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
     """A transaction to prepare, with all its messages."""
 
     group: GroupName
@@ -120,7 +122,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """When the first check is due, instead of the group's `first_check_after_s`."""
 
 
-class EndRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class EndRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """The outcome of the local transaction."""
 
     outcome: Outcome
@@ -128,33 +130,35 @@ class EndRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     check_id: CheckId | None = None
 
 
-class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One end of a batch."""
 
     id: TransactionId
 
 
-class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Independent prepares and ends. They are done concurrently, in no particular order."""
 
     prepare: list[msgspec.Raw] = []
     end: list[msgspec.Raw] = []
 
 
-class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A batch with its items decoded, if all of them are valid."""
 
     prepare: list[PrepareRequest] = []
     end: list[BatchEnd] = []
 
 
-class StreamPrepare(PrepareRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class StreamPrepare(
+    PrepareRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
     """A prepare with its number."""
 
     n: Number
 
 
-class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """An end with its number."""
 
     n: Number
@@ -162,7 +166,7 @@ class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """If false, the answer does not wait until the end is written."""
 
 
-class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A subscription to the checks of a group."""
 
     n: Number
@@ -170,7 +174,7 @@ class StreamChecks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max: Annotated[int, Meta(ge=0, le=1000, description="a whole number from 0 to 1000")]
 
 
-class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Independent operations."""
 
     prepare: list[msgspec.Raw] = []
@@ -178,7 +182,7 @@ class StreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     checks: list[msgspec.Raw] = []
 
 
-class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A frame with its operations decoded, if all of them are valid."""
 
     prepare: list[StreamPrepare] = []
@@ -186,7 +190,7 @@ class WholeStreamFrame(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     checks: list[StreamChecks] = []
 
 
-class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How checks reach a group: by HTTP at its `urls`, or the group fetches them (`"mode": "pull"`)."""
 
     urls: (
@@ -195,7 +199,7 @@ class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mode: Literal["push", "pull"] | None = None
 
 
-class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A producer group."""
 
     check: CheckBy
@@ -203,7 +207,7 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: PolicyOverrides | None = None
 
 
-class GroupAdditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GroupAdditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a service needs of its producer group. Topics are added; a part that is left out stays as it is."""
 
     topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
@@ -420,7 +424,7 @@ Certificate = Annotated[
 ]
 
 
-class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A key to create, or a client certificate to bind: for a group, or for an operator or reader of that name."""
 
     kind: Kind
@@ -429,7 +433,7 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     certificate: Certificate | None = None
 
 
-class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RotateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How long the old key stays valid beside the new one, and how long the new one is valid (default: for ever)."""
 
     keep_s: Annotated[float, Meta(ge=0, le=MAX_SECONDS, description=f"a number of seconds from 0 to {MAX_SECONDS}")] = (

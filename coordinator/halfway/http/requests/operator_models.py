@@ -48,7 +48,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     error: ErrorPart | None = None
 
 
-class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One action on every transaction that a filter matches, or on given ids. Ages count from the start of the job."""
 
     action: JobAction

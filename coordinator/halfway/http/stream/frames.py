@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from halfway.http.requests import convert, models
-from halfway.http.requests.bodies import ExplanationBudget
 from halfway.http.requests.validation import to_batch_end
 from halfway.http.responses.answer import ENCODER
 from halfway.http.responses.problems import MalformedJsonError, encoded, invalid, standing_alone
@@ -100,14 +99,13 @@ class FrameReader:
     def _one_by_one(self, data: bytes, cause: Cause) -> FrameOperations:
         """Read the operations of a frame one by one, if one of them is wrong, or may be."""
         frame: models.StreamFrame = self._validation.read(models.StreamFrame, data, self._few)
-        explaining = ExplanationBudget()
         wrong: list[tuple[str, int, HalfwayError]] = []
 
         def each(kind: str, raws: Sequence[msgspec.Raw], model: type[M], to: Callable[[M], R]) -> list[R]:
             done = []
             for index, raw in enumerate(raws):
                 try:
-                    done.append(self._validation.read(model, raw, to, explaining=explaining))
+                    done.append(self._validation.read(model, raw, to))
                 except HalfwayError as error:
                     wrong.append((kind, _decoded(_NUMBERED, raw, f"{kind}[{index}]").n, error))
             return done

@@ -35,8 +35,7 @@ async def test_items_are_answered_in_order_each_with_its_own_status(world: RestW
     prepares, ends = answer.body["prepare"], answer.body["end"]
     assert [item["status"] for item in prepares] == [201, 422, 422, 404, 201]
     assert [prepares[0]["body"]["id"], prepares[4]["body"]["id"]] == ["one", "two"]
-    wrong = [error["field"] for error in prepares[1]["problem"]["errors"]]
-    assert sorted(wrong) == ["color", "messages[0].topic", "messages[1].topic", "messages[1].value"]
+    assert [error["field"] for error in prepares[1]["problem"]["errors"]] == ["messages[0].topic"]
     assert prepares[3]["problem"]["error_code"] == "unknown_group"
     assert [item["status"] for item in ends] == [200, 404, 422, 200]
     assert ends[0]["body"] == {"id": first, "state": "committed", "changed": True}
@@ -60,15 +59,6 @@ async def test_its_items_are_bounded(new_world: NewWorld) -> None:
         assert (answer.status, answer.error_code) == (422, "invalid_request")
         assert "1 to 3" in answer.body["detail"]
     assert (await world.call("POST", "/v1/batch", {"prepare": [ITEM] * 3})).status == 200
-
-
-async def test_only_some_wrong_items_are_explained_in_full(world: RestWorld) -> None:
-    """To name every wrong field takes time, and a thousand wrong items must not delay other callers."""
-    wrong = {"group": "shop", "messages": [{}]}
-    answer = await world.call("POST", "/v1/batch", {"prepare": [wrong] * 200})
-    told = [len(item["problem"]["errors"]) for item in answer.body["prepare"]]
-    assert told[0] == 2
-    assert told[-1] == 1
 
 
 async def test_operators_end_batches_too(world: RestWorld) -> None:

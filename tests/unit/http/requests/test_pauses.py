@@ -83,13 +83,3 @@ async def test_what_strings_hold_is_no_field(said: str) -> None:
     values: list[dict[str, object]] = [{"topic": "t", "value": said * 10, "key": ""}] * 8000
     values.append({"value": {"type": "JSON", "data": [[said]] * 3000}})
     await demand_few_members(json.dumps({"group": "g", "messages": values}).encode())
-
-
-async def test_a_batch_shares_what_may_be_explained(world: RestWorld) -> None:
-    """Once the budget is used up, wrong items are explained by their first wrong field only."""
-    item = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}] * 30 + [{"topic": 1}]}
-    answer = await world.call("POST", "/v1/batch", {"prepare": [item] * 20})
-    told = [len(one["problem"]["errors"]) for one in answer.body["prepare"]]
-    assert told[0] == 2
-    assert told[-1] == 1
-    assert all(one["problem"]["errors"][0]["field"] == "messages[30].topic" for one in answer.body["prepare"])

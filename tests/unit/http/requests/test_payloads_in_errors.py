@@ -34,5 +34,5 @@ async def test_an_error_names_the_field_and_no_payload(world: RestWorld, body: o
         assert answer.status in (200, 422)
         assert Canaries({"payload": VALUE}).found_in(json.dumps(answer.body)) == []
         assert "field" in json.dumps(answer.body)
-    shown = await world.call("POST", "/v1/transactions", {"group": "shop", "messages": [], "check_after_s": "soon"})
+    shown = await world.call("POST", "/v1/transactions", {"check_after_s": "soon", "group": "shop", "messages": []})
     assert '"soon"' in str(shown.body)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.http.requests.bodies import repeated
 from halfway.http.requests.models import BatchRequest, EndRequest, PrepareRequest
 from halfway.http.requests.validation import Validation
 from halfway.protocol.errors import InvalidRequestError
@@ -65,6 +64,24 @@ def test_a_batch_is_judged_by_itself_and_its_items_by_themselves() -> None:
     assert fields(EndRequest, '{"outcome": "commit", "outcome": "rollback"}') == ["outcome"]
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one)))
-def test_nothing_is_found_where_nothing_is_repeated(document: object) -> None:
-    assert list(repeated(json.dumps(document).encode(), within=True)) == []
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+DATA = st.none() | TEXT | st.builds(lambda data: {"type": "JSON", "data": data}, st.lists(TEXT) | TEXT)
+MESSAGES = st.fixed_dictionaries(
+    {"topic": st.sampled_from(["t", "value"]), "value": DATA},
+    optional={
+        "key": DATA,
+        "headers": st.lists(st.fixed_dictionaries({"name": st.just("name")}, optional={"value": DATA})),
+    },
+)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=3), st.booleans(), st.data())
+def test_a_name_that_is_repeated_anywhere_is_found(messages: list[object], is_ascii: bool, data: st.DataObject) -> None:
+    """Whatever the strings hold: quotes, backslashes and escapes are no names."""
+    body = json.dumps({"group": "g", "messages": messages, "id": "i"}, ensure_ascii=is_ascii)
+    assert fields(PrepareRequest, body) == []
+    name, value = data.draw(
+        st.sampled_from([("topic", '"t"'), ("value", "null"), ("value", '"\\\\"'), ("topic", '"\\u0074"')])
+    )
+    twice = body.replace('"messages": [{', f'"messages": [{{"{name}": {value}, ', 1)
+    assert fields(PrepareRequest, twice) == [f"messages[0].{name}"]
