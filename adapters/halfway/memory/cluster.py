@@ -251,7 +251,7 @@ def topic(partitions: int = 3, *, max_message_bytes: int = 1_048_588, compacted:
 class Memory:
     """Kafka with halfway's ports on it, in this process.
 
-    `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.listener)`. Several
+    `Coordinator(limits=..., **memory.ports)`, then `await memory.membership.start(coordinator.shards)`. Several
     instances can share one log, each with the shards in its `owns`, and `memory.peers.serve(coordinator.peer_handler)`.
     """
 

@@ -63,7 +63,7 @@ class MemoryServer(Server):
             await memory.membership.stop(deadline=asyncio.get_running_loop().time() + _RELEASE_S)
 
         stack.push_async_callback(leave)
-        await memory.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
+        await memory.membership.start(ScannedShards(coordinator.shards, scheduler.arm, scheduler.disarm))
         while len(coordinator.shards.served) < settings.shards:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(_POLL_S)
         return coordinator

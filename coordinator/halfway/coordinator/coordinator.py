@@ -10,16 +10,16 @@ from halfway.coordinator.checkback.dispatcher import CheckDispatcher
 from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected, always
 from halfway.coordinator.checkback.scan import Scan
 from halfway.coordinator.cluster.cluster_jobs import ClusterJobs, JobWork
-from halfway.coordinator.cluster.forward import FanOut, Forwarder, NoOwners, NoPeers
+from halfway.coordinator.cluster.forward import FanOut, Forwarder
 from halfway.coordinator.cluster.jobs import Jobs
 from halfway.coordinator.cluster.peers import PeerHandler
 from halfway.coordinator.cluster.statistics import ClusterStatistics
 from halfway.coordinator.ends import CallerRequests
 from halfway.coordinator.fairness import Turns
 from halfway.coordinator.prepare import Preparer
-from halfway.coordinator.queries.action_log import Auditor, LogOnlyAuditTrail, describe_group_change
+from halfway.coordinator.queries.action_log import Auditor, describe_group_change
 from halfway.coordinator.queries.activity import Activity
-from halfway.coordinator.queries.history import Histories, NoHistory
+from halfway.coordinator.queries.history import Histories
 from halfway.coordinator.queries.queries import Lookup, Queries
 from halfway.coordinator.records import (
     CheckCall,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
         OwnerHint,
         Owners,
         Peers,
-        ShardListener,
         Topics,
     )
     from halfway.coordinator.records import FindResult, HistoryView
@@ -100,17 +99,18 @@ class Coordinator:
         authority: Authority,
         clock: Clock,
         observer: Observer,
+        owners: Owners,
+        history: History,
         keys: Keys | None = None,
-        owners: Owners | None = None,
         peers: Peers | None = None,
         check_secrets: CheckSecrets | None = None,
         audit_trail: AuditTrail | None = None,
-        history: History | None = None,
         instance: str = "",
     ) -> None:
-        """Connect the parts; nothing is started. Without `owners` and `peers` no call is forwarded."""
+        """Connect the parts; nothing is started. Without `peers` no call is forwarded."""
         self.limits = limits
-        self._shards = ShardTable(limits, clock)
+        self._shards = self.shards = ShardTable(limits, clock)
+        """The shards that this instance serves. The membership notifies it."""
         self.authority = authority
         self.now_ms = clock.now_ms
         self._check_secrets = check_secrets or CheckSecrets()
@@ -118,7 +118,7 @@ class Coordinator:
         """None if there is no master secret to make keys with."""
         self._groups = Groups(limits, groups, self._shards, authority, clock, caller)
         self._lookup = Lookup(limits, authority, self._shards, half_log, clock)
-        self.auditor = Auditor(audit_trail or LogOnlyAuditTrail(), clock, instance, self._lookup.group_here)
+        self.auditor = Auditor(audit_trail, clock, instance, self._lookup.group_here)
         """Records manual actions, and actions on groups and keys."""
         self.group_here = self._lookup.group_here
         activity = Activity.around(observer, clock)
@@ -153,8 +153,8 @@ class Coordinator:
         )
         self._scan = Scan(limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer)
         self._queries = Queries(authority, self._shards, self._groups, self._lookup, self.turns)
-        self._histories = Histories(authority, self._shards, self._lookup, history or NoHistory(), activity.journal)
-        self._forwarder = Forwarder(self._shards, owners or NoOwners(), peers or NoPeers(), observer)
+        self._histories = Histories(authority, self._shards, self._lookup, history, activity.journal)
+        self._forwarder = Forwarder(self._shards, owners, peers, observer)
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
         self._prepares = CallsOfTurn(self.begin_prepares)
         self._ends = CallsOfTurn(self.begin_ends)
@@ -187,16 +187,6 @@ class Coordinator:
         self.statistics.instance = instance
         self.peer_handler.register(self.statistics.answer, FiguresCall)
         self.peer_handler.register(self.jobs.answer, KnownJobCall, StartJobCall, JobCall, JobsCall, StopJobCall)
-
-    @property
-    def listener(self) -> ShardListener:
-        """The listener that the membership notifies about shards."""
-        return self._shards
-
-    @property
-    def shards(self) -> ShardTable:
-        """The shards that this instance serves, for metrics and health."""
-        return self._shards
 
     def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[Prepared]:
         """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""

@@ -86,7 +86,7 @@ class RestWorld:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        await self.memory.membership.start(self.coordinator.listener)
+        await self.memory.membership.start(self.coordinator.shards)
         await self._server.start(HOST, self._port, self._tls)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=GENEROUS_S))
         return self

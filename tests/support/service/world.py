@@ -31,7 +31,7 @@ class World:
             outcome_horizon_s=limits.outcome_horizon_s,
         )
         coordinator = Coordinator(limits=limits, **memory.ports)
-        await memory.membership.start(coordinator.listener)
+        await memory.membership.start(coordinator.shards)
         world = cls(memory, coordinator)
         await world.until(lambda: len(coordinator.shards.served) == SHARDS)
         return world

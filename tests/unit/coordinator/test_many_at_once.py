@@ -27,7 +27,7 @@ async def two_instances() -> list[World]:
     for memory in (first, Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)):
         coordinator = Coordinator(limits=LIMITED, **memory.ports)
         memory.peers.serve(coordinator.peer_handler)
-        await memory.membership.start(coordinator.listener)
+        await memory.membership.start(coordinator.shards)
         worlds.append(World(memory, coordinator))
     await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))
     await worlds[0].group()

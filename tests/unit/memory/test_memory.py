@@ -333,7 +333,7 @@ async def test_a_user_runs_a_transaction_as_the_readme_shows() -> None:
     memory = Memory(shards=2, topics={"orders": 3, "points": 1})
     limits = ServiceLimits(shards=2)
     coordinator = Coordinator(limits=limits, **memory.ports)
-    await memory.membership.start(coordinator.listener)
+    await memory.membership.start(coordinator.shards)
     await turns()
     spec = GroupSpec(name="shop", mode=CheckMode.PULL, urls=(), topics=("orders", "points"))
     await coordinator.put_group(spec, deadline=deadline())
@@ -344,7 +344,7 @@ async def test_a_user_runs_a_transaction_as_the_readme_shows() -> None:
     assert ended.changed
     memory = memory.restarted()
     coordinator = Coordinator(limits=limits, **memory.ports)
-    await memory.membership.start(coordinator.listener)
+    await memory.membership.start(coordinator.shards)
     await turns()
     again = await coordinator.end(End(id=prepared.id, outcome=Outcome.COMMIT), deadline=deadline())
     assert (again.state, again.changed) == (State.COMMITTED, False)

@@ -288,7 +288,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
             await cluster.membership.stop(deadline=deadline)
 
         stack.push_async_callback(leave)
-        await cluster.membership.start(ScannedShards(coordinator.listener, scheduler.arm, scheduler.disarm))
+        await cluster.membership.start(ScannedShards(coordinator.shards, scheduler.arm, scheduler.disarm))
         for watch in (backend.watch, readiness.watch, tail.watch):
             watch_task = supervised(watch())
             stack.callback(watch_task.cancel)

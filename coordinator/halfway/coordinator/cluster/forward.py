@@ -57,32 +57,16 @@ _HELD_BACK_S = 0.25
 T = TypeVar("T")
 
 
-class NoOwners:
-    """The port `Owners` of a single instance."""
-
-    def find(self, shard: int) -> OwnerHint | None:  # noqa: ARG002 - the port's
-        """Return None."""
-        return None
-
-
-class NoPeers:
-    """The port `Peers` of an instance that forwards nothing."""
-
-    async def ask(self, owner: OwnerHint, call: PeerCall, *, deadline: float, principal: Principal) -> Any:  # noqa: ARG002
-        """Refuse every call."""
-        raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
-
-
 class Forwarder:
     """Finds owners and calls them. An unknown outcome raises the same errors as for a call to this instance."""
 
-    def __init__(self, shards: ShardTable, owners: Owners, peers: Peers, observer: Observer) -> None:
-        """Store the parts."""
+    def __init__(self, shards: ShardTable, owners: Owners, peers: Peers | None, observer: Observer) -> None:
+        """Store the parts. Without `peers`, nothing is forwarded."""
         self._shards = shards
         self._owners = owners
         self._peers = peers
         self._observer = observer
-        self.is_single = isinstance(peers, NoPeers)
+        self.is_single = peers is None
         """Whether this instance forwards nothing."""
         self._next_owner = 0
 
@@ -113,7 +97,7 @@ class Forwarder:
 
     async def _forward(self, error: NotServedError, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Send a call to the owner of the shard that `error` names, or to any owner if it names none."""
-        owner = self._any_owner() if error.shard is None else self._owners.find(error.shard)
+        owner = self._any_owner() if error.shard is None else self.owner_of(error.shard)
         if owner is None:
             raise error
         return await self.ask(owner, call, deadline=deadline, principal=principal)
@@ -127,6 +111,8 @@ class Forwarder:
             HalfwayError: any other error that the owner answers with.
 
         """
+        if self._peers is None:
+            raise ShardUnavailableError("this instance forwards nothing: set HALFWAY_PEER_CREDENTIAL on every instance")
         loop = asyncio.get_running_loop()
         started, result = loop.time(), "done"
         # At most a quarter of the remaining time, so that the owner has some.
@@ -148,7 +134,7 @@ class Forwarder:
 
     def others(self) -> list[OwnerHint]:
         """Return every other known owner, starting with a different one each time."""
-        owners = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self._owners.find(shard))))
+        owners = list(dict.fromkeys(hint for shard in range(self._shards.count) if (hint := self.owner_of(shard))))
         self._next_owner += 1
         start = self._next_owner % len(owners) if owners else 0
         return [*owners[start:], *owners[:start]]
@@ -166,7 +152,7 @@ class Forwarder:
             if self._shards.serves(number):
                 here.append(number)
                 continue
-            owner = self._owners.find(number)
+            owner = self.owner_of(number)
             if owner is None:
                 raise ShardUnavailableError(
                     f"shard {number} is being recovered or moved, and this needs all shards: try again", shard=number

@@ -41,25 +41,17 @@ _ID_BYTES: Final = 16
 T = TypeVar("T")
 
 
-class LogOnlyAuditTrail:
-    """The `AuditTrail` of a coordinator that records events only in its log."""
-
-    def record(self, event: AuditEvent) -> bool:  # noqa: ARG002 - the port's
-        """Return False: the `Auditor` logs every event."""
-        return False
-
-
 class Auditor:
     """Records the actions of this instance's callers. The instance that forwards a call records it, not the owner."""
 
     def __init__(
         self,
-        trail: AuditTrail,
+        trail: AuditTrail | None,
         clock: Clock,
         instance: str,
         find_group: Callable[[str], str | None] = lambda _: None,
     ) -> None:
-        """Store the parts. `instance` is the name of this instance in events.
+        """Store the parts. Without a `trail`, events are only logged. `instance` is this instance's name in events.
 
         `find_group` returns the group of a transaction, None if it is not known here.
         """
@@ -144,7 +136,7 @@ class Auditor:
             instance=self._instance,
             **fields,  # type: ignore[arg-type]  # the remaining fields
         )
-        if self._trail.record(event) and of_job:
+        if self._trail is not None and self._trail.record(event) and of_job:
             names = ("action", "group", "actor", "detail", "result")
             self._of_jobs.note({name: getattr(event, name) for name in names}, id=event.id, subject=event.subject)
         else:

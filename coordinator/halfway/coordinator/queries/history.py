@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from halfway.coordinator.fairness import Places
-from halfway.coordinator.ports import OpsRead, PlacesRead
 from halfway.coordinator.queries.action_log import DONE
 from halfway.coordinator.records import HistoryEvent, HistoryView, MessagePlace
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
@@ -51,29 +50,6 @@ _EVENTS_OF_ACTION: Final = {
     Audited.END_BY_HAND.value: ("committed", "rolled_back"),
 }
 """The events that an action of the audit trail may have caused."""
-
-
-class NoHistory:
-    """The port `History` of an instance that does not read the log."""
-
-    async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:  # noqa: ARG002 - the port's
-        """Return nothing."""
-        return OpsRead(ops=(), complete=False)
-
-    async def places(
-        self,
-        transaction_id: str,  # noqa: ARG002
-        topics: Sequence[str],  # noqa: ARG002
-        *,
-        at_ms: int,  # noqa: ARG002
-        deadline: float,  # noqa: ARG002
-    ) -> PlacesRead:
-        """Return no places."""
-        return PlacesRead(places={}, detail="this instance does not read the log")
-
-    async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:  # noqa: ARG002 - the port's
-        """Return nothing."""
-        return ()
 
 
 class Histories:

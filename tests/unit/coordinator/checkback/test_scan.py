@@ -40,7 +40,7 @@ async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world
 
 async def test_a_later_transaction_of_an_id_is_written_again_as_itself(world: World) -> None:
     """The payload of the earlier transaction may still be in memory, after another instance had the shard."""
-    shards, listener = world.coordinator.shards, world.coordinator.listener
+    shards = listener = world.coordinator.shards
     number = shards.number_of("older")
     reused = next(name for name in map(str, range(99)) if shards.number_of(name) == number)
     for name in ("older", reused):

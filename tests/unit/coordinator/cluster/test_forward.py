@@ -32,7 +32,7 @@ async def instance(owns: set[int], first: Memory | None = None) -> World:
     memory = Memory(shards=SHARDS, topics={"orders": 3, "points": 1}, owns=owns, log=log, clock=clock)
     coordinator = Coordinator(limits=LIMITS, **memory.ports)
     memory.peers.serve(coordinator.peer_handler)
-    await memory.membership.start(coordinator.listener)
+    await memory.membership.start(coordinator.shards)
     world = World(memory, coordinator)
     await world.until(lambda: set(coordinator.shards.served) == owns)
     return world
@@ -168,7 +168,7 @@ async def test_a_shard_that_goes_while_it_is_listed_is_not_told_in_part(
         there.coordinator.peer_handler.answer(call, deadline=there.deadline(), principal=PEER)
     )
     await asyncio.sleep(0)
-    there.coordinator.listener.lost(1)
+    there.coordinator.shards.lost(1)
     with pytest.raises(ShardUnavailableError):
         await listing
 
@@ -286,7 +286,7 @@ async def test_a_shard_that_goes_while_an_id_is_looked_for_has_the_call_forwarde
     async def lose_shard(shard: int, *, deadline: float) -> int:
         end = await half_end(shard, deadline=deadline)
         here.memory.membership.kill()
-        here.coordinator.listener.lost(0)
+        here.coordinator.shards.lost(0)
         return end + 1
 
     monkeypatch.setattr(here.memory.half_log, "half_end", lose_shard)

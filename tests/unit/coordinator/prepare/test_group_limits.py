@@ -138,7 +138,7 @@ async def two_instances(**limits: Any) -> list[World]:
     for memory in (first, second):
         coordinator = Coordinator(limits=dataclasses.replace(LIMITS, **limits), **memory.ports)
         memory.peers.serve(coordinator.peer_handler)
-        await memory.membership.start(coordinator.listener)
+        await memory.membership.start(coordinator.shards)
         world = World(memory, coordinator)
         worlds.append(world)
     await worlds[0].until(lambda: all(world.coordinator.shards.served for world in worlds))

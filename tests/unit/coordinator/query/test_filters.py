@@ -86,7 +86,7 @@ async def test_two_instances_find_what_one_finds() -> None:
     here, there = (Coordinator(limits=LIMITS, **memory.ports) for memory in (first, second))
     for memory, coordinator in ((first, here), (second, there)):
         memory.peers.serve(coordinator.peer_handler)
-        await memory.membership.start(coordinator.listener)
+        await memory.membership.start(coordinator.shards)
     world = World(first, here)
     await world.until(lambda: len(here.shards.served) + len(there.shards.served) == 2)
     await world.group()

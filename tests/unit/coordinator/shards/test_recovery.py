@@ -78,10 +78,10 @@ async def test_a_commit_verdict_that_meets_a_recovery_is_kept(world: World) -> N
     await world.scan(after_s=6)
     number = world.coordinator.shards.number_of(prepared.id)
     shard = world.coordinator.shards.get(number)
-    world.coordinator.listener.lost(number)
+    world.coordinator.shards.lost(number)
     gate.opened.set()
     await asyncio.sleep(0.01)
-    world.coordinator.listener.acquired(number, shard.state)
+    world.coordinator.shards.acquired(number, shard.state)
     await world.until(lambda: world.memory.records("orders") and not world.coordinator.shards.claims)
     assert (await world.get(prepared.id)).cause is Cause.CHECK
 
@@ -195,12 +195,12 @@ async def test_what_cannot_be_known_while_shards_are_away_is_not_told(world: Wor
     prepared = await world.prepare()
     number = world.coordinator.shards.number_of(prepared.id)
     shard = world.coordinator.shards.get(number)
-    world.coordinator.listener.lost(number)
+    world.coordinator.shards.lost(number)
     with pytest.raises(ShardUnavailableError):
         await world.coordinator.list(ListQuery(), deadline=world.deadline())
     with pytest.raises(ShardUnavailableError):
         await world.coordinator.delete_group("shop", deadline=world.deadline())
-    world.coordinator.listener.acquired(number, shard.state)
+    world.coordinator.shards.acquired(number, shard.state)
     with pytest.raises(GroupInUseError):
         await world.coordinator.delete_group("shop", deadline=world.deadline())
 

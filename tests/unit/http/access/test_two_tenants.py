@@ -12,7 +12,6 @@ import pytest
 from halfway.coordinator.answers import Answers
 from halfway.coordinator.ports import OpsRead
 from halfway.coordinator.queries import queries as get_and_list
-from halfway.coordinator.queries.history import NoHistory
 from halfway.coordinator.queries.queries import Filter
 from halfway.coordinator.requests import End, EndResult
 from halfway.http.requests.admission import ApiLimits
@@ -121,7 +120,6 @@ async def test_look_ups_of_one_group_let_the_history_of_another_be_read_next(mon
             return OpsRead(ops=(), complete=True)
 
         histories = world.here.coordinator.peer_handler.histories
-        monkeypatch.setattr(histories, "_history", NoHistory())
         monkeypatch.setattr(histories._history, "ops", ops)
         many = [asyncio.create_task(_history(world, "other", own_id(0, f"o{number}"))) for number in range(24)]
         await asyncio.wait_for(begun.wait(), GENEROUS_S)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from halfway.coordinator.ports import CheckAttempt, CheckReply, OpsRead
-from halfway.coordinator.queries.history import NoHistory
 from halfway.memory import Memory, verdict
 from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import RestWorld
@@ -254,7 +253,6 @@ async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytes
             await go_on.wait()
             return OpsRead(ops=(), complete=True)
 
-        monkeypatch.setattr(both.here.coordinator.peer_handler.histories, "_history", NoHistory())
         monkeypatch.setattr(both.here.coordinator.peer_handler.histories._history, "ops", ops)
         asked = [asyncio.create_task(both.call("shop", "GET", f"/v1/transactions/{name}/history")) for _ in range(18)]
         done, _ = await asyncio.wait(asked, timeout=GENEROUS_S, return_when=asyncio.FIRST_COMPLETED)
