@@ -12,7 +12,7 @@ from uuid_utils import uuid7
 
 from halfway.coordinator import prepare_rules
 from halfway.coordinator.prepare_rules import GroupLimits
-from halfway.coordinator.requests import Prepare, Prepared
+from halfway.coordinator.requests import Moment, Prepare, Prepared
 from halfway.coordinator.shards.schedule import check_at, look_and_check_at
 from halfway.protocol.entries import Entry, Pending
 from halfway.protocol.errors import (
@@ -385,8 +385,8 @@ class Preparer:
             id=half.id,
             state=State.PREPARED,
             group=half.group,
-            prepared_at=half.prepared_at if entry is None else entry.prepared_at,
-            next_check_at=due,
+            prepared_at=Moment(half.prepared_at if entry is None else entry.prepared_at),
+            next_check_at=Moment(due),
             created=True,
         )
 
@@ -410,8 +410,8 @@ class Preparer:
             id=known.id,
             state=known.state,
             group=known.group,
-            prepared_at=known.prepared_at,
-            next_check_at=check_at(self._groups, known) if isinstance(known, Pending) else None,
+            prepared_at=Moment(known.prepared_at),
+            next_check_at=Moment(check_at(self._groups, known)) if isinstance(known, Pending) else None,
             created=False,
         )
 

@@ -1,22 +1,27 @@
 """What instances tell each other: calls, jobs, statistics and histories, with the field names of the wire format.
 
+Callers get the same records: a field that has a default here is in every answer to a caller.
+
 Instances of two releases run side by side during an upgrade. A reader ignores unknown fields, and an added field has a
 default, so the version need not change. `VERSION` is raised only if that is not enough, one release after the release
-that first supports the higher version. Times are in ms since the epoch, durations in seconds.
+that first supports the higher version. Durations are in seconds.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from halfway.coordinator.requests import (
     End,
     EndResult,
+    Internal,
     LeasedCheck,
     ListQuery,
+    Moment,
     Prepare,
     Prepared,
     TransactionFilter,
@@ -98,16 +103,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its progress. Times are in ms since the epoch."""
+    """A job with its progress."""
 
     spec: JobSpec
     by: Principal
     state: JobState
     instance: str
     """The instance that runs it."""
-    accepted_at: int
-    started_at: int | None = None
-    finished_at: int | None = None
+    accepted_at: Moment
+    started_at: Moment | None = None
+    finished_at: Moment | None = None
     detail: str | None = None
     """The reason why it failed or waits."""
     found: int | None = None
@@ -121,18 +126,17 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobItem(msgspec.Struct, kw_only=True, gc=False):
-    """One transaction of a job."""
+    """The result for one transaction. For a check, `done` means that the group was asked, whatever it answers."""
 
     id: str
-    prepared_at: int | None = None
-    """The prepare time of the transaction that was found, ms since the epoch; None if the request named the id."""
     result: ItemResult = ItemResult.WAITING
     state: State | None = None
     """The current state, if it is known."""
     error_code: str | None = None
     detail: str | None = None
-    at: int | None = None
-    """The time of the result, ms since the epoch."""
+    at: Moment | None = None
+    prepared_at: Internal[int | None] = None
+    """The prepare time of the transaction that was found; None if the request named the id."""
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +154,13 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance that did not answer, or a shard that no instance serves."""
+    """A shard that these figures do not include, and why."""
 
-    instance: str | None
-    detail: str
     shard: int | None = None
+    """None for an instance that did not answer."""
+    instance: str | None
+    """The instance that should serve it; null if none does."""
+    detail: str
 
 
 class AllJobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,18 +179,20 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The last answer of an endpoint. `status` is None if there was no answer."""
+    """The last answer of a check endpoint."""
 
     host: str
     well: bool
+    """Whether the answer was a verdict."""
     status: int | None
+    """None if there was no answer."""
     detail: str | None
-    at: int
+    at: Moment
     duration_s: float
 
 
 class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one group, on one instance or on all."""
+    """One group, over all instances."""
 
     group: str
     pending: int
@@ -193,24 +201,27 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     ends_per_s: float
     checks_in_flight: int
     checks_due: int
-    breaker_until: int | None
-    """None if the circuit breaker is closed everywhere."""
+    breaker: str = "closed"
+    """`open` while no endpoint can be reached, otherwise `closed`. Set when all instances are added up."""
+    breaker_until: Moment | None
     endpoints: tuple[Endpoint, ...]
 
 
 class LaneFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The time and the reason of the end of the last incarnation."""
+    """Why an incarnation ended."""
 
-    at: int
+    at: Moment
     reason: str
 
 
 class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a lane."""
+    """The state of a lane."""
 
     commits_per_s: float
+    """Kafka transactions per second."""
     ends_per_s: float
     commit_s: float
+    """The mean duration of a Kafka transaction."""
     failures: int
     last_failure: LaneFailure | None
 
@@ -230,59 +241,58 @@ class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailingTopic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic that could not be written to, until a write to it succeeds."""
+    """A topic to which a write failed, until a write to it succeeds."""
 
     topic: str
     error_code: str
     detail: str
     refused: int
-    first_at: int
-    last_at: int
-    retry_at: int | None
+    first_at: Moment
+    last_at: Moment
+    retry_at: Moment | None
     first_error_code: str = ""
     first_detail: str = ""
     """The reason of the first refusal. Later ones may only say that it was tried again in vain."""
 
 
 class RefusedWrite(msgspec.Struct, frozen=True, kw_only=True):
-    """An end that could not be written, until it is written."""
+    """A transaction whose end could not be written, until it is written; the transaction is still pending."""
 
     id: str
     topic: str | None
     error_code: str
     detail: str
-    last_at: int
-    retry_at: int
+    last_at: Moment
+    retry_at: Moment
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic or a transaction that the lane isolates because a Kafka transaction with it failed (docs/protocol.md).
+    """A transaction or a topic in quarantine: a Kafka transaction with it failed, so the lane writes it separately."""
 
-    `state` is `suspected` (written apart from ends that are not suspects), `alone` (written without any other end),
-    `refused` (until `until`) or `watched` (a topic whose messages of at least `min_bytes` are written apart until
-    `until`).
-    """
-
+    instance: str = ""
+    """The instance of the lane. Set when the figures of all instances are gathered."""
     topic: str | None
-    """The topic; of a transaction, the topic that caused the failure, if it is known."""
+    """The topic itself; for a transaction, the topic that caused the failure, if it is known."""
     id: str | None
-    """None for a topic."""
-    state: str
-    since: int
-    until: int | None = None
+    """The id of the transaction; null for a topic."""
+    state: Annotated[str, Meta(extra_json_schema={"enum": ["alone", "refused", "suspected", "watched"]})]
+    """`suspected`: tried separately; `alone`: tried without any other write; `refused`: refused until `until`;
+    `watched`: messages of at least `min_bytes` are tried separately until `until`."""
+    since: Moment
+    until: Moment | None = None
     min_bytes: int | None = None
     error_code: str | None = None
-    """The error of the last write apart; None if there was none yet, or it succeeded."""
     detail: str | None = None
+    """The failure when it was tried separately; null if it has not been tried yet."""
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """Records of an internal topic that could not be used."""
+    """Unusable records of an internal topic."""
 
     topic: str
     reason: str
     count: int
-    last_at: int
+    last_at: Moment
 
 
 class HealthWarning(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +306,7 @@ class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one instance, of all groups or of one."""
 
     url: str
-    since: int
+    since: Moment
     shards: tuple[ShardFigures, ...] = ()
     resolving: int = 0
     prepares_per_s: float = 0.0
@@ -322,7 +332,7 @@ class ShardPlace(msgspec.Struct, frozen=True, kw_only=True):
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of all instances that answered, and the shards that are unavailable."""
 
-    at: int
+    at: Moment
     asked: str
     """The instance that received the call."""
     instances: tuple[InstanceFigures, ...]
@@ -336,21 +346,27 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a transaction. `at` is in ms since the epoch; fields that do not apply are None."""
+    """One event. A field that does not apply, or is not known, is null."""
 
-    at: int
+    at: Moment
     event: str
+    """`prepared`, `check`, `unknown`, `verdict_recorded`, `parked`, `resumed`, `reanchored`, `committed` or
+    `rolled_back`.
+    """
     attempt: int | None = None
     """The number of a check."""
     verdict: str | None = None
+    """`commit`, `rollback`, `unknown`, or `none` if no verdict came."""
     sent: bool | None = None
     host: str | None = None
     status: int | None = None
     excerpt: str | None = None
+    """The beginning of the answer; only callers that may read payloads see it."""
     duration_s: float | None = None
     detail: str | None = None
     cause: str | None = None
     by: str | None = None
+    """The caller that did it manually, if its instance still knows it; the audit trail always has it."""
     remark: str | None = None
 
 
@@ -494,7 +510,7 @@ PeerCall = ShardCall | InstanceCall
 
 
 class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """One message and its place in the topic. `size` is in bytes; unknown fields are None."""
+    """A message, and its place in Kafka once it is committed."""
 
     message: int
     """The number of the message, from 1."""
@@ -505,16 +521,20 @@ class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """The events of a transaction, the oldest first. `missing` says which ones are unknown, and why."""
+    """The history of a transaction."""
 
     id: str
     group: str
     state: State
-    prepared_at: int
-    events: tuple[HistoryEvent, ...]
+    prepared_at: Moment
+    complete: bool | UnsetType = UNSET
+    """False if something is not known; `missing` says what. UNSET between instances."""
     missing: tuple[str, ...]
+    events: tuple[HistoryEvent, ...]
+    """Oldest first; at most the last 500."""
     messages: tuple[MessagePlace, ...]
     messages_detail: str | None
+    """Why some places are null."""
 
 
 class ListResult(msgspec.Struct, frozen=True, kw_only=True):

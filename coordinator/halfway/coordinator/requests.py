@@ -1,16 +1,39 @@
-"""The requests to the service and its answers: plain records, without HTTP or Kafka."""
+"""The requests to the service and its answers: plain records, without HTTP or Kafka.
+
+Answers are what callers get, and what OpenAPI describes. `Internal` fields are for this instance and others only: they
+are UNSET in the answer to a caller.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta, UnsetType
 from pydantic import Field
 
 from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome, State
+
+INTERNAL: Final = "x-internal"
+T = TypeVar("T")
+if TYPE_CHECKING:
+    Internal = Annotated[T, INTERNAL]
+else:
+    Internal = Annotated[T, Meta(extra_json_schema={INTERNAL: True})] | UnsetType
+
+
+class Moment(int):
+    """A time in ms since the epoch in an answer: callers see RFC 3339, and other instances the number."""
+
+    __slots__ = ()
+
+
+def moment(ms: int | None) -> Moment | None:
+    """Return a time as a `Moment`, None for None."""
+    return None if ms is None else Moment(ms)
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -23,14 +46,15 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer to a prepare. `created` is False if the prepare was a repeat. Times are in ms since the epoch."""
+    """A transaction that is durably prepared."""
 
     id: str
     state: State
     group: str
-    prepared_at: int
-    next_check_at: int | None
-    created: bool
+    prepared_at: Moment
+    next_check_at: Moment | None
+    created: Internal[bool]
+    """False if the prepare was a repeat."""
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -46,7 +70,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The answer to an end: the current state, and whether this call changed it."""
+    """The state now, and whether this call changed it."""
 
     id: str
     state: State
@@ -67,51 +91,61 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A PATCH without `check`: a registered group keeps its mode and URLs."""
 
 
-class GroupView(msgspec.Struct, frozen=True, kw_only=True):
-    """A group with its effective policy. `created` is True if the call registered it."""
+class GroupCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """How checks reach a group."""
 
-    name: str
-    mode: CheckMode
+    mode: Literal["push", "pull"]
     urls: tuple[str, ...]
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A group, with its policy in force."""
+
+    group: str
+    check: GroupCheck
     topics: tuple[str, ...]
     policy: CheckPolicy
-    created_at: int
-    updated_at: int
-    created: bool = False
+    created_at: Moment
+    updated_at: Moment
+    created: Internal[bool] = False
+    """Whether this call registered it."""
 
 
 class GroupPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups by name; `next` is the last group's name if there are more."""
+    """A page, by name."""
 
     groups: tuple[GroupView, ...]
     next: str | None
+    """The last group's name if there are more."""
 
 
 class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known about one transaction.
-
-    `messages` holds the payload of a prepared or parked transaction if it was requested. `topics` has the topic of each
-    message in order, in every state. Times are in ms since the epoch, sizes in bytes.
-    """
+    """A transaction, without its payload."""
 
     id: str
     state: State
     group: str
-    prepared_at: int
+    prepared_at: Moment
     topics: tuple[str, ...]
+    """The topic of each message in order, in every state."""
     checks: int
     size: int | None = None
-    messages: tuple[Message, ...] | None = None
-    next_check_at: int | None = None
-    last_check_at: int | None = None
+    """Bytes of all its messages; null once it has ended."""
+    next_check_at: Moment | None = None
+    last_check_at: Moment | None = None
     last_error: str | None = None
     commit_verdict: bool = False
-    parked_at: int | None = None
+    """A check answered commit, but the commit is not written yet. Policy never rolls such a transaction back."""
+    parked_at: Moment | None = None
     reason: str | None = None
-    ended_at: int | None = None
+    """Why it was parked."""
+    ended_at: Moment | None = None
     cause: Cause | None = None
+    """What ended it."""
     remark: str | None = None
-    changed: bool = True
+    messages: Internal[tuple[Message, ...] | None] = None
+    """The payload of a prepared or parked transaction, if it was requested and the caller may read it."""
+    changed: Internal[bool] = True
     """Whether the call that this answers changed the transaction."""
 
 
@@ -171,22 +205,22 @@ class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """One page of a list, oldest prepare first, and the cursor of the next page."""
+    """A page, oldest prepare first."""
 
     transactions: tuple[TransactionView, ...]
     next: str | None
 
 
 class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """A check that a producer fetched. Its end has the `check_id` and comes by `lease_until` (ms since the epoch)."""
+    """A check. Answer it before `lease_until` with an end that contains its `check_id`."""
 
     check_id: str
     id: str
     group: str
-    prepared_at: int
+    prepared_at: Moment
     attempt: int
+    lease_until: Moment
     messages: tuple[Message, ...]
-    lease_until: int
 
 
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]

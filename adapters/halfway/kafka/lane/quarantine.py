@@ -15,6 +15,7 @@ from enum import Enum
 from itertools import islice
 
 from halfway.coordinator.records import Quarantined
+from halfway.coordinator.requests import Moment
 from halfway.protocol.errors import (
     HalfwayError,
     MessageTooLargeError,
@@ -95,8 +96,7 @@ class _Suspect:
         return self.suspected or (now < self.watch.until and size >= self.watch.size)
 
     def mark_bad(self, blame: Blame, now: float) -> None:
-        self.suspected = True
-        self.blame = blame
+        self.suspected, self.blame = True, blame
         self.until = now + min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
         self.failures = min(self.failures + 1, 30)
         self.since = now
@@ -107,7 +107,7 @@ class _Suspect:
         return self.blame is not None and not self.blame.of_internal_records
 
     def state(self, now: float) -> str | None:
-        """Return the state in the words of `statistics_records.Quarantined`, None if it is trusted again."""
+        """Return the state in the words of `Quarantined`, None if it is trusted again."""
         if self.blame is not None and now < self.until:
             return "refused"
         if self.alone:
@@ -257,8 +257,8 @@ class Quarantine:
                 detail=None if blame is None else blame.detail,
             )
 
-    def _wall_ms(self, at: float) -> int:
-        return round((at + self._epoch_s) * 1000)
+    def _wall_ms(self, at: float) -> Moment:
+        return Moment(round((at + self._epoch_s) * 1000))
 
     def _topic_suspect(self, topic: str, now: float) -> _Suspect | None:
         suspect = self._topics.get(topic)

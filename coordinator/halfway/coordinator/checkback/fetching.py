@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from halfway.coordinator.checkback.dispatcher import RETRY_MS, CheckQueue, check_id
-from halfway.coordinator.requests import LeasedCheck
+from halfway.coordinator.requests import LeasedCheck, Moment
 from halfway.coordinator.shards.schedule import look_at
 from halfway.protocol.errors import HalfwayError, InvalidRequestError, OverloadedError
 from halfway.protocol.principal import Permission, Principal
@@ -181,10 +181,10 @@ class FetchedChecks:
             check_id=check_id(entry.id, attempt),
             id=entry.id,
             group=entry.group,
-            prepared_at=entry.prepared_at,
+            prepared_at=Moment(entry.prepared_at),
             attempt=attempt,
             messages=half.messages,
-            lease_until=lease_until,
+            lease_until=Moment(lease_until),
         )
 
     async def _record_lease(self, number: int, entry: Pending, attempt: int, now: int, lease_until: int) -> None:

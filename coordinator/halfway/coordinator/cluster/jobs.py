@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from halfway.coordinator.records import ItemResult, JobItem, JobList, JobPage, JobSpec, JobState, JobView
+from halfway.coordinator.requests import Moment
 from halfway.protocol.errors import (
     EndUnconfirmedError,
     ForbiddenError,
@@ -75,9 +76,9 @@ class Job:
         self._clock = clock
         self._instance = instance
         self._found: int | None = len(ids) if spec.ids else None
-        self._accepted_at = clock.now_ms()
-        self._started_at: int | None = None
-        self._finished_at: int | None = None
+        self._accepted_at = Moment(clock.now_ms())
+        self._started_at: Moment | None = None
+        self._finished_at: Moment | None = None
         self._stopped = asyncio.Event()
         self._fatal: HalfwayError | None = None
         """The error that ended the job."""
@@ -103,7 +104,7 @@ class Job:
         """Begin no more items. A job that has not started is finished at once."""
         self._stopped.set()
         if self.state is JobState.ACCEPTED:  # it is still waiting for other jobs
-            self.state, self._finished_at = JobState.STOPPED, self._clock.now_ms()
+            self.state, self._finished_at = JobState.STOPPED, Moment(self._clock.now_ms())
         elif self.state is JobState.RUNNING:
             self.state = JobState.STOPPING
 
@@ -111,7 +112,7 @@ class Job:
         """Find the items, act on each, and record the final state."""
         if self.state.is_over:
             return
-        self._started_at = self._clock.now_ms()
+        self._started_at = Moment(self._clock.now_ms())
         ended = JobState.DONE
         try:
             self.state = JobState.RUNNING
@@ -131,7 +132,7 @@ class Job:
             log.exception("job_failed", job=self.spec.id)
             ended, self.detail = JobState.FAILED, "internal error: see the log of its instance"
         finally:
-            self.state, self._finished_at = ended, self._clock.now_ms()
+            self.state, self._finished_at = ended, Moment(self._clock.now_ms())
 
     async def _find_items(self, find: FindItems) -> None:
         """Find the items; retry while a shard is unavailable."""
@@ -192,7 +193,7 @@ class Job:
             return
 
     def _record_result(self, item: JobItem, result: ItemResult) -> None:
-        item.result, item.at = result, self._clock.now_ms()
+        item.result, item.at = result, Moment(self._clock.now_ms())
         self.results[result.value] += 1
 
     async def _pause(self, seconds: float) -> None:

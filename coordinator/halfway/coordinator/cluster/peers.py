@@ -33,6 +33,7 @@ from halfway.coordinator.records import (
     SearchCall,
     ShardCall,
 )
+from halfway.coordinator.requests import Moment
 from halfway.protocol import errors
 from halfway.protocol.errors import HalfwayError, NotServedError, RetryableError, ShardUnavailableError
 from halfway.protocol.principal import PEER, Permission, Principal, PrincipalKind
@@ -209,12 +210,22 @@ class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorFrame | None = None
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=str)
+def _encoded(value: object) -> int | str:
+    return int(value) if isinstance(value, Moment) else str(value)
+
+
+def _decoded(kind: type, value: Any) -> Moment:
+    if kind is Moment and isinstance(value, int):
+        return Moment(value)
+    raise NotImplementedError(kind)
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encoded)
 _CALL: Final[msgspec.msgpack.Decoder[PeerCall]] = msgspec.msgpack.Decoder(PeerCall)
 _REQUEST: Final = msgspec.msgpack.Decoder(RequestFrame)
 _ANSWER: Final = msgspec.msgpack.Decoder(AnswerFrame)
 _RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
-    call: msgspec.msgpack.Decoder(result) for call, result in ANSWERS.items()
+    call: msgspec.msgpack.Decoder(result, dec_hook=_decoded) for call, result in ANSWERS.items()
 }
 
 

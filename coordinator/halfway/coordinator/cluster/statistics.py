@@ -10,6 +10,7 @@ import msgspec
 from halfway.coordinator.queries.activity import MAX_ENTRIES
 from halfway.coordinator.records import (
     Away,
+    Endpoint,
     FiguresCall,
     GroupFigures,
     InstanceFigures,
@@ -18,6 +19,7 @@ from halfway.coordinator.records import (
     Statistics,
     Tally,
 )
+from halfway.coordinator.requests import Moment, moment
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.principal import ANYBODY, PEER, Permission
 
@@ -106,7 +108,7 @@ class ClusterStatistics:
         away = tuple(self._away(place.shard, silent) for place in places if place.figures is None)
         groups = _merge_groups(group for instance in instances for group in instance.groups)
         return Statistics(
-            at=self._clock.now_ms(),
+            at=Moment(self._clock.now_ms()),
             asked=here.url,
             instances=tuple(instances),
             shards=() if group is not None else places,
@@ -195,7 +197,7 @@ class ClusterStatistics:
                 ends_per_s=sum(tally.per_s for tally in self._activity.ends(name)),
                 checks_in_flight=running,
                 checks_due=due,
-                breaker_until=until,
+                breaker_until=moment(until),
                 endpoints=self._activity.endpoints(name),
             )
 
@@ -208,7 +210,7 @@ def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
         if before is None:
             merged[part.group] = part
             continue
-        latest = {}
+        latest: dict[str, Endpoint] = {}
         for endpoint in sorted((*before.endpoints, *part.endpoints), key=lambda endpoint: endpoint.at):
             latest[endpoint.host] = endpoint
         merged[part.group] = GroupFigures(
@@ -219,7 +221,7 @@ def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
             ends_per_s=before.ends_per_s + part.ends_per_s,
             checks_in_flight=before.checks_in_flight + part.checks_in_flight,
             checks_due=before.checks_due + part.checks_due,
-            breaker_until=max(before.breaker_until or 0, part.breaker_until or 0) or None,
+            breaker_until=max(before.breaker_until or Moment(), part.breaker_until or Moment()) or None,
             endpoints=tuple(latest.values()),
         )
     return sorted(merged.values(), key=lambda part: (-part.parked, -part.pending, -part.ends_per_s, part.group))

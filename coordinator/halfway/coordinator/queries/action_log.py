@@ -18,7 +18,7 @@ from yarl import URL
 
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.records import HistoryEvent
-from halfway.coordinator.requests import EndResult
+from halfway.coordinator.requests import EndResult, Moment
 from halfway.protocol.errors import ForbiddenError, HalfwayError, UnauthenticatedError
 from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.records import Audited, AuditEvent
@@ -150,11 +150,12 @@ def describe_group_change(before: Group | None, policy_before: CheckPolicy) -> C
     """
 
     def describe(after: GroupView) -> dict[str, str]:
-        hosts = ", ".join(dict.fromkeys(URL(url).authority for url in after.urls)) or "pull"
+        hosts = ", ".join(dict.fromkeys(URL(url).authority for url in after.check.urls)) or "pull"
         if after.created or before is None:
             action = Audited.REGISTER_GROUP if after.created else Audited.CHANGE_GROUP
             return {"action": action.value, "detail": hosts}
-        changed = [part for part in ("mode", "urls", "topics") if getattr(before, part) != getattr(after, part)]
+        now = {"mode": after.check.mode, "urls": after.check.urls, "topics": after.topics}
+        changed = [part for part, value in now.items() if getattr(before, part) != value]
         if after.policy != policy_before:
             changed.append("policy")
         return {"detail": f"{', '.join(changed) or 'nothing'} changed; checks: {hosts}"}
@@ -215,7 +216,7 @@ class Journal:
         """Add a check with its number: one event for each endpoint that was tried."""
         for attempt in reply.attempts:
             event = HistoryEvent(
-                at=at,
+                at=Moment(at),
                 event="check",
                 attempt=number,
                 verdict=reply.outcome.value if attempt.answered else "none",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from halfway.coordinator.queries.action_log import Journal
 from halfway.coordinator.records import Endpoint, FailingTopic, HistoryEvent, LaneFailure, RefusedWrite, Skipped, Tally
 from halfway.coordinator.records import LaneFigures as Lane
+from halfway.coordinator.requests import Moment
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import Action, State
 
@@ -93,7 +94,7 @@ class Activity:
         self.audited = observer.audited
         self.horizon_shortened = observer.horizon_shortened
         self._clock = clock
-        self.since = clock.now_ms()
+        self.since = Moment(clock.now_ms())
         self.journal = Journal(self.since)
         """The recent events of each transaction."""
         self._prepares: dict[str, _Series] = {}
@@ -174,15 +175,15 @@ class Activity:
 
     def note_event(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
         """Keep an event of a transaction that op does not hold, or not completely."""
-        history_event = HistoryEvent(at=self._clock.now_ms(), event=event, by=None if by is None else str(by))
+        history_event = HistoryEvent(at=Moment(self._clock.now_ms()), event=event, by=None if by is None else str(by))
         self.journal.add(transaction_id, history_event)
 
     def note_refused_write(
         self, transaction_id: str, topic: str | None, code: str, detail: str, retry_after_s: float
     ) -> None:
         """Keep a write that was refused, until it is done."""
-        now = self._clock.now_ms()
-        retry_at = now + round(retry_after_s * 1000)
+        now = Moment(self._clock.now_ms())
+        retry_at = Moment(now + round(retry_after_s * 1000))
         self._writes.pop(transaction_id, None)
         _put(
             self._writes,
@@ -221,7 +222,7 @@ class Activity:
             if len(self._endpoints) >= MAX_GROUPS:
                 return
             known = self._endpoints[group] = {}
-        now = self._clock.now_ms()
+        now = Moment(self._clock.now_ms())
         for attempt in reply.attempts:
             known.pop(attempt.host, None)
             known[attempt.host] = Endpoint(
@@ -230,7 +231,7 @@ class Activity:
                 status=attempt.status,
                 detail=attempt.detail or None,
                 at=now,
-                duration_s=attempt.duration_s,
+                duration_s=round(attempt.duration_s, 3),
             )
             while len(known) > _ENDPOINTS:
                 del known[next(iter(known))]
@@ -319,7 +320,7 @@ class Activity:
     def lane_failed(self, reason: str) -> None:
         """Count the end of an incarnation."""
         self._lane_failures += 1
-        self._lane_failure = LaneFailure(at=self._clock.now_ms(), reason=reason)
+        self._lane_failure = LaneFailure(at=Moment(self._clock.now_ms()), reason=reason)
         self._observer.lane_failed(reason)
 
     def skipped_record(self, topic: str, reason: str) -> None:
@@ -329,7 +330,7 @@ class Activity:
         _put(
             self._skipped,
             (topic, reason),
-            Skipped(topic=topic, reason=reason, count=count, last_at=self._clock.now_ms()),
+            Skipped(topic=topic, reason=reason, count=count, last_at=Moment(self._clock.now_ms())),
         )
         self._observer.skipped_record(topic, reason)
 

@@ -9,6 +9,7 @@ import msgspec
 from halfway.coordinator.fairness import Places
 from halfway.coordinator.queries.action_log import DONE
 from halfway.coordinator.records import HistoryEvent, HistoryView, MessagePlace
+from halfway.coordinator.requests import Moment
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
 from halfway.protocol.errors import HalfwayError, OutcomeExpiredError, OverloadedError, UnknownTransactionError
 from halfway.protocol.principal import Permission, Principal, PrincipalKind
@@ -126,7 +127,7 @@ class Histories:
             return shown
         acts = await self._history.acts(shown.id, since_ms=without_actor[0].at - _NEAR_MS, deadline=deadline)
         audited = [
-            HistoryEvent(at=act.at, event=event, by=_actor_name(act))
+            HistoryEvent(at=Moment(act.at), event=event, by=_actor_name(act))
             for act in acts
             for event in _EVENTS_OF_ACTION.get(act.action, ())
             if act.result == DONE
@@ -158,7 +159,7 @@ class Histories:
         # If the transaction is forgotten, another group may use its id: events after its end belong to another one.
         until = float("inf") if entry is not None or last is None else last.at + _LATE_NOTE_MS
         seen = tuple(event for event in seen if prepared_at <= event.at <= until)
-        events = [HistoryEvent(at=prepared_at, event="prepared")]
+        events = [HistoryEvent(at=Moment(prepared_at), event="prepared")]
         events += [event for event in seen if event.event in ("check", "reanchored")]
         events += _events_of_ops(ops, seen)
         events += _events_of_entry(entry, {event.event for event in events})
@@ -173,7 +174,7 @@ class Histories:
             id=transaction_id,
             group=entry.group if entry is not None else "" if last is None else last.group,
             state=state,
-            prepared_at=prepared_at,
+            prepared_at=Moment(prepared_at),
             events=tuple(events[-MAX_EVENTS:]),
             missing=tuple(missing),
             messages=messages,
@@ -239,16 +240,20 @@ def _events_of_ops(ops: Sequence[LoggedOp], seen: Sequence[HistoryEvent]) -> Ite
         remark = op.remark if op.kind.final or op.remark != previous_remark else None
         previous_remark = op.remark
         if op.kind is OpKind.CHECKED and op.cause is not Cause.CHECK:
-            yield HistoryEvent(at=op.at, event="unknown", cause=op.cause.value, remark=remark)
+            yield HistoryEvent(at=Moment(op.at), event="unknown", cause=op.cause.value, remark=remark)
         elif op.kind is not OpKind.CHECKED:
             if op.cause is Cause.CHECK and op.checked_at is not None and op.checked_at not in checks:
                 checks.add(op.checked_at)
                 yield HistoryEvent(
-                    at=op.checked_at, event="check", attempt=op.checks, sent=True, verdict=_VERDICTS.get(op.kind)
+                    at=Moment(op.checked_at),
+                    event="check",
+                    attempt=op.checks,
+                    sent=True,
+                    verdict=_VERDICTS.get(op.kind),
                 )
             parked = op.kind is OpKind.PARKED
             yield HistoryEvent(
-                at=op.at,
+                at=Moment(op.at),
                 event=_EVENTS[op.kind],
                 cause=op.cause.value,
                 by=_actor_of(_EVENTS[op.kind], op.at, seen),
@@ -256,7 +261,7 @@ def _events_of_ops(ops: Sequence[LoggedOp], seen: Sequence[HistoryEvent]) -> Ite
                 remark=None if parked else remark,
             )
         elif op.checked_at not in seen_checks:
-            yield HistoryEvent(at=op.at, event="check", attempt=op.checks, sent=True, remark=remark)
+            yield HistoryEvent(at=Moment(op.at), event="check", attempt=op.checks, sent=True, remark=remark)
 
 
 def _actor_name(act: AuditEvent) -> str:
@@ -276,9 +281,9 @@ def _actor_of(event: str, at: int, candidates: Sequence[HistoryEvent]) -> str | 
 def _events_of_entry(entry: Entry | None, known: set[str]) -> Iterator[HistoryEvent]:
     """Yield the last event by the entry, if no record of op has it."""
     if isinstance(entry, ParkedEntry) and "parked" not in known:
-        yield HistoryEvent(at=entry.parked_at, event="parked", detail=entry.reason)
+        yield HistoryEvent(at=Moment(entry.parked_at), event="parked", detail=entry.reason)
     if isinstance(entry, Ended) and entry.state.value not in known:
-        yield HistoryEvent(at=entry.at, event=entry.state.value, cause=entry.cause.value, remark=entry.remark)
+        yield HistoryEvent(at=Moment(entry.at), event=entry.state.value, cause=entry.cause.value, remark=entry.remark)
 
 
 def _messages(entry: Entry | None, last: Op | None) -> tuple[MessagePlace, ...]:

@@ -18,7 +18,7 @@ import structlog
 
 from halfway.coordinator.logging import Instant
 from halfway.coordinator.records import FindResult, ListResult
-from halfway.coordinator.requests import ListQuery, TransactionView
+from halfway.coordinator.requests import ListQuery, Moment, TransactionView, moment
 from halfway.coordinator.shards.schedule import check_at
 from halfway.coordinator.shards.shard_table import not_served
 from halfway.protocol.entries import Ended, Entry, ParkedEntry, short_key_hash
@@ -197,49 +197,23 @@ def _visible_entry(shard: Shard, transaction_id: str, group: str | None) -> Entr
 
 def view(groups: Groups, entry: Entry, messages: tuple[Message, ...] | None = None) -> TransactionView:
     """Return the view of an entry; `messages` is its payload if it was requested."""
-    topics = tuple(topic for topic, _ in entry.index)
-    if isinstance(entry, Ended):
-        return TransactionView(
-            id=entry.id,
-            state=entry.state,
-            group=entry.group,
-            prepared_at=entry.prepared_at,
-            topics=topics,
-            checks=entry.checks,
-            ended_at=entry.at,
-            cause=entry.cause,
-            remark=entry.remark,
-        )
-    if isinstance(entry, ParkedEntry):
-        return TransactionView(
-            id=entry.id,
-            state=entry.state,
-            group=entry.group,
-            prepared_at=entry.prepared_at,
-            topics=topics,
-            checks=entry.checks,
-            size=entry.size,
-            messages=messages,
-            commit_verdict=entry.commit_verdict,
-            parked_at=entry.parked_at,
-            reason=entry.reason,
-            remark=entry.remark,
-        )
-    return TransactionView(
+    shown = TransactionView(
         id=entry.id,
         state=entry.state,
         group=entry.group,
-        prepared_at=entry.prepared_at,
-        topics=topics,
+        prepared_at=Moment(entry.prepared_at),
+        topics=tuple(topic for topic, _ in entry.index),
         checks=entry.checks,
-        size=entry.size,
-        messages=messages,
-        next_check_at=check_at(groups, entry),
-        last_check_at=entry.checked_at,
-        last_error=entry.last_error,
-        commit_verdict=entry.commit_verdict,
         remark=entry.remark,
     )
+    replace = msgspec.structs.replace
+    if isinstance(entry, Ended):
+        return replace(shown, ended_at=Moment(entry.at), cause=entry.cause)
+    shown = replace(shown, size=entry.size, messages=messages, commit_verdict=entry.commit_verdict)
+    if isinstance(entry, ParkedEntry):
+        return replace(shown, parked_at=Moment(entry.parked_at), reason=entry.reason)
+    due, checked_at = Moment(check_at(groups, entry)), moment(entry.checked_at)
+    return replace(shown, next_check_at=due, last_check_at=checked_at, last_error=entry.last_error)
 
 
 _SLICE = 1000
@@ -351,7 +325,7 @@ def sort_key(transaction: Entry | TransactionView) -> tuple[int, str]:
 
 def encode_cursor(last: TransactionView) -> str:
     """Return the cursor of the page after a transaction."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(sort_key(last))).decode().rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.json.encode(sort_key(last), enc_hook=int)).decode().rstrip("=")
 
 
 def _decode_cursor(cursor: str | None) -> tuple[int, str] | None:

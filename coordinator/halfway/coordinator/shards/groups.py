@@ -12,7 +12,7 @@ import msgspec
 from yarl import URL
 
 from halfway.coordinator.records import GroupCounts
-from halfway.coordinator.requests import GroupPage, GroupSpec, GroupView
+from halfway.coordinator.requests import GroupCheck, GroupPage, GroupSpec, GroupView, Moment
 from halfway.protocol.errors import (
     ForbiddenError,
     GroupInUseError,
@@ -272,17 +272,17 @@ class Groups:
         view = self._view_of(group)
         if self._authority.may(principal, Permission.PUT_GROUP, group.name):
             return view
-        return msgspec.structs.replace(view, urls=tuple(f"{URL(url).origin()}/…" for url in group.urls))
+        urls = tuple(f"{URL(url).origin()}/…" for url in group.urls)
+        return msgspec.structs.replace(view, check=msgspec.structs.replace(view.check, urls=urls))
 
     def _view_of(self, group: Group, *, created: bool = False) -> GroupView:
         return GroupView(
-            name=group.name,
-            mode=group.mode,
-            urls=group.urls,
+            group=group.name,
+            check=GroupCheck(mode="pull" if group.mode is CheckMode.PULL else "push", urls=group.urls),
             topics=group.topics,
             policy=self._policy_in_force(group),
-            created_at=group.created_at,
-            updated_at=group.updated_at,
+            created_at=Moment(group.created_at),
+            updated_at=Moment(group.updated_at),
             created=created,
         )
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import structlog
+from msgspec import UNSET
 
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
-from halfway.http.requests import convert, models
+from halfway.http.requests import models
 from halfway.http.requests.validation import cause_of, to_batch_end
 from halfway.http.responses.answer import Answer, answer
 from halfway.http.responses.problems import InternalError, encoded, invalid, standing_alone
@@ -162,13 +163,13 @@ async def _results(wanted: Wanted[T], begun: Sequence[Answers[R]]) -> Sequence[R
 def _prepared_item(done: Prepared | Exception) -> BatchItem:
     if isinstance(done, Exception):
         return _refused(done)
-    return BatchItem(status=_CREATED if done.created else _OK, body=convert.prepared(done))
+    return BatchItem(status=_CREATED if done.created else _OK, body=msgspec.structs.replace(done, created=UNSET))
 
 
 def _ended_item(done: EndResult | Exception) -> BatchItem:
     if isinstance(done, Exception):
         return _refused(done)
-    return BatchItem(status=_OK, body=models.EndResponse(id=done.id, state=done.state, changed=done.changed))
+    return BatchItem(status=_OK, body=done)
 
 
 def _refused(error: Exception) -> BatchItem:

@@ -13,8 +13,9 @@ from http import HTTPMethod, HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import UNSET
 
-from halfway.http.requests import convert, models
+from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
 from halfway.http.responses import problems
@@ -181,7 +182,7 @@ async def _write_group(call: Call, model: type[models.GroupRequest | models.Grou
     name = path_parameter("group", call.parameter, models.NewGroupName)
     spec = validation.read(model, call.body, partial(validation.to_group, name=name))
     view = await call.site.coordinator.put_group(spec, deadline=call.deadline, principal=call.principal)
-    shown = convert.group_shown(view)
+    shown = msgspec.structs.replace(view, created=UNSET)
     if view.created:
         return answer(HTTPStatus.CREATED, shown, ("Location", f"/v1/groups/{name}"))
     return answer(HTTPStatus.OK, shown)
@@ -193,15 +194,15 @@ async def list_groups(call: Call) -> Answer:
     page = await call.site.coordinator.list_groups(
         limit=given.limit, after=given.cursor, deadline=call.deadline, principal=call.principal
     )
-    shown = [convert.group_shown(view) for view in page.groups]
-    return answer(HTTPStatus.OK, models.GroupList(groups=shown, next=page.next))
+    shown = tuple(msgspec.structs.replace(view, created=UNSET) for view in page.groups)
+    return answer(HTTPStatus.OK, msgspec.structs.replace(page, groups=shown))
 
 
 async def get_group(call: Call) -> Answer:
     """Show a group."""
     name = path_parameter("group", call.parameter, models.GroupName)
     view = await call.site.coordinator.get_group(name, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.OK, convert.group_shown(view))
+    return answer(HTTPStatus.OK, msgspec.structs.replace(view, created=UNSET))
 
 
 async def get_check_secrets(call: Call) -> Answer:
@@ -232,9 +233,9 @@ async def fetch_checks(call: Call) -> Answer:
         is_connected=lambda: call.has_reader,
     )
     if not any(is_large(check.messages) for check in checks):
-        return answer(HTTPStatus.OK, models.CheckList(checks=[convert.fetched(check) for check in checks]))
+        return answer(HTTPStatus.OK, models.CheckList(checks=[models.fetched(check) for check in checks]))
     async with call.large_answer() as give_way:
-        return answer_in_pieces(HTTPStatus.OK, await convert.fetched_in_pieces(checks, give_way))
+        return answer_in_pieces(HTTPStatus.OK, await models.fetched_in_pieces(checks, give_way))
 
 
 async def prepare(call: Call) -> Answer:
@@ -244,7 +245,8 @@ async def prepare(call: Call) -> Answer:
     call.group, call.subject = wanted.group, wanted.id
     done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, principal=call.principal)
     location = ("Location", f"/v1/transactions/{done.id}")
-    return answer(HTTPStatus.CREATED if done.created else HTTPStatus.OK, convert.prepared(done), location)
+    status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
+    return answer(status, msgspec.structs.replace(done, created=UNSET), location)
 
 
 async def end(call: Call) -> Answer:
@@ -253,7 +255,7 @@ async def end(call: Call) -> Answer:
     convert_end = partial(to_end, transaction_id=transaction_id, cause=cause_of(call.request.headers))
     wanted = call.site.validation.read(models.EndRequest, call.body, convert_end)
     done = await call.site.coordinator.end(wanted, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.OK, models.EndResponse(id=done.id, state=done.state, changed=done.changed))
+    return answer(HTTPStatus.OK, done)
 
 
 async def get_transaction(call: Call) -> Answer:
@@ -261,9 +263,9 @@ async def get_transaction(call: Call) -> Answer:
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, principal=call.principal)
     if view.messages is None or not is_large(view.messages):
-        return answer(HTTPStatus.OK, convert.transaction(view))
+        return answer(HTTPStatus.OK, models.transaction(view))
     async with call.large_answer() as give_way:
-        without = convert.transaction(msgspec.structs.replace(view, messages=()))
+        without = models.transaction(msgspec.structs.replace(view, messages=()))
         return answer_in_pieces(HTTPStatus.OK, await with_messages(without, view.messages, give_way))
 
 
@@ -272,7 +274,8 @@ async def list_transactions(call: Call) -> Answer:
     query = to_list_query(parameters(models.ListParameters, *call.query), call.site.coordinator.now_ms())
     page = await call.site.coordinator.list(query, deadline=call.deadline, principal=call.principal)
     await call.site.coordinator.turns.next(call.principal.group)
-    return answer(HTTPStatus.OK, convert.page(page))
+    shown = tuple(models.summary(view) for view in page.transactions)
+    return answer(HTTPStatus.OK, msgspec.structs.replace(page, transactions=shown))
 
 
 async def stream(call: Call) -> Answer:
@@ -294,7 +297,7 @@ async def check(call: Call) -> Answer:
     nothing_in(call.body)
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     view = await call.site.coordinator.check(transaction_id, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.ACCEPTED, convert.summary(view))
+    return answer(HTTPStatus.ACCEPTED, models.summary(view))
 
 
 async def resume(call: Call) -> Answer:
@@ -302,7 +305,7 @@ async def resume(call: Call) -> Answer:
     nothing_in(call.body)
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     view = await call.site.coordinator.resume(transaction_id, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.OK, convert.summary(view))
+    return answer(HTTPStatus.OK, models.summary(view))
 
 
 async def get_openapi(call: Call) -> Answer:

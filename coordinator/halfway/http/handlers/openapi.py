@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from http import HTTPStatus
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import msgspec
 
+from halfway.coordinator.requests import INTERNAL, Moment
 from halfway.http.handlers.handlers import ALWAYS
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
@@ -21,6 +23,28 @@ if TYPE_CHECKING:
 
 _JSON: Final = "application/json"
 _REFERENCE: Final = "#/components/schemas/{name}"
+_PARTIAL: Final = ("BatchItem", "BinaryData", "CheckPolicy", "FetchedCheck", "Problem")
+"""Answers with defaults. Those of all others are for instances of an earlier release, which leave the field out."""
+_NAME: Final = re.compile(r'(schemas/|"title":")([\w.]+)"')
+_NAMES: Final = {
+    "EndResult": "EndResponse",
+    "Endpoint": "EndpointState",
+    "FailingTopic": "FailingTopicState",
+    "GroupFigures": "GroupState",
+    "GroupPage": "GroupList",
+    "GroupView": "GroupResponse",
+    "HealthWarning": "WarningState",
+    "HistoryView": "HistoryResponse",
+    "LaneFigures": "LaneState",
+    "Page": "TransactionList",
+    "Prepared": "PreparedResponse",
+    "Quarantined": "QuarantinedState",
+    "RefusedWrite": "RefusedState",
+    "Skipped": "SkippedState",
+    "TransactionView": "TransactionSummary",
+    "halfway.http.requests.models.Message": "Message",
+}
+"""The published names of records. Clients are generated from them, so they never change."""
 _TYPED_DATA: Final[dict[str, Any]] = {
     "title": "TypedData",
     "description": "Data with its type: a string; JSON, whose bytes are kept unchanged; or bytes as base64.",
@@ -113,14 +137,40 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _schema_components(types: Sequence[Any]) -> dict[str, Any]:
-    """Return the schemas of models and of all models that they refer to, by name."""
-    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    """Return the schemas of models and of all models that they refer to, by their published names."""
+    _, found = msgspec.json.schema_components(types, ref_template=_REFERENCE, schema_hook=_schema_of_moment)
+    found.pop("halfway.protocol.records.Message", None)  # of internal fields
+    for name, schema in found.items():
+        if "properties" in schema and "additionalProperties" not in schema:
+            _demand_all(schema, partial=name in _PARTIAL)
+    text = _NAME.sub(lambda name: name[1] + _NAMES.get(name[2], name[2]) + '"', msgspec.json.encode(found).decode())
+    schemas = {_NAMES.get(name, name): schema for name, schema in msgspec.json.decode(text).items()}
     schemas["TypedData"] = _TYPED_DATA
     batch = schemas.get("BatchRequest")
     if batch is not None:
         batch["properties"]["prepare"]["items"] = _reference("PrepareRequest")
         batch["properties"]["end"]["items"] = _reference("BatchEnd")
     return schemas
+
+
+def _demand_all(schema: dict[str, Any], *, partial: bool) -> None:
+    """Leave internal fields out of an answer, and say that it has all others."""
+    properties = {name: one for name, one in schema["properties"].items() if INTERNAL not in one}
+    schema["properties"] = properties
+    if not partial:
+        schema["required"] = list(properties)
+        for one in properties.values():
+            one.pop("default", None)
+
+
+def _schema_of_moment(kind: type) -> dict[str, Any]:
+    if kind is not Moment:
+        raise NotImplementedError(kind)
+    return {
+        "type": "string",
+        "description": "RFC 3339 in UTC with milliseconds",
+        "examples": ["2026-01-02T03:04:05.678Z"],
+    }
 
 
 def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> dict[str, Any]:
@@ -157,7 +207,7 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 def _response(text: str, model: Any) -> dict[str, Any]:
     if model is None:
         return {"description": text}
-    choices = [_reference(member.__name__) for member in _structs_of(model)]
+    choices = [_reference(_NAMES.get(member.__name__, member.__name__)) for member in _structs_of(model)]
     schema = {"anyOf": choices} if len(choices) > 1 else next(iter(choices), {"type": "object"})
     return {"description": text, "content": {_JSON: {"schema": schema}}}
 

@@ -9,34 +9,29 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from halfway.coordinator.access import KeySpec
-from halfway.coordinator.records import FailingTopic, JobSpec, Quarantined, RefusedWrite, Skipped
+from halfway.coordinator.records import JobSpec
+from halfway.coordinator.requests import Moment, moment
 from halfway.http.handlers.handlers import nothing_in
-from halfway.http.requests import bodies, convert, models, operator_models
-from halfway.http.requests.bodies import mismatch, rfc3339_or_none, short
+from halfway.http.handlers.statistics import AWAY, to_response
+from halfway.http.requests import bodies, models, operator_models
+from halfway.http.requests.bodies import mismatch, short
 from halfway.http.requests.models import TransactionId
 from halfway.http.requests.validation import FieldRefusedError, parameters, path_parameter, to_filter
 from halfway.http.responses.answer import Answer, answer
 from halfway.protocol.errors import AccessControlOffError
 from halfway.protocol.principal import Permission, PrincipalKind
-from halfway.protocol.records import MAX_REMARK_BYTES, Audited, rfc3339
+from halfway.protocol.records import MAX_REMARK_BYTES, Audited
 from halfway.protocol.transactions import State
 
 if TYPE_CHECKING:
     from halfway.coordinator.access import Keys, NewKey
-    from halfway.coordinator.records import (
-        GroupFigures,
-        InstanceFigures,
-        JobAction,
-        JobView,
-        LaneFigures,
-        ShardPlace,
-        Statistics,
-    )
+    from halfway.coordinator.records import JobAction, JobView
     from halfway.coordinator.requests import TransactionFilter
     from halfway.http.handlers.handlers import Call
     from halfway.protocol.keys import Key
@@ -135,37 +130,17 @@ def _fields(key: Key) -> dict[str, Any]:
         "id": key.id,
         "kind": key.kind.value,
         "name": key.name,
-        "created_at": rfc3339(key.created_at),
-        "expires_at": rfc3339_or_none(key.expires_at),
+        "created_at": Moment(key.created_at),
+        "expires_at": moment(key.expires_at),
         "certificate": key.certificate,
     }
-
-
-_DIGITS = 3
-AWAY: Final = "an instance does not answer"
-"""The detail that a group sees. It does not learn the addresses of instances."""
 
 
 async def get_history(call: Call) -> Answer:
     """Show what happened to a transaction."""
     transaction_id = path_parameter("id", call.parameter, TransactionId)
     history = await call.site.coordinator.history(transaction_id, deadline=call.deadline, principal=call.principal)
-    events = [
-        models.HistoryEvent(**{**msgspec.structs.asdict(event), "at": rfc3339(event.at)}) for event in history.events
-    ]
-    messages = [models.MessagePlace(**msgspec.structs.asdict(message)) for message in history.messages]
-    response = models.HistoryResponse(
-        id=history.id,
-        group=history.group,
-        state=history.state,
-        prepared_at=rfc3339(history.prepared_at),
-        complete=not history.missing,
-        missing=list(history.missing),
-        events=events,
-        messages=messages,
-        messages_detail=history.messages_detail,
-    )
-    return answer(HTTPStatus.OK, response)
+    return answer(HTTPStatus.OK, msgspec.structs.replace(history, complete=not history.missing))
 
 
 async def get_statistics(call: Call) -> Answer:
@@ -178,152 +153,6 @@ async def get_statistics(call: Call) -> Answer:
 async def get_events(call: Call) -> Answer:  # noqa: ARG001 - every handler takes the call
     """Accept a listener. The server sends the events."""
     return answer(HTTPStatus.OK)
-
-
-def to_response(statistics: Statistics, *, of_one_group: bool) -> operator_models.StatisticsResponse:
-    """Convert statistics; with `of_one_group`, without the addresses and the figures of instances."""
-    instances = statistics.instances
-    return operator_models.StatisticsResponse(
-        at=rfc3339(statistics.at),
-        complete=not statistics.away,
-        away=[
-            operator_models.Away(shard=place.shard, instance=None, detail=AWAY)
-            if of_one_group
-            else operator_models.Away(shard=place.shard, instance=place.instance, detail=place.detail)
-            for place in statistics.away
-        ],
-        totals=_totals(statistics),
-        ends=[
-            operator_models.Ends(
-                outcome=count.names[0], cause=count.names[1], per_s=_rounded(count.per_s), total=count.total
-            )
-            for count in statistics.ends
-        ],
-        checks=[
-            operator_models.Checks(verdict=count.names[0], per_s=_rounded(count.per_s), total=count.total)
-            for count in statistics.checks
-        ],
-        groups=[_group(figures) for figures in statistics.groups],
-        groups_left_out=statistics.groups_left_out,
-        instances=[] if of_one_group else [_instance(instance, statistics.asked) for instance in instances],
-        shards=[_shard(place) for place in statistics.shards],
-        failures=operator_models.Failures(
-            topics=[_topic(topic) for instance in instances for topic in instance.topics],
-            refused=[_refused(write) for instance in instances for write in instance.writes],
-            quarantined=[_quarantined(entry, instance.url) for instance in instances for entry in instance.quarantined],
-            skipped=[_skipped(records) for instance in instances for records in instance.skipped],
-        ),
-    )
-
-
-def _totals(statistics: Statistics) -> operator_models.Totals:
-    shards = [shard for instance in statistics.instances for shard in instance.shards]
-    return operator_models.Totals(
-        pending=sum(shard.pending for shard in shards),
-        parked=sum(shard.parked for shard in shards),
-        remembered=sum(shard.remembered for shard in shards),
-        oldest_pending_s=max((shard.oldest_pending_s for shard in shards), default=0.0),
-        resolving=sum(instance.resolving for instance in statistics.instances),
-        prepares_per_s=_rounded(sum(instance.prepares_per_s for instance in statistics.instances)),
-        ends_per_s=_rounded(sum(count.per_s for count in statistics.ends)),
-    )
-
-
-def _group(figures: GroupFigures) -> operator_models.GroupState:
-    return operator_models.GroupState(
-        group=figures.group,
-        pending=figures.pending,
-        parked=figures.parked,
-        prepares_per_s=_rounded(figures.prepares_per_s),
-        ends_per_s=_rounded(figures.ends_per_s),
-        checks_in_flight=figures.checks_in_flight,
-        checks_due=figures.checks_due,
-        breaker="closed" if figures.breaker_until is None else "open",
-        breaker_until=rfc3339_or_none(figures.breaker_until),
-        endpoints=[
-            operator_models.EndpointState(
-                host=endpoint.host,
-                well=endpoint.well,
-                status=endpoint.status,
-                detail=endpoint.detail,
-                at=rfc3339(endpoint.at),
-                duration_s=_rounded(endpoint.duration_s),
-            )
-            for endpoint in figures.endpoints
-        ],
-    )
-
-
-def _instance(figures: InstanceFigures, answering_url: str) -> operator_models.InstanceState:
-    return operator_models.InstanceState(
-        url=figures.url,
-        asked=figures.url == answering_url,
-        since=rfc3339(figures.since),
-        shards=[shard.shard for shard in figures.shards],
-        resolving=figures.resolving,
-        lane=None if figures.lane is None else _lane(figures.lane),
-        warnings=[operator_models.WarningState(check=one.check, detail=one.detail) for one in figures.warnings],
-    )
-
-
-def _lane(lane: LaneFigures) -> operator_models.LaneState:
-    failure = lane.last_failure
-    return operator_models.LaneState(
-        commits_per_s=lane.commits_per_s,
-        ends_per_s=lane.ends_per_s,
-        commit_s=lane.commit_s,
-        failures=lane.failures,
-        last_failure=None
-        if failure is None
-        else operator_models.LaneFailure(at=rfc3339(failure.at), reason=failure.reason),
-    )
-
-
-def _shard(place: ShardPlace) -> operator_models.ShardState:
-    names = [field.name for field in msgspec.structs.fields(operator_models.ShardState)][2:]
-    figures: dict[str, Any] = {name: None if place.figures is None else getattr(place.figures, name) for name in names}
-    return operator_models.ShardState(shard=place.shard, instance=place.instance, **figures)
-
-
-def _topic(topic: FailingTopic) -> operator_models.FailingTopicState:
-    return operator_models.FailingTopicState(
-        topic=topic.topic,
-        error_code=topic.error_code,
-        detail=topic.detail,
-        refused=topic.refused,
-        first_at=rfc3339(topic.first_at),
-        last_at=rfc3339(topic.last_at),
-        retry_at=rfc3339_or_none(topic.retry_at),
-        first_error_code=topic.first_error_code,
-        first_detail=topic.first_detail,
-    )
-
-
-def _refused(write: RefusedWrite) -> operator_models.RefusedState:
-    return operator_models.RefusedState(
-        id=write.id,
-        topic=write.topic,
-        error_code=write.error_code,
-        detail=write.detail,
-        last_at=rfc3339(write.last_at),
-        retry_at=rfc3339(write.retry_at),
-    )
-
-
-def _quarantined(entry: Quarantined, instance: str) -> operator_models.QuarantinedState:
-    fields = {**msgspec.structs.asdict(entry), "since": rfc3339(entry.since), "until": rfc3339_or_none(entry.until)}
-    return operator_models.QuarantinedState(instance=instance, **fields)
-
-
-def _skipped(records: Skipped) -> operator_models.SkippedState:
-    last_at = rfc3339(records.last_at)
-    return operator_models.SkippedState(
-        topic=records.topic, reason=records.reason, count=records.count, last_at=last_at
-    )
-
-
-def _rounded(number: float) -> float:
-    return round(number, _DIGITS)
 
 
 _ID_BYTES = 12
@@ -348,7 +177,7 @@ async def start_job(call: Call) -> Answer:
             action=spec.action,
             count=count,
             more=count > spec.most,
-            sample=[convert.summary(view) for view in sample],
+            sample=[models.summary(view) for view in sample],
         )
         return answer(HTTPStatus.OK, preview)
     view = await jobs.start(spec, deadline=call.deadline, principal=call.principal)
@@ -382,17 +211,7 @@ async def get_job(call: Call) -> Answer:
         deadline=call.deadline,
         principal=call.principal,
     )
-    items = [
-        operator_models.JobItem(
-            id=item.id,
-            result=item.result,
-            state=item.state,
-            error_code=item.error_code,
-            detail=item.detail,
-            at=rfc3339_or_none(item.at),
-        )
-        for item in page.items
-    ]
+    items = tuple(msgspec.structs.replace(item, prepared_at=UNSET) for item in page.items)
     fields = msgspec.structs.asdict(_job_response(call, page.job))
     return answer(HTTPStatus.OK, operator_models.JobPage(**fields, items=items, next=page.next))
 
@@ -447,9 +266,9 @@ def _job_response(call: Call, view: JobView) -> operator_models.JobResponse:
         state=view.state,
         detail=view.detail,
         instance=view.instance if call.principal.group is None else None,
-        accepted_at=rfc3339(view.accepted_at),
-        started_at=rfc3339_or_none(view.started_at),
-        finished_at=rfc3339_or_none(view.finished_at),
+        accepted_at=view.accepted_at,
+        started_at=view.started_at,
+        finished_at=view.finished_at,
         found=found,
         more=found is not None and found > spec.most,
         finished=sum(view.results.values()),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from http import HTTPMethod, HTTPStatus
 from typing import Any, Final
 
+from halfway.coordinator import records, requests
 from halfway.http.handlers import batch, handlers, operator_handlers
 from halfway.http.handlers.handlers import Errors, Operation
+from halfway.http.handlers.statistics import StatisticsResponse
 from halfway.http.requests import models, operator_models
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses import problems
@@ -49,8 +51,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         parameter=("group", models.NewGroupName),
         body=models.GroupRequest,
         responses={
-            HTTPStatus.CREATED: ("The group is new", models.GroupResponse),
-            HTTPStatus.OK: ("The group is changed", models.GroupResponse),
+            HTTPStatus.CREATED: ("The group is new", requests.GroupView),
+            HTTPStatus.OK: ("The group is changed", requests.GroupView),
         },
         errors=(*BODY, errors.KafkaUnavailableError),
     ),
@@ -64,8 +66,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         parameter=("group", models.NewGroupName),
         body=models.GroupAdditions,
         responses={
-            HTTPStatus.CREATED: ("The group is new", models.GroupResponse),
-            HTTPStatus.OK: ("The group has what was asked for", models.GroupResponse),
+            HTTPStatus.CREATED: ("The group is new", requests.GroupView),
+            HTTPStatus.OK: ("The group has what was asked for", requests.GroupView),
         },
         errors=(*BODY, errors.KafkaUnavailableError),
     ),
@@ -77,7 +79,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         handler=handlers.list_groups,
         access=Permission.LIST_GROUPS,
         query=models.GroupParameters,
-        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.GroupList)},
+        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", requests.GroupPage)},
         errors=(errors.InvalidRequestError,),
     ),
     Operation(
@@ -88,7 +90,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         handler=handlers.get_group,
         access=Permission.GET_GROUP,
         parameter=GROUP,
-        responses={HTTPStatus.OK: ("The group", models.GroupResponse)},
+        responses={HTTPStatus.OK: ("The group", requests.GroupView)},
         errors=(errors.InvalidRequestError, errors.UnknownGroupError),
     ),
     Operation(
@@ -141,8 +143,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         begins=True,
         body=models.PrepareRequest,
         responses={
-            HTTPStatus.CREATED: ("The transaction is durably prepared", models.PreparedResponse),
-            HTTPStatus.OK: ("The same prepare was accepted before; see state", models.PreparedResponse),
+            HTTPStatus.CREATED: ("The transaction is durably prepared", requests.Prepared),
+            HTTPStatus.OK: ("The same prepare was accepted before; see state", requests.Prepared),
         },
         errors=(
             *BODY,
@@ -168,7 +170,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         parameter=TRANSACTION,
         body=models.EndRequest,
         headers=(CAUSE_HEADER,),
-        responses={HTTPStatus.OK: ("The state now, and whether this call changed it", models.EndResponse)},
+        responses={HTTPStatus.OK: ("The state now, and whether this call changed it", requests.EndResult)},
         errors=(*BODY, *ONE[1:], errors.AlreadyEndedError, *WRITE, *BUSY),
     ),
     Operation(
@@ -215,7 +217,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         handler=operator_handlers.get_history,
         access=Permission.GET,
         parameter=TRANSACTION,
-        responses={HTTPStatus.OK: ("Its history, as far as it is known", models.HistoryResponse)},
+        responses={HTTPStatus.OK: ("Its history, as far as it is known", records.HistoryView)},
         errors=(*ONE, *BUSY),
     ),
     Operation(
@@ -226,7 +228,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         handler=handlers.list_transactions,
         access=Permission.LIST,
         query=models.ListParameters,
-        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.TransactionList)},
+        responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", requests.Page)},
         errors=(errors.InvalidRequestError, errors.UnknownGroupError, *BUSY),
     ),
     Operation(
@@ -238,7 +240,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         access=Permission.CHECK,
         parameter=TRANSACTION,
         takes_body=True,
-        responses={HTTPStatus.ACCEPTED: ("The group is asked", models.TransactionSummary)},
+        responses={HTTPStatus.ACCEPTED: ("The group is asked", requests.TransactionView)},
         errors=(*NO_FIELDS, *ONE[1:], errors.AlreadyEndedError, errors.NotPendingError, *BUSY),
     ),
     Operation(
@@ -250,7 +252,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         access=Permission.RESUME,
         parameter=TRANSACTION,
         takes_body=True,
-        responses={HTTPStatus.OK: ("The transaction is prepared", models.TransactionSummary)},
+        responses={HTTPStatus.OK: ("The transaction is prepared", requests.TransactionView)},
         errors=(*NO_FIELDS, *ONE[1:], errors.AlreadyEndedError, *WRITE, *BUSY),
     ),
     Operation(
@@ -261,7 +263,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         handler=operator_handlers.get_statistics,
         query=operator_models.StatisticsParameters,
         access=Permission.READ_STATISTICS,
-        responses={HTTPStatus.OK: ("The statistics", operator_models.StatisticsResponse)},
+        responses={HTTPStatus.OK: ("The statistics", StatisticsResponse)},
         errors=(errors.InvalidRequestError,),
     ),
     Operation(

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from halfway.http.responses.problems import MalformedJsonError, invalid
-from halfway.protocol.records import MAX_REMARK_BYTES, rfc3339
+from halfway.protocol.records import MAX_REMARK_BYTES
 
 MAX_MEMBERS: Final = 25_000
 """A thousand messages with ten headers each."""
@@ -110,11 +110,6 @@ def to_bytes(data: Data) -> bytes | None:
 def from_base64(text: str) -> bytes:
     """Return the bytes of standard base64 with padding; raise ValueError for anything else."""
     return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
-
-
-def rfc3339_or_none(ms: int | None) -> str | None:
-    """Return a time in RFC 3339, None for None."""
-    return None if ms is None else rfc3339(ms)
 
 
 @lru_cache(maxsize=4096)

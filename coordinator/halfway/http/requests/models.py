@@ -1,16 +1,23 @@
-"""The models of requests and answers: transactions, groups, histories, keys. OpenAPI is made from them."""
+"""The bodies and parameters of requests about transactions, groups and keys, and answers that only REST has."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
+from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
 from halfway.http.requests.bodies import Data
-from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides, Seconds
-from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage
+from halfway.http.responses.slices import with_messages
+from halfway.protocol.policy import MAX_SECONDS, PolicyOverrides, Seconds
+from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
 from halfway.protocol.transactions import Cause, Outcome, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from halfway.http.responses.slices import GiveWay
 
 # `$(?!\n)`: Python's `$` alone also matches before a final line feed.
 _END = r"$(?!\n)"
@@ -84,7 +91,6 @@ ErrorPart = Annotated[
         description="a part of last_error (prepared) or reason (parked), at most 256 characters",
     ),
 ]
-Timestamp = Annotated[str, Meta(description="RFC 3339 in UTC with milliseconds", examples=["2026-01-02T03:04:05.678Z"])]
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -248,78 +254,10 @@ class PollParameters(msgspec.Struct, frozen=True, kw_only=True):
     max: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 10
 
 
-class PreparedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction that is durably prepared."""
-
-    id: str
-    state: State
-    group: str
-    prepared_at: Timestamp
-    next_check_at: Timestamp | None
-
-
-class EndResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The state now, and whether this call changed it."""
-
-    id: str
-    state: State
-    changed: bool
-
-
-class TransactionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction, without its payload."""
-
-    id: str
-    state: State
-    group: str
-    prepared_at: Timestamp
-    topics: list[str]
-    checks: int
-    size: int | None
-    """Bytes of all its messages; null once it has ended."""
-    next_check_at: Timestamp | None
-    last_check_at: Timestamp | None
-    last_error: str | None
-    commit_verdict: bool
-    """A check answered commit, but the commit is not written yet. Policy never rolls such a transaction back."""
-    parked_at: Timestamp | None
-    reason: str | None
-    """Why it was parked."""
-    ended_at: Timestamp | None
-    cause: Cause | None
-    """What ended it."""
-    remark: str | None
-
-
-class TransactionResponse(TransactionSummary, frozen=True, kw_only=True):
+class TransactionResponse(TransactionView, frozen=True, kw_only=True):
     """A transaction with its payload. `messages` is null once it has ended."""
 
-    messages: list[ShownMessage] | None
-
-
-class TransactionList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page, oldest prepare first."""
-
-    transactions: list[TransactionSummary]
-    next: str | None
-
-
-class GroupCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """How checks reach a group."""
-
-    mode: Literal["push", "pull"]
-    urls: list[str]
-
-
-class GroupResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A group, with its policy in force."""
-
-    group: str
-    check: GroupCheck
-    topics: list[str]
-    policy: CheckPolicy
-    created_at: Timestamp
-    updated_at: Timestamp
+    messages: list[ShownMessage] | None  # type: ignore[assignment]
 
 
 class CheckSecretsResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,23 +272,10 @@ class CheckSecretsResponse(msgspec.Struct, frozen=True, kw_only=True):
         return f"CheckSecretsResponse(group={self.group!r}, secrets={len(self.secrets)})"
 
 
-class GroupList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page, by name."""
-
-    groups: list[GroupResponse]
-    next: str | None
-
-
-class FetchedCheck(msgspec.Struct, frozen=True, kw_only=True):
+class FetchedCheck(LeasedCheck, frozen=True, kw_only=True):
     """A check. Answer it before `lease_until` with an end that contains its `check_id`."""
 
-    check_id: str
-    id: str
-    group: str
-    prepared_at: Timestamp
-    attempt: int
-    lease_until: Timestamp
-    messages: list[ShownMessage]
+    messages: list[ShownMessage]  # type: ignore[assignment]
     type: Literal["transaction.check"] = "transaction.check"
 
 
@@ -358,57 +283,6 @@ class CheckList(msgspec.Struct, frozen=True, kw_only=True):
     """Due checks; empty if none came due in time."""
 
     checks: list[FetchedCheck]
-
-
-class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. A field that does not apply, or is not known, is null."""
-
-    at: Timestamp
-    event: str
-    """`prepared`, `check`, `unknown`, `verdict_recorded`, `parked`, `resumed`, `reanchored`, `committed` or
-    `rolled_back`.
-    """
-    attempt: int | None
-    verdict: str | None
-    """`commit`, `rollback`, `unknown`, or `none` if no verdict came."""
-    sent: bool | None
-    host: str | None
-    status: int | None
-    excerpt: str | None
-    """The beginning of the answer; only callers that may read payloads see it."""
-    duration_s: float | None
-    detail: str | None
-    cause: str | None
-    by: str | None
-    """The caller that did it manually, if its instance still knows it; the audit trail always has it."""
-    remark: str | None
-
-
-class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A message, and its place in Kafka once it is committed."""
-
-    message: int
-    topic: str
-    size: int | None
-    partition: int | None
-    offset: int | None
-
-
-class HistoryResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The history of a transaction."""
-
-    id: str
-    group: str
-    state: State
-    prepared_at: Timestamp
-    complete: bool
-    """False if something is not known; `missing` says what."""
-    missing: list[str]
-    events: list[HistoryEvent]
-    """Oldest first; at most the last 500."""
-    messages: list[MessagePlace]
-    messages_detail: str | None
-    """Why some places are null."""
 
 
 Kind = Literal["group", "operator", "reader"]
@@ -456,8 +330,8 @@ class KeyResponse(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: Kind
     name: str
-    created_at: Timestamp
-    expires_at: Timestamp | None
+    created_at: Moment
+    expires_at: Moment | None
     certificate: str | None
 
 
@@ -473,3 +347,34 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
 
     keys: list[KeyResponse]
     next: str | None
+
+
+# --- what callers see of the service's answers: without internal fields, and with messages as JSON
+
+
+def summary(view: TransactionView) -> TransactionView:
+    """Return a transaction without its payload."""
+    return msgspec.structs.replace(view, messages=UNSET, changed=UNSET)
+
+
+def transaction(view: TransactionView) -> TransactionResponse:
+    """Return a transaction with its payload."""
+    messages = None if view.messages is None else [shown_message(message) for message in view.messages]
+    return TransactionResponse(**{**msgspec.structs.asdict(view), "messages": messages, "changed": UNSET})
+
+
+def fetched(check: LeasedCheck) -> FetchedCheck:
+    """Return a check that a client fetches."""
+    messages = [shown_message(message) for message in check.messages]
+    return FetchedCheck(**{**msgspec.structs.asdict(check), "messages": messages})
+
+
+async def fetched_in_pieces(checks: Sequence[LeasedCheck], give_way: GiveWay) -> list[bytes]:
+    """Return the JSON of a list of checks with large payloads in pieces."""
+    pieces = [b'{"checks":[']
+    for number, check in enumerate(checks):
+        if number:
+            pieces.append(b",")
+        without = fetched(msgspec.structs.replace(check, messages=()))
+        pieces += await with_messages(without, check.messages, give_way)
+    return [*pieces, b"]}"]

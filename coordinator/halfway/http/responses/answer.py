@@ -13,6 +13,7 @@ from aiohttp import HttpVersion10, web
 
 from halfway.http.responses.problems import CONTENT_TYPE, MethodNotAllowedError, encoded, problem, retry_after
 from halfway.protocol.errors import UnauthenticatedError
+from halfway.protocol.records import rfc3339
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from halfway.protocol.errors import HalfwayError
 
 JSON: Final = "application/json"
-ENCODER: Final = msgspec.json.Encoder()
+ENCODER: Final = msgspec.json.Encoder(enc_hook=rfc3339)
+"""It writes each `Moment` as RFC 3339; no other type needs the hook."""
 _NO_CONTENT: Final = HTTPStatus.NO_CONTENT.value
 _HEAD: Final = HTTPMethod.HEAD.value
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}

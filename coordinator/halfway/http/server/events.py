@@ -10,7 +10,8 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from halfway.http.handlers.operator_handlers import to_response
+from halfway.coordinator.requests import Moment
+from halfway.http.handlers.statistics import StatisticsResponse, to_response
 from halfway.http.requests import operator_models
 from halfway.http.requests.validation import parameters
 from halfway.http.responses.answer import ENCODER
@@ -41,15 +42,15 @@ class _Feed:
         self.number = 0
         """The number of the last event; 0 before the first."""
         self.event = b""
-        self.published: operator_models.StatisticsResponse | None = None
+        self.published: StatisticsResponse | None = None
         """The statistics of the last event, without their time."""
         self.updated = asyncio.Event()
         """Set when statistics were gathered again, whether they changed or not."""
         self.task: asyncio.Task[None] | None = None
 
-    def publish(self, statistics: operator_models.StatisticsResponse) -> None:
+    def publish(self, statistics: StatisticsResponse) -> None:
         """Make an event if the statistics have changed, and wake all listeners."""
-        compared = msgspec.structs.replace(statistics, at="")
+        compared = msgspec.structs.replace(statistics, at=Moment())
         if compared != self.published:
             self.published = compared
             self.number += 1

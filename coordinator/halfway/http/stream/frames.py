@@ -8,8 +8,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
-from halfway.http.requests import convert, models
+from halfway.http.requests import models
 from halfway.http.requests.validation import to_batch_end
 from halfway.http.responses.answer import ENCODER
 from halfway.http.responses.problems import MalformedJsonError, encoded, invalid, standing_alone
@@ -194,14 +195,13 @@ class ServerFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def prepared(n: int, done: Prepared) -> Answer:
     """Return the answer to a prepare."""
-    return Answer(n=n, status=HTTPStatus.CREATED if done.created else HTTPStatus.OK, body=convert.prepared(done))
+    status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
+    return Answer(n=n, status=status, body=msgspec.structs.replace(done, created=UNSET))
 
 
 def ended(n: int, done: EndResult) -> Answer:
     """Return the answer to an end."""
-    return Answer(
-        n=n, status=HTTPStatus.OK, body=models.EndResponse(id=done.id, state=done.state, changed=done.changed)
-    )
+    return Answer(n=n, status=HTTPStatus.OK, body=done)
 
 
 def accepted(n: int) -> Answer:
@@ -229,5 +229,5 @@ def problem_of(error: HalfwayError) -> tuple[int, msgspec.Raw]:
 async def pushed(checks: Sequence[LeasedCheck], give_way: GiveWay) -> bytes:
     """Return the frame that brings checks."""
     if any(is_large(check.messages) for check in checks):
-        return b"".join(await convert.fetched_in_pieces(checks, give_way))
-    return ServerFrame(checks=[convert.fetched(check) for check in checks]).encoded()
+        return b"".join(await models.fetched_in_pieces(checks, give_way))
+    return ServerFrame(checks=[models.fetched(check) for check in checks]).encoded()

@@ -48,7 +48,7 @@ async def test_a_check_on_demand_is_refused_if_no_endpoint_may_be_called(world: 
     """The operator may have changed the rules since the registration of the group; the refusal names the setting."""
     prepared = await world.prepare()
     group = await world.coordinator.get_group("shop", deadline=world.deadline())
-    for url in group.urls:
+    for url in group.check.urls:
         world.memory.caller.refused[url] = "not allowed (HALFWAY_CHECK_HOSTS)"
     with pytest.raises(InvalidRequestError, match="HALFWAY_CHECK_HOSTS"):
         await world.coordinator.check(prepared.id, deadline=world.deadline())

@@ -216,7 +216,7 @@ async def test_a_group_is_not_deleted_while_a_shard_cannot_be_asked(pair: tuple[
     there.memory.membership.kill()
     with pytest.raises(ShardUnavailableError):
         await here.coordinator.delete_group("shop", deadline=here.deadline())
-    assert (await here.coordinator.get_group("shop", deadline=here.deadline())).name == "shop"
+    assert (await here.coordinator.get_group("shop", deadline=here.deadline())).group == "shop"
 
 
 async def test_a_poll_hands_out_the_checks_of_every_owner_once(pair: tuple[World, World]) -> None:

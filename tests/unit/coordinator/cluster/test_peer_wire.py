@@ -70,6 +70,7 @@ from halfway.coordinator.requests import (
     EndResult,
     LeasedCheck,
     ListQuery,
+    Moment,
     Prepare,
     Prepared,
     TransactionFilter,
@@ -88,17 +89,18 @@ from halfway.protocol.principal import ANYBODY, PEER, Principal, PrincipalKind
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Cause, Outcome, State
 
+M = Moment
 MESSAGE = Message(topic="orders", key=b"\x00k", value=None, headers=(("h", b"v"),), partition=2)
 VIEW = TransactionView(
-    id="one", state=State.PARKED, group="shop", prepared_at=5, topics=("orders",), checks=3, messages=(MESSAGE,)
+    id="one", state=State.PARKED, group="shop", prepared_at=M(5), topics=("orders",), checks=3, messages=(MESSAGE,)
 )
 CHECK = LeasedCheck(
-    check_id="one:4", id="one", group="shop", prepared_at=5, attempt=4, messages=(MESSAGE,), lease_until=9
+    check_id="one:4", id="one", group="shop", prepared_at=M(5), attempt=4, messages=(MESSAGE,), lease_until=M(9)
 )
 CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
     (
         PrepareCall(request=Prepare(group="shop", messages=(MESSAGE,), id="one", check_after_ms=7)),
-        Prepared(id="one", state=State.PREPARED, group="shop", prepared_at=5, next_check_at=None, created=True),
+        Prepared(id="one", state=State.PREPARED, group="shop", prepared_at=M(5), next_check_at=None, created=True),
     ),
     (
         EndCall(request=End(id="one", outcome=Outcome.COMMIT, remark="r", check_id="one:1", cause=Cause.OPERATOR)),
@@ -131,15 +133,15 @@ JOB = JobView(
     by=Principal(kind=PrincipalKind.OPERATOR, name="ann", key_id="k"),
     state=JobState.RUNNING,
     instance="http://a",
-    accepted_at=4,
+    accepted_at=M(4),
     found=2,
     items=2,
     results={"done": 1},
 )
-ENDPOINT = Endpoint(host="http://a:1", well=False, status=502, detail="no", at=7, duration_s=0.5)
+ENDPOINT = Endpoint(host="http://a:1", well=False, status=502, detail="no", at=M(7), duration_s=0.5)
 FIGURES = InstanceFigures(
     url="http://a",
-    since=4,
+    since=M(4),
     shards=(
         ShardFigures(
             shard=0, pending=1, parked=2, remembered=3, oldest_pending_s=4.5, half_lag=5, op_lag=6, due=7, strays=8
@@ -155,17 +157,19 @@ FIGURES = InstanceFigures(
             ends_per_s=1.5,
             checks_in_flight=3,
             checks_due=4,
-            breaker_until=5,
+            breaker_until=M(5),
             endpoints=(ENDPOINT,),
         ),
     ),
     lane=Lane(
-        commits_per_s=1.0, ends_per_s=2.0, commit_s=0.25, failures=1, last_failure=LaneFailure(at=3, reason="fenced")
+        commits_per_s=1.0, ends_per_s=2.0, commit_s=0.25, failures=1, last_failure=LaneFailure(at=M(3), reason="fenced")
     ),
-    topics=(FailingTopic(topic="t", error_code="c", detail="d", refused=1, first_at=2, last_at=3, retry_at=None),),
-    writes=(RefusedWrite(id="one", topic="t", error_code="c", detail="d", last_at=3, retry_at=4),),
-    quarantined=(Quarantined(topic="t", id=None, state="watched", since=5, until=6, min_bytes=7),),
-    skipped=(Skipped(topic="t", reason="r", count=1, last_at=2),),
+    topics=(
+        FailingTopic(topic="t", error_code="c", detail="d", refused=1, first_at=M(2), last_at=M(3), retry_at=None),
+    ),
+    writes=(RefusedWrite(id="one", topic="t", error_code="c", detail="d", last_at=M(3), retry_at=M(4)),),
+    quarantined=(Quarantined(topic="t", id=None, state="watched", since=M(5), until=M(6), min_bytes=7),),
+    skipped=(Skipped(topic="t", reason="r", count=1, last_at=M(2)),),
 )
 LATER: list[tuple[PeerCall, msgspec.Struct]] = [
     (SearchCall(query=SEARCH, shards=(0, 3)), ListResult(transactions=(VIEW,), more=False)),
@@ -176,8 +180,8 @@ LATER: list[tuple[PeerCall, msgspec.Struct]] = [
             id="one",
             group="shop",
             state=State.PARKED,
-            prepared_at=5,
-            events=(HistoryEvent(at=5, event="check", attempt=1, sent=True, status=502, duration_s=0.5),),
+            prepared_at=M(5),
+            events=(HistoryEvent(at=M(5), event="check", attempt=1, sent=True, status=502, duration_s=0.5),),
             missing=("m",),
             messages=(MessagePlace(message=1, topic="t", size=3, partition=0, offset=9),),
             messages_detail="d",
@@ -188,7 +192,7 @@ LATER: list[tuple[PeerCall, msgspec.Struct]] = [
     (StartJobCall(spec=SPEC), JOB),
     (
         JobCall(id="j", result=ItemResult.FAILED, start=3, limit=5),
-        JobPage(job=JOB, items=(JobItem(id="one", result=ItemResult.DONE, state=State.PARKED, at=8),), next=7),
+        JobPage(job=JOB, items=(JobItem(id="one", result=ItemResult.DONE, state=State.PARKED, at=M(8)),), next=7),
     ),
     (JobsCall(), JobList(jobs=(JOB,))),
     (StopJobCall(id="j"), JOB),

@@ -298,14 +298,8 @@ def test_whatever_comes_is_accepted_or_told_what_is_wrong(body: object) -> None:
         assert all(item["detail"] for item in told["errors"])
 
 
-async def test_half_a_surrogate_is_shown_as_its_escape(world: RestWorld) -> None:
-    answer = await world.call("POST", "/v1/transactions", raw=b'{"colour\\ud800": 1, "group": "\\ud800"}')
+@pytest.mark.parametrize("name", ["colour\ud800", '"\ud83d' * 50_000, '"' * 100_000])
+async def test_a_long_or_broken_name_is_cut_short_too(world: RestWorld, name: str) -> None:
+    answer = await world.call("POST", "/v1/transactions", prepare(**{name: 1}))
     assert answer.status in {400, 422}
-
-
-async def test_a_long_name_is_cut_short_too(world: RestWorld) -> None:
-    answer = await world.call("POST", "/v1/transactions", prepare(**{'"\ud83d' * 50_000: 1}))
-    assert answer.status in {400, 422}
-    answer = await world.call("POST", "/v1/transactions", prepare(**{'"' * 100_000: 1}))
-    assert answer.status == 422
     assert len(json.dumps(answer.body)) < 5000
