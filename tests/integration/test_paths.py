@@ -11,13 +11,13 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.structure.figures import ROOT
 
 BOUNDS = {
-    "calls of a prepare": 200,
+    "calls of a prepare": 192,
     "modules of a prepare": 37,
-    "changes of module of a prepare": 113,
+    "changes of module of a prepare": 106,
     "definitions of one verb of a prepare": 8,
-    "calls of a commit": 240,
+    "calls of a commit": 230,
     "modules of a commit": 37,
-    "changes of module of a commit": 99,
+    "changes of module of a commit": 95,
     "definitions of one verb of a commit": 13,
     "calls of a check": 395,
     "modules of a check": 41,

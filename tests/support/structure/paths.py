@@ -1,8 +1,8 @@
 """Follows one prepare, one commit and one check through the code, on a real Kafka and over all threads.
 
 `python -m tests.support.structure.paths BOOTSTRAP_SERVERS` prints the calls in their order, with a star where the
-module changes, and then the figures as one line of JSON. A path is what all runs of an operation have in common: other
-work of the coordinator, such as a heartbeat, is not in each of them.
+module changes, and then the figures as one line of JSON. A path is what all runs of an operation have in common,
+without what an idle coordinator does in as long a time: a heartbeat, a poll and a scan are no part of it.
 """
 
 import http.client
@@ -51,16 +51,6 @@ class CallPath:
             "changes of module": sum(one != other for one, other in pairwise(modules)),
             "definitions of one verb": max((defined[verb] for verb in verbs if not verb.startswith("__")), default=0),
         }
-
-    def without(self, idle: "CallPath") -> "CallPath":
-        """Return this path without as many calls of each function as were made while nothing was asked for."""
-        often = Counter(idle.calls)
-        calls = []
-        for call in self.calls:
-            often[call] -= 1
-            if often[call] < 0:
-                calls.append(call)
-        return CallPath(calls)
 
     def only(self, often: Counter[tuple[str, str, str]]) -> "CallPath":
         """Return this path with at most as many calls of each function."""
@@ -169,8 +159,11 @@ def _measure(recorder: _Recorder, caller: _Caller, check_port: int) -> dict[str,
     caller.register(f"http://{HOST}:{check_port}/check")
     for _ in range(3):
         caller.commit(caller.prepare())
-    paths: dict[str, list[CallPath]] = {"prepare": [], "commit": [], "check": []}
+    paths: dict[str, list[CallPath]] = {"idle": [], "prepare": [], "commit": [], "check": []}
     for _ in range(RUNS):
+        with recorder.recording() as path:
+            time.sleep(_CHECKED_WITHIN_S)
+        paths["idle"].append(path)
         with recorder.recording() as path:
             prepared = caller.prepare()
         paths["prepare"].append(path)
@@ -178,12 +171,10 @@ def _measure(recorder: _Recorder, caller: _Caller, check_port: int) -> dict[str,
             caller.commit(prepared)
         paths["commit"].append(path)
         # A check has no caller: it is what happens in a time in which nothing else is asked for.
-        with recorder.recording() as idle:
-            time.sleep(_CHECKED_WITHIN_S)
         checked = caller.prepare(check_after_s=1)
         with recorder.recording() as path:
             time.sleep(_CHECKED_WITHIN_S)
-        paths["check"].append(path.without(idle))
+        paths["check"].append(path)
         caller.wait_until_committed(checked)
     return paths
 
@@ -236,9 +227,10 @@ def main(bootstrap_servers: str) -> None:
 
 def _print(paths: dict[str, list[CallPath]]) -> None:
     figures = {}
+    idle = reduce(operator.or_, (Counter(path.calls) for path in paths.pop("idle")))
     for name, runs in paths.items():
         print(f"--- {name}")  # noqa: T201
-        common = reduce(operator.and_, (Counter(path.calls) for path in runs))
+        common = reduce(operator.and_, (Counter(path.calls) for path in runs)) - idle
         shown = [path.only(common) for path in runs]
         shown[0].show()
         for figure in shown[0].figures():
