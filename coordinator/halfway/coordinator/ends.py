@@ -49,6 +49,8 @@ class _EndList(msgspec.Struct, eq=False):
     answers: Answers[EndResult]
     principal: Principal
     deadline: float
+    commit_by: float
+    """Until when the write of a commit may begin. The rest of its time is for recording it."""
     began: float
     waiting: dict[int, _CallerEnd]
     """By index: the ends that the resolver has begun, and the refused commits that are being recorded."""
@@ -59,12 +61,6 @@ class _EndList(msgspec.Struct, eq=False):
         """Answer an end at the deadline, unless it is answered before."""
         self.waiting[end.index] = end
         self.requests.deadlines.watch(self.answer_late, self.deadline)
-
-    def begin_by(self, outcome: Outcome) -> float:
-        """Return until when the write of an end may begin. The rest of a commit's time is for recording it."""
-        if outcome is not Outcome.COMMIT:
-            return self.deadline
-        return self.deadline - min(_RECORDING_S, (self.deadline - self.began) / 4)
 
     def answer_late(self) -> None:
         """Answer the ends that are late, each with an error of its own."""
@@ -199,7 +195,9 @@ class CallerRequests:
         Return whether one of them is manual.
         """
         loop = asyncio.get_running_loop()
-        ends = _EndList(self, self._activity, answers, principal, deadline, loop.time(), {}, set())
+        began = loop.time()
+        commit_by = deadline - min(_RECORDING_S, (deadline - began) / 4)
+        ends = _EndList(self, self._activity, answers, principal, deadline, commit_by, began, {}, set())
         is_operator = principal.kind is PrincipalKind.OPERATOR
         has_manual = False
         for index, request in enumerate(requests):
@@ -248,9 +246,8 @@ class CallerRequests:
         try:
             if request.check_id is not None:
                 self._note_check(shard, entry, end, request.check_id)
-            has_begun = self._resolver.begin(
-                shard, entry, end.act, payload, deadline=ends.begin_by(request.outcome), reply=end.take
-            )
+            begin_by = ends.commit_by if request.outcome is Outcome.COMMIT else ends.deadline
+            has_begun = self._resolver.begin(shard, entry, end.act, payload, deadline=begin_by, reply=end.take)
         except Exception as error:  # noqa: BLE001 - the caller gets any error
             end.take(error)
             return True
@@ -275,9 +272,8 @@ class CallerRequests:
             if request.check_id is not None:
                 self._note_check(shard, entry, end, request.check_id)
             end.keep_commit()
-            result = await self._resolver.resolve(
-                request.id, end.act, deadline=ends.deadline, begin_by=ends.begin_by(request.outcome)
-            )
+            begin_by = ends.commit_by if request.outcome is Outcome.COMMIT else ends.deadline
+            result = await self._resolver.resolve(request.id, end.act, deadline=ends.deadline, begin_by=begin_by)
             if request.outcome is Outcome.COMMIT:
                 self.verdicts.take_commit_result(request.id, None)
             if request.remark and isinstance(current := shard.state.find(request.id), Pending):

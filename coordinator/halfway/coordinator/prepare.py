@@ -368,10 +368,10 @@ class Preparer:
         if preparation.request.id is not None and (shard is None or shard.state.barrier != half.barrier):
             raise _unconfirmed()
         if shard is not None:
-            replaced = shard.state.find(half.id)
+            claimed = shard.state.find(half.id) if half.id in self._shards.claims else None
             shard.apply_own_half(offset, half.id, half)
             entry = shard.state.find(half.id)
-            if isinstance(replaced, Pending) and replaced is not entry and half.id in self._shards.claims:
+            if isinstance(claimed, Pending) and claimed is not entry:
                 raise _unconfirmed()  # a change of the other half is being written
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
