@@ -12,7 +12,7 @@ from shutil import disk_usage
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Final, Literal
 
-from halfway.pipeline.engines.free_memory import MEMORY_SHARE, free_memory, limit_of
+from halfway.pipeline.engines.free_memory import duckdb_limit, free_memory
 from halfway.pipeline.engines.progress import told
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.tables.folders import is_local
@@ -107,8 +107,7 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
 
 def _require_disk(own: int, memory: str | None) -> None:
     """Raise SourceError if the temporary folder has not room for what is read and for what the memory cannot hold."""
-    free = free_memory()
-    limit = limit_of(memory) if memory is not None else None if free is None else round(free * MEMORY_SHARE)
+    limit = duckdb_limit(memory)
     needed = own * _DISK_EACH + (0 if limit is None else max(0, own * _BYTES_EACH - limit))
     folder = gettempdir()
     there = disk_usage(folder).free

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.engine import DUCKDB, INPUT, Frame
-from halfway.pipeline.engines.free_memory import MEMORY_SHARE, free_memory, limit_of
+from halfway.pipeline.engines.free_memory import duckdb_limit
 from halfway.pipeline.engines.progress import Doing
 
 if TYPE_CHECKING:
@@ -44,10 +44,8 @@ class DuckEngine:
         import duckdb
 
         settings: dict[str, Any] = {"preserve_insertion_order": "false"}
-        if memory is not None:
-            settings["memory_limit"] = f"{limit_of(memory) >> 10}KiB"
-        elif (free := free_memory()) is not None:
-            settings["memory_limit"] = f"{round(free * MEMORY_SHARE) >> 20}MiB"
+        if (limit := duckdb_limit(memory)) is not None:
+            settings["memory_limit"] = f"{limit >> 10}KiB"
         self._folder = tempfile.TemporaryDirectory(prefix="halfway-duckdb-")
         self.scratch = Path(self._folder.name)
         settings["temp_directory"] = str(self.scratch / "spilled")

@@ -12,12 +12,14 @@ _CGROUPS: Final = (
 """Version 2 and version 1 of cgroups, as a container sees them."""
 
 
-MEMORY_SHARE: Final = 0.75
+_SHARE: Final = 0.75
 """The share of the free memory for DuckDB. Python and the processes that decode need the rest."""
 
 
-def limit_of(memory: str) -> int:
-    """Return the bytes of a size in Spark's form: 512m or 2g."""
+def duckdb_limit(memory: str | None) -> int | None:
+    """Return the most bytes that DuckDB takes: a size in Spark's form (512m, 2g), else most of the free memory."""
+    if memory is None:
+        return None if (free := free_memory()) is None else round(free * _SHARE)
     number = memory.lower().rstrip("ib")
     return int(number[:-1]) << 10 * ("kmgt".index(number[-1]) + 1)
 

@@ -237,8 +237,7 @@ def _summarise(
     engine: Engine, source: Source, output: Files, options: AuditOptions, provable_since: Mapping[str, int]
 ) -> Summary:
     written = engine.read(output.path(VERDICTS))
-    names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
-    anomalies = engine.query(f"select * from $written where verdict in ({names})", written=written)  # noqa: S608
+    anomalies = engine.query(f"select * from $written where {verdict.IS_ANOMALY}", written=written)  # noqa: S608
     engine.write(anomalies, output.path(ANOMALIES), files=1)
     counted = engine.query(
         """select verdict, coalesce("group", '') as "group", count(*) as count from $written group by 1, 2""",

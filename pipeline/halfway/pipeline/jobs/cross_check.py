@@ -85,7 +85,6 @@ def _differences(
     numbers = [run.number for run in state.kept]
     verdicts = engine.read_runs(against.path(audit.VERDICTS), numbers)
     reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
-    names = ", ".join(f"'{name}'" for name in ANOMALIES)
     left_out = f"('expired_unknown', 'unproved', '{NOT_JUDGED}')"
     now = source.reopened()
     now.pin(list(provable_since))
@@ -113,8 +112,8 @@ def _differences(
             and continued in ('pending', 'parked') then false
         when whole in ('pending', 'parked') and continued in ('committed_ok', 'rolled_back_ok')
             and not {headers.server_made(d)} then false
-        when whole = continued then whole in ({names}) and not reported and prepared_at >= {since}
-        when whole in ({names}) and continued not in ({names}) then true
+        when whole = continued then whole in {ANOMALIES} and not reported and prepared_at >= {since}
+        when whole in {ANOMALIES} and continued not in {ANOMALIES} then true
         when continued = 'contradicted' then false
         when continued = 'doubled' then not {trimmed}
         else not {removed} end

@@ -354,10 +354,9 @@ def _table(engine: Engine, output: Files, name: str, runs: Iterable[int]) -> Fra
 
 def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
     """Return the anomalies that no run has reported."""
-    names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
     return engine.query(
         # Not the name of a column: Spark would look into that column.
-        f"""select * from $judged now where verdict in ({names}) and not exists (
+        f"""select * from $judged now where {verdict.IS_ANOMALY} and not exists (
             select 1 from $reported before
             where before.id = now.id and before.life = now.life and before.verdict = now.verdict
         )""",  # noqa: S608

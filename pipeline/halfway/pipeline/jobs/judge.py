@@ -62,8 +62,7 @@ def judge(
     source = _Given(engine, engine.keep(_moved(records.select(*COLUMNS), session)), prefix, at_ms, compacted)
     read = audit.evidence(engine, source, options or audit.AuditOptions())
     judged = engine.keep(verdict.verdicts(engine, read.evidence, read.limits))
-    names = ", ".join(f"'{name}'" for name in verdict.ANOMALIES)
-    found = engine.query(f"select * from $judged where verdict in ({names})", judged=judged)  # noqa: S608
+    found = engine.query(f"select * from $judged where {verdict.IS_ANOMALY}", judged=judged)  # noqa: S608
     verdicts, anomalies, quarantine = (_moved(frame, caller) for frame in (judged, found, read.quarantine))
     return Judged(verdicts=verdicts, anomalies=anomalies, quarantine=quarantine)
 

@@ -20,6 +20,7 @@ ANOMALIES: Final = (
 )  # fmt: skip
 """Strongest first: a transaction with several anomalies gets the first one as its verdict, and lists all."""
 VERDICTS: Final = (*FINE, UNPROVED, NOT_JUDGED, *ANOMALIES)
+IS_ANOMALY: Final = f"verdict in {ANOMALIES}"
 _SHOWN_SLOTS: Final = 10_000
 """Evidence names the messages of a transaction up to this number, because anyone can forge any number of them."""
 
@@ -251,13 +252,11 @@ def _judged(d: Dialect, limits: Limits) -> str:
         places=f"case when false then {d.array}({nowhere}) else {d.array}() end",
     )
     newest = "greatest(coalesce(op_at, 0), coalesce(message_at, 0), coalesce(gone_at, 0))"
-    names = ", ".join(f"'{name}'" for name in ANOMALIES)
-    shown = f"verdict in ({names})"
     return f"""
     select id, cast(life as int) as life, verdict,
-        case when {shown} then anomalies else {d.array}() end as anomalies, "group", cause, topics, expected, found,
-        {d.timestamp("prepared_at")} as prepared_at, {d.timestamp("ended_at")} as ended_at,
-        case when {shown} then case when vanished then {d.array}({gone}) else evidence end end as evidence
+        case when {IS_ANOMALY} then anomalies else {d.array}() end as anomalies, "group", cause, topics, expected,
+        found, {d.timestamp("prepared_at")} as prepared_at, {d.timestamp("ended_at")} as ended_at,
+        case when {IS_ANOMALY} then case when vanished then {d.array}({gone}) else evidence end end as evidence
     from (
         select *, {vanished} as vanished, {anomalies} as anomalies, case
             when unreadable or (committed and expected = 0 and not rolled_back) then '{NOT_JUDGED}'
