@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from halfway.app.serve import app, instance_url
-from halfway.app.serve.instance_url import default_instance_url
+from halfway.app.serve import app
+from halfway.app.serve.app import default_instance_url
 from halfway.app.settings import load
 from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ConfigurationError, ForbiddenError
@@ -159,7 +159,7 @@ def url_of(host: str, bootstrap_servers: str = "127.0.0.1:9092", *, tls: bool = 
 def routes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Give the addresses from which this machine reaches others, for the test to fill."""
     routes: dict[str, str] = {}
-    monkeypatch.setattr(instance_url, "_address_towards", lambda remote, _: routes.get(remote))
+    monkeypatch.setattr(app, "_address_towards", lambda remote, _: routes.get(remote))
     return routes
 
 
@@ -191,5 +191,5 @@ def test_the_default_url_without_a_route_to_kafka(routes: dict[str, str]) -> Non
 
 def test_an_address_of_this_machine_alone_is_none_for_others() -> None:
     """With a broker on this machine, the route to it is the loopback."""
-    assert instance_url._address_towards("127.0.0.1", socket.AF_INET) is None
-    assert instance_url._address_towards("no.such.host.invalid", socket.AF_INET) is None
+    assert app._address_towards("127.0.0.1", socket.AF_INET) is None
+    assert app._address_towards("no.such.host.invalid", socket.AF_INET) is None
