@@ -41,7 +41,7 @@ from halfway.app.settings_sources import (
     with_variables,
     without_credentials,
 )
-from halfway.coordinator.requests import Count, Seconds, ServiceLimits, ServiceSettings
+from halfway.coordinator.requests import Seconds, ServiceLimits, ServiceSettings
 from halfway.http.requests.admission import ApiLimits, ApiSettings
 from halfway.http.server.acceptor import IDLE_S
 from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, KafkaSettings, variable_suffix
@@ -132,7 +132,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether metrics are served without a key although other calls need one."""
     console: Literal["api", "health", "off"] = "api"
     """The port of the console. If that is the health port, it serves the API too."""
-    max_keys: Count = 10_000
     keepalive_s: Seconds = IDLE_S
     """How long the API keeps a connection open without a request."""
     drain_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 5
@@ -143,7 +142,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """The default policy of groups."""
     scan_interval_s: Seconds = 1
     check_timeout_s: Seconds = 10
-    check_connect_timeout_s: Seconds = 3
     check_demand_nonce: bool = False
     """Whether an answer counts as a verdict only if it repeats the nonce of the check."""
     check_hosts: Hosts = ()
@@ -172,11 +170,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
         return self
 
     def _faults(self) -> Iterator[str]:
-        if self.max_body_bytes < self.max_prepare_bytes:
-            yield (
-                f"max_body_bytes {self.max_body_bytes} is below max_prepare_bytes {self.max_prepare_bytes}: "
-                "a prepare of that size would be refused"
-            )
         if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
             yield f"instance_url {without_credentials(self.instance_url)[:SHOWN]!r}: {refusal}"
         yield from self._secret_faults()
@@ -240,6 +233,11 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
         both = (_bytes(self.master_secret), _bytes(self.master_secret_previous))
         return tuple(secret for secret in both if secret is not None)
 
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body: it holds the largest prepare, as base64 too."""
+        return 2 * self.max_prepare_bytes
+
     def kafka_config(self, instance_url: str) -> KafkaConfig:
         """Return the settings of the Kafka adapter."""
         properties = {name: value.get_secret_value() for name, value in self.kafka.items()}
@@ -260,7 +258,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
 
     def api_limits(self) -> ApiLimits:
         """Return the limits of the interface for clients."""
-        return ApiLimits(**self._of(ApiSettings))
+        return ApiLimits(**self._of(ApiSettings), max_body_bytes=self.max_body_bytes)
 
     def _of(self, part: type[KafkaSettings | ServiceSettings | ApiSettings]) -> dict[str, Any]:
         """Return the settings of a part. They are handed over without the others, which include secrets."""
@@ -296,12 +294,11 @@ def load(
     if file is None and (path := environment.get("HALFWAY_CONFIG_FILE")):
         file = Path(path)
     in_file: dict[str, Any] = _read_file(file) if file is not None else {}
-    from_environment, unknown = _read_environment(environment)
-    others = _merged(from_environment, dict(over or {}))
+    others = _merged(_read_environment(environment), dict(over or {}))
     sources = Sources(file, in_file, others)
     in_files = sorted(name for name in _SECRETS if name + SUFFIX in Settings.model_fields)
     values, faults = read_secrets(_merged(in_file, others), in_files)
-    problems = unknown + [explain_text(fault, sources, VARIABLES) for fault in faults]
+    problems = [explain_text(fault, sources, VARIABLES) for fault in faults]
     try:
         settings = Settings(**values)
         if not problems:
@@ -345,10 +342,9 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield above + name, value
 
 
-def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings in the environment, and what is wrong with the names of others."""
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings in the environment. A variable that is none keeps its name, which is then refused."""
     values: dict[str, Any] = {}
-    unknown = []
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or variable.startswith(_OTHER_PREFIXES):
             continue
@@ -358,19 +354,9 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], l
         if property_name != variable and all(property_name.split("_")):
             values.setdefault("kafka", {})[_property(property_name)] = value
             continue
-        path = VARIABLES.get(variable.upper())
-        if path is None:
-            unknown.append(variable)
-            continue
-        *sections, name = path
+        *sections, name = VARIABLES.get(variable.upper(), (variable,))
         (values.setdefault(sections[0], {}) if sections else values)[name] = value
-    if unknown:
-        names = ", ".join(f"{one} (did you mean {near}?)" if (near := suggest(one)) else one for one in sorted(unknown))
-        text = (
-            f"{names}: not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
-        )
-        return values, [text]
-    return values, []
+    return values
 
 
 def _is_of_kubernetes(variable: str, value: str) -> bool:

@@ -27,6 +27,23 @@ _QUOTED: Final = re.compile(r"'[^']*'")
 """A value in an error; a path may contain the name of a setting."""
 
 
+_REMOVED: Final[Mapping[str, str]] = {
+    "check_bytes": "64 MiB",
+    "check_connect_timeout_s": "three tenths of HALFWAY_CHECK_TIMEOUT_S",
+    "lane_max_bytes": "16 MiB",
+    "lane_max_ends": "1,000",
+    "lane_queue": "10,000",
+    "lane_queue_bytes": "256 MiB",
+    "max_batch_items": "1,000",
+    "max_body_bytes": "twice HALFWAY_MAX_PREPARE_BYTES",
+    "max_compaction_lag_ms": "twice the longer of HALFWAY_SEGMENT_MS and HALFWAY_OUTCOME_HORIZON_S",
+    "max_keys": "10,000",
+    "min_compaction_lag_ms": "HALFWAY_OUTCOME_HORIZON_S",
+    "prepare_wait_s": "1 s",
+}
+"""The values of what earlier releases could set."""
+
+
 class Sources(NamedTuple):
     """The values of the settings by their source. The other values override those in the file."""
 
@@ -51,7 +68,7 @@ def explain(
         if not path:
             lines += [explain_text(text, sources, variables) for text in fault.splitlines()]
             continue
-        variable = PREFIX + "__".join(path).upper()
+        variable = PREFIX + "__".join(path).removeprefix(PREFIX).upper()
         value = _value(sources.others, path)
         in_file = None
         if value is None and sources.file is not None:
@@ -59,9 +76,11 @@ def explain(
             in_file = f"{'.'.join(path)} in {str(sources.file)!r}"
         name = variable
         if problem["type"] == "extra_forbidden":
-            fault = "not a setting of halfway: remove it or correct its name"
+            fault = "not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
             near = suggest(variable)
-            if near is not None:
+            if (fixed := _REMOVED.get(variable.removeprefix(PREFIX).lower())) is not None:
+                fault = f"no longer a setting: it is always {fixed}; remove it"
+            elif near is not None:
                 name = f"{variable} (did you mean {near}?)"
                 if in_file is not None and near in variables:
                     in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"

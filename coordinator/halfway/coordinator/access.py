@@ -293,7 +293,7 @@ class Keys:
         secret: MasterSecret,
         clock: Clock,
         *,
-        max_keys: int,
+        max_keys: int = 10_000,
         previous: Sequence[MasterSecret] = (),
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
@@ -327,7 +327,7 @@ class Keys:
         await self._remove_expired(spec, now, deadline)
         self._require_few_live(spec, now)
         if len(self._store.table) >= self._max_keys:
-            raise OverloadedError(f"there are already {self._max_keys} keys: revoke some, or raise HALFWAY_MAX_KEYS")
+            raise OverloadedError(f"there are already {self._max_keys} keys: revoke some")
         return await self._write(spec, now, deadline)
 
     async def rotate(

@@ -268,8 +268,6 @@ class ServiceSettings(SharedSettings):
     """Checks per second to one host, from all groups. Each group can always send one check per second."""
     check_concurrency: Count = 16
     """Checks in flight for one group."""
-    check_bytes: Count = 64 * 1024 * 1024
-    """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
     check_queue: Count = 1000
     """Due checks of one group that wait to be sent. The rest are left to a later scan."""
     lease_s: Seconds = 30.0
@@ -284,3 +282,5 @@ class ServiceLimits(ServiceSettings):
     max_waiting_polls: int = 100
     scan_batch: int = 2000
     breaker_failures: int = 5
+    check_bytes: int = 64 * 1024 * 1024
+    """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""

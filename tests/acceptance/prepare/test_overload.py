@@ -6,7 +6,7 @@ from bench.scenarios import ALL, audited, plan_of
 from bench.system import Broker, Rig
 from tests.support.brokers.fixtures import Kafka
 
-SETTINGS = {"HALFWAY_MAX_REQUESTS": "24", "HALFWAY_PREPARE_WAIT_S": "0.05"}
+SETTINGS = {"HALFWAY_MAX_REQUESTS": "24"}
 NEVER_S = 60.0
 """A patience that is long enough for every caller, on a slow machine too."""
 GENEROUS_MIB = 200.0

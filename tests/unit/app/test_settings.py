@@ -117,7 +117,7 @@ def test_a_wrong_value_is_explained(variable: str, value: str, remedy: str) -> N
         ({"MASTER_SECRET": "n" * 32, "OPERATOR_KEY": "nonsense"}, "HALFWAY_OPERATOR_KEY"),
         ({"INSTANCE_URL": "ftp://a"}, "HALFWAY_INSTANCE_URL"),
         ({"KAFKA_PREFIX": "a b"}, "HALFWAY_KAFKA_PREFIX"),
-        ({"MIN_COMPACTION_LAG_MS": "1"}, "HALFWAY_MIN_COMPACTION_LAG_MS, HALFWAY_OUTCOME_HORIZON_S"),
+        ({"OUTCOME_HORIZON_S": "604800"}, "HALFWAY_OP_RETENTION_MS, HALFWAY_OUTCOME_HORIZON_S"),
         ({"POLICY__MAX_AGE_S": "604800"}, "HALFWAY_POLICY__MAX_AGE_S, HALFWAY_OP_RETENTION_MS"),
     ],
 )
@@ -132,6 +132,14 @@ def test_an_unknown_variable_is_named(variable: str) -> None:
     """A misspelt setting is not ignored."""
     with pytest.raises(ConfigurationError, match=variable):
         load(BOOTSTRAP | {variable: "1"})
+
+
+def test_a_setting_of_an_earlier_release_is_named_with_what_holds_now(tmp_path: Path) -> None:
+    (file := tmp_path / "halfway.toml").write_text("lane_queue = 5\n")
+    with pytest.raises(ConfigurationError) as raised:
+        load(BOOTSTRAP | {"HALFWAY_MAX_BODY_BYTES": "9"}, file=file)
+    for name, value in (("MAX_BODY_BYTES", "twice HALFWAY_MAX_PREPARE_BYTES"), ("LANE_QUEUE", "10,000")):
+        assert f"HALFWAY_{name}: no longer a setting: it is always {value}; remove it" in raised.value.detail
 
 
 def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:
@@ -184,13 +192,12 @@ def test_kafka_properties_that_safety_rests_on_are_refused() -> None:
     "over,match",
     [
         ({"HALFWAY_POLICY__MAX_AGE_S": "604800"}, "max_age_s"),
-        ({"HALFWAY_MAX_BODY_BYTES": "1000"}, "max_prepare_bytes"),
         ({"HALFWAY_POLICY__MAX_INTERVAL_S": "1"}, "check_interval_s"),
         ({"HALFWAY_POLICY__MAX_AGE_S": "5"}, "first_check_after_s"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(over: dict[str, str], match: str) -> None:
-    """A policy that is longer than op's retention, and a body limit below the limit of a prepare."""
+    """A policy that is longer than op's retention, or whose times do not fit together."""
     with pytest.raises(ConfigurationError, match=match):
         load(BOOTSTRAP | over)
 

@@ -127,19 +127,9 @@ class KafkaSettings(SharedSettings):
     transaction_timeout_s: Seconds = 45
     prepare_timeout_s: Annotated[float, Field(gt=0, le=_MAX_PREPARE_TIMEOUT_S)] = 5
     """`message.timeout.ms` of the half writer: a frozen process that thaws later than this delivers nothing more."""
-    lane_max_ends: Count = 1_000
-    lane_max_bytes: Count = 16 * MIB
-    lane_queue: Count = 10_000
-    """Ends that may wait for the lane."""
-    lane_queue_bytes: Count = 256 * MIB
-    """Payload bytes of the ends that may wait for the lane; the suspect lane has the same limit of its own."""
     lane_stall_s: Seconds = 30
     """An incarnation ends if its lane makes no progress for this long."""
     segment_ms: Count = 3_600_000
-    min_compaction_lag_ms: Annotated[int, Field(ge=0)] | None = None
-    """None: the outcome horizon, the smallest safe value."""
-    max_compaction_lag_ms: Count | None = None
-    """None: twice `segment_ms` or twice the minimum compaction lag, whichever is longer."""
     skip_records: tuple[str, ...] = ()
     """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
     audit_topic: bool = True
@@ -161,6 +151,12 @@ class KafkaConfig(KafkaSettings):
     """The URL at which other instances reach this one; the owner record contains it."""
     has_keys: bool = False
     """Whether the topic of keys exists."""
+    lane_max_ends: int = 1_000
+    lane_max_bytes: int = 16 * MIB
+    lane_queue: int = 10_000
+    """Ends that may wait for the lane."""
+    lane_queue_bytes: int = 256 * MIB
+    """Payload bytes of the ends that may wait for the lane; the suspect lane has the same limit of its own."""
     writer_in_flight: int = 20_000
     """Prepares that may wait for their delivery report."""
     writer_in_flight_bytes: int = 64 * MIB
@@ -184,16 +180,6 @@ class KafkaConfig(KafkaSettings):
             raise ConfigurationError(
                 f"op_retention_ms is {self.op_retention_ms}: op markers must outlive outcome_horizon_s "
                 f"({self.outcome_horizon_s:g} s)"
-            )
-        if self.lowest_compaction_lag_ms < self.outcome_horizon_s * 1000:
-            raise ConfigurationError(
-                f"min_compaction_lag_ms is {self.min_compaction_lag_ms}: use at least outcome_horizon_s "
-                f"({self.outcome_horizon_s:g} s)"
-            )
-        if self.highest_compaction_lag_ms < self.lowest_compaction_lag_ms:
-            raise ConfigurationError(
-                f"max_compaction_lag_ms is {self.max_compaction_lag_ms}: use at least min_compaction_lag_ms "
-                f"({self.lowest_compaction_lag_ms})"
             )
 
     def _require_places(self) -> None:
@@ -280,18 +266,14 @@ class KafkaConfig(KafkaSettings):
         return max(self.op_record_bytes, HALF_BATCH_BYTES) + RECORD_OVERHEAD
 
     @property
-    def lowest_compaction_lag_ms(self) -> int:
-        """`min.compaction.lag.ms` of the internal topics."""
-        if self.min_compaction_lag_ms is None:
-            return round(self.outcome_horizon_s * 1000)
-        return self.min_compaction_lag_ms
+    def min_compaction_lag_ms(self) -> int:
+        """The `min.compaction.lag.ms` of the internal topics: the smallest safe value."""
+        return round(self.outcome_horizon_s * 1000)
 
     @property
-    def highest_compaction_lag_ms(self) -> int:
-        """`max.compaction.lag.ms` of the internal topics."""
-        if self.max_compaction_lag_ms is None:
-            return 2 * max(self.segment_ms, self.lowest_compaction_lag_ms)
-        return self.max_compaction_lag_ms
+    def max_compaction_lag_ms(self) -> int:
+        """The `max.compaction.lag.ms` of the internal topics."""
+        return 2 * max(self.segment_ms, self.min_compaction_lag_ms)
 
     # --- clients
 

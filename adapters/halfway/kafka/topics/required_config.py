@@ -85,10 +85,8 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         "message.timestamp.after.max.ms": _at_least(HOUR_MS, value=_ANY_TIME_MS),
         "min.insync.replicas": _at_least(_in_sync(replication)),
         "segment.ms": _at_most(config.segment_ms, max(config.segment_ms, DAY_MS)),
-        "min.compaction.lag.ms": _at_least(config.lowest_compaction_lag_ms),
-        "max.compaction.lag.ms": _at_most(
-            config.highest_compaction_lag_ms, max(config.highest_compaction_lag_ms, DAY_MS)
-        ),
+        "min.compaction.lag.ms": _at_least(config.min_compaction_lag_ms),
+        "max.compaction.lag.ms": _at_most(config.max_compaction_lag_ms, max(config.max_compaction_lag_ms, DAY_MS)),
         "delete.retention.ms": _at_least(round(config.outcome_horizon_s * 1000), value=DAY_MS),
     }
     compact = {**shared, "cleanup.policy": _policies("compact")}

@@ -71,7 +71,7 @@ def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]
     """
     return HttpCheckCaller(
         timeout_s=settings.check_timeout_s,
-        connect_timeout_s=settings.check_connect_timeout_s,
+        connect_timeout_s=settings.check_timeout_s * 0.3,
         demand_nonce=settings.check_demand_nonce,
         secrets_of=secrets_of,
         destinations=Destinations(
@@ -354,7 +354,7 @@ async def _access(
     if operator_key is None and not any(key.kind is PrincipalKind.OPERATOR for key in store.table.all()):
         log.warning("no_operator", remedy="set HALFWAY_OPERATOR_KEY to the output of halfway keys generate")
     authority = keyed if settings.access_control else OpenAccess(keyed)
-    keys = Keys(authority, store, secrets[0], clock, max_keys=settings.max_keys, previous=secrets[1:])
+    keys = Keys(authority, store, secrets[0], clock, previous=secrets[1:])
     return authority, keys, freshness if settings.access_control else None
 
 

@@ -40,18 +40,18 @@ class ApiSettings:
     """The settings of the interface, in seconds, bytes and counts."""
 
     request_timeout_s: Seconds = 15.0
-    max_body_bytes: Count = 8 * 1024 * 1024
     max_requests: Count = 4096
     """Requests in flight; more are answered with 429."""
-    prepare_wait_s: Seconds = 1.0
-    """How long a prepare may wait for a place under overload; after that it is answered with 429."""
-    max_batch_items: Count = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApiLimits(ApiSettings):
     """The limits of the interface: the settings, and what nobody sets."""
 
+    max_body_bytes: int = 8 * 1024 * 1024
+    prepare_wait_s: float = 1.0
+    """How long a prepare may wait for a place under overload; after that it is answered with 429."""
+    max_batch_items: int = 1000
     max_body_bytes_in_flight: int = 256 * 1024 * 1024
     max_streams: int = 1000
     max_stream_operations: int = 1024

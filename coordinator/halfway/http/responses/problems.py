@@ -42,7 +42,7 @@ class BodyTooLargeError(HalfwayError):
     def __init__(self, limit: int) -> None:
         """Say the limit in bytes, and how to raise it."""
         super().__init__(
-            f"the body is larger than the limit of {limit} bytes: send less, or raise HALFWAY_MAX_BODY_BYTES",
+            f"the body is larger than the limit of {limit} bytes: send less, or raise HALFWAY_MAX_PREPARE_BYTES",
             limit=limit,
         )
 

@@ -72,14 +72,7 @@ WRONG_PREPARES: dict[str, tuple[object, str]] = {
     "check_after_s of 0": (prepare(check_after_s=0), "check_after_s"),
     "check_after_s of years": (prepare(check_after_s=1e9), "check_after_s"),
     "check_after_s as text": (prepare(check_after_s="5"), "check_after_s"),
-    "all at once": (
-        {
-            "group": 1,
-            "id": "",
-            "messages": [{"topic": "..", "value": 1}, {"topic": "t", "value": None, "partition": -1}],
-        },
-        "group",
-    ),
+    "all at once": ({"messages": [{"topic": "..", "value": 1}], "group": 1, "id": ""}, "messages[0].value"),
 }
 
 

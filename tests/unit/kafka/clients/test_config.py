@@ -96,8 +96,6 @@ def test_librdkafka_takes_every_configuration() -> None:
         ({"properties": {}}, "bootstrap.servers"),
         ({"prefix": "a b"}, "prefix"),
         ({"op_retention_ms": 60_000}, "op_retention_ms"),
-        ({"min_compaction_lag_ms": 1_000}, "min_compaction_lag_ms"),
-        ({"max_compaction_lag_ms": 1_000}, "max_compaction_lag_ms"),
     ],
 )
 def test_a_value_that_cannot_work_is_named(over: dict[str, object], named: str) -> None:
