@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -12,8 +12,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 if TYPE_CHECKING:
     from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.ports import Clock, KnownLog, LaneWrite, LogLoss, ShardListener
-    from halfway.protocol.records import Foreign, Half
+    from halfway.coordinator.ports import Clock, ShardListener
     from halfway.protocol.shard import ShardState
 
 log = structlog.get_logger(__name__)
@@ -105,46 +104,25 @@ class ScanScheduler:
 
 
 class ScannedShards:
-    """A `ShardListener` that forwards every call, and arms a scan for each served shard."""
+    """A `ShardListener` that hands every call on, and arms a scan for each served shard."""
 
     def __init__(self, listener: ShardListener, arm: Callable[[int], None], disarm: Callable[[int], None]) -> None:
         """Store the parts."""
         self._listener = listener
         self._arm = arm
         self._disarm = disarm
-
-    def may_still_be_written(self, write: LaneWrite) -> bool:
-        """Forward the lane's call, on the lane's thread."""
-        return self._listener.may_still_be_written(write)
-
-    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
-        """Forward the comparison of a new fold with the former one, on another thread."""
-        self._listener.compare(shard, state, suspect=suspect)
-
-    def known_log(self, shard: int) -> KnownLog | None:
-        """Forward the question what is known of a shard's log."""
-        return self._listener.known_log(shard)
-
-    def log_lost(self, shard: int, loss: LogLoss) -> None:
-        """Forward what Kafka has lost."""
-        self._listener.log_lost(shard, loss)
-
-    def forget(self, shard: int) -> None:
-        """Forward that another instance may own a shard."""
-        self._listener.forget(shard)
+        self.may_still_be_written = listener.may_still_be_written
+        self.compare = listener.compare
+        self.known_log = listener.known_log
+        self.log_lost = listener.log_lost
+        self.forget = listener.forget
+        self.appended = listener.appended
+        self.has_applied = listener.has_applied
 
     def acquired(self, shard: int, state: ShardState) -> None:
         """Serve and scan a shard."""
         self._listener.acquired(shard, state)
         self._arm(shard)
-
-    def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
-        """Forward the records that the tail has read."""
-        self._listener.appended(shard, records, position)
-
-    def has_applied(self, shard: int, offset: int, key: bytes | None) -> bool:
-        """Forward the tail's call, on the tail's thread."""
-        return self._listener.has_applied(shard, offset, key)
 
     async def revoked(self, shard: int) -> None:
         """Stop the scan, then finish the work in flight."""
