@@ -6,6 +6,7 @@ It takes one pass of msgspec, the conversion, and a count of strings, which show
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -41,28 +42,11 @@ CAUSE_HEADER: Final = "Halfway-Cause"
 MAX_ERRORS: Final = 50
 """Parameters that are named in one error."""
 
-M = TypeVar("M")
+M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R")
 P = TypeVar("P", bound=msgspec.Struct)
 
 _OPERATIONS: Final = (models.StreamPrepare, models.StreamEnd, models.StreamChecks)
-_BODIES: Final[tuple[type[msgspec.Struct], ...]] = (
-    models.PrepareRequest,
-    models.EndRequest,
-    models.BatchEnd,
-    models.BatchRequest,
-    models.GroupAdditions,
-    models.GroupRequest,
-    models.StreamPrepare,
-    models.StreamEnd,
-    models.StreamChecks,
-    models.KeyRequest,
-    models.RotateRequest,
-    operator_models.JobRequest,
-    models.StreamFrame,
-    models.WholeBatch,
-    models.WholeStreamFrame,
-)
 _READ_ONE_BY_ONE: Final = (models.BatchRequest, models.StreamFrame)
 """Bodies whose items are read for themselves."""
 
@@ -81,11 +65,8 @@ class Validation:
     """Reads bodies."""
 
     def __init__(self, *, internal_prefix: str) -> None:
-        """Make decoders; topics that begin with `internal_prefix` are refused."""
+        """Refuse topics that begin with `internal_prefix`."""
         self._internal_prefix = internal_prefix
-        self._decoders: dict[type, msgspec.json.Decoder[Any]] = {
-            model: msgspec.json.Decoder(model) for model in _BODIES
-        }
 
     def read(self, model: type[M], body: bytes | msgspec.Raw, convert: Callable[[M], R]) -> R:
         """Return what `convert` makes of a JSON body.
@@ -96,7 +77,7 @@ class Validation:
 
         """
         try:
-            request = self._decoders[model].decode(body)
+            request = _decoder(model).decode(body)
             converted = convert(request)
             data = bytes(body)
             if len(data) <= MAX_COMPARED_BYTES and may_repeat(request, data):
@@ -124,7 +105,7 @@ class Validation:
         None if one of them is wrong, or may be: reading them one by one then gives each its own answer.
         """
         try:
-            request = self._decoders[model].decode(body)
+            request = _decoder(model).decode(body)
             converted = convert(request)
         except (msgspec.MsgspecError, FieldRefusedError, RecursionError, UnicodeDecodeError):
             return None
@@ -164,6 +145,11 @@ class Validation:
             adds=isinstance(request, models.GroupAdditions),
             keeps_checks=request.check is None,
         )
+
+
+@cache
+def _decoder(model: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(model)
 
 
 def _noun(model: type) -> str:
