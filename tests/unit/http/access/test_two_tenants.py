@@ -327,10 +327,12 @@ async def test_large_answers_of_one_group_let_one_of_another_be_made_next(loop_t
             assert answer.body["messages"][0]["value"] == value
             answered.append(caller)
 
-        many = [asyncio.create_task(show("other", theirs)) for _ in range(12)]
-        await until_true(lambda: large.waiting_of("other") >= 8)
+        assert large.take(2) == 2, "so that all wait, however slowly they come"
+        many = [asyncio.create_task(show(*one)) for one in [("other", theirs)] * 12 + [("shop", mine)]]
+        await until_true(lambda: large.waiting == 13)
         turn = loop_turns.turn
-        await show("shop", mine)
+        large.leave(2)
+        await many[-1]
         assert large.taken <= 2
         assert answered.index("shop") <= 5
         assert loop_turns.turn - turn > len(value) // SLICE_BYTES

@@ -181,10 +181,8 @@ WORDING: dict[str, tuple[str, str, object, str]] = {
                 "policy.max_age_s: -1 is not valid: expected a number of seconds above 0 and at most"),
     "rate": ("POST", "/v1/jobs", {"action": "resume", "filter": {}, "reason": "r", "rate": 1000},
              "rate: 1000 is not valid: expected transactions per second from 0.1 to 500"),
-    "state": ("GET", "/v1/transactions?state=foo", None,
-              'state: "foo" is not one of committed, parked, prepared, rolled_back'),
-    "limit": ("GET", "/v1/transactions?limit=5000", None,
-              'limit: "5000" is not valid: expected a whole number from 1 to 1000'),
+    "state": ("GET", "/v1/transactions?state=no", None, '"no" is not one of committed, parked, prepared, rolled_back'),
+    "limit": ("GET", "/v1/groups?limit=0", None, 'limit: "0" is not valid: expected a whole number from 1 to 1000'),
     "cursor": ("GET", "/v1/groups?cursor=a%20b", None, "`next` of the previous page"),
     "id": ("GET", "/v1/transactions/a%20b", None, 'id: "a b" is not valid: expected 1 to 128 letters, digits and'),
 }  # fmt: skip
