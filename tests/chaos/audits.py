@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from checker.cases import CLOCKS_APART_MS, COMMITTED, ROLLED_BACK, Case
 from checker.history import wire_id
 from checker.rules import Finding
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs import audit, runs
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.tables.folders import LocalFolder
@@ -39,7 +39,7 @@ def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Pa
         audit.run(engine, KafkaSource(DuckReader(engine), access), LocalFolder(str(folder)), options)
     finally:
         engine.close()
-    rows: list[Row] = pq.read_table(folder / audit.VERDICTS).to_pylist()
+    rows: list[Row] = DeltaTable(folder / runs.VERDICTS).to_pyarrow_table().to_pylist()
     return rows
 
 

@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
-from halfway.pipeline.tables import delta
 from halfway.pipeline.tables.folders import Folder
 from tests.support.pipeline.ledgers import Topics, ended_ids, pending_ids, run
 
@@ -92,9 +91,3 @@ def test_days_are_folders_and_files_tell_the_bounds_of_times(
         (bounds,) = (each.statistics for each in times if each.path_in_schema == "ended_at")
         assert bounds.has_min_max
     assert len(ds.dataset(exported / ledger.PENDING).to_table()) == len(topics.pending)
-
-
-def test_delta_refuses_where_only_spark_could_write() -> None:
-    """A URI that deltalake does not know would become a local folder."""
-    with pytest.raises(SourceError, match="cannot be written to wasbs: URIs"):
-        delta.require_writable("wasbs://container@account.blob.core.windows.net/ledger/ended")

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from checker.dump import read_topics
 from checker.history import AnyEvent
@@ -18,7 +17,7 @@ from checker.judge import judge
 from checker.records import AnyRecord
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit, sweep
+from halfway.pipeline.jobs import audit, runs, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
@@ -105,8 +104,8 @@ async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
-    """Return the rows of a table, as any reader of Parquet finds them."""
-    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
+    """Return the rows of a table, as any reader of Delta finds them."""
+    found: list[dict[str, Any]] = DeltaTable(folder / table).to_pyarrow_table().to_pylist()
     return found
 
 
@@ -122,7 +121,7 @@ def test_every_transaction_has_the_verdict_that_it_must_have(world: World, audit
 
     A commit after an open Kafka transaction cannot be read yet: it is pending, not lost.
     """
-    found = [(row["id"], row["verdict"]) for row in rows(audited, audit.VERDICTS)]
+    found = [(row["id"], row["verdict"]) for row in rows(audited, runs.VERDICTS)]
     assert len(found) == len(dict(found))
     wrong = {name: verdict for name, verdict in found if world.history.expected.get(name) != verdict}
     assert wrong == {}, f"seed {SEED}"
@@ -131,7 +130,7 @@ def test_every_transaction_has_the_verdict_that_it_must_have(world: World, audit
 
 def test_exactly_the_planted_anomalies_are_found(world: World, audited: Path) -> None:
     """The records of a rogue producer are found by id, kind and place; open Kafka transactions are no anomaly."""
-    anomalies = {row["id"]: row for row in rows(audited, audit.ANOMALIES)}
+    anomalies = {row["id"]: row for row in rows(audited, runs.ANOMALIES)}
     assert {name: row["verdict"] for name, row in anomalies.items()} == world.planted
     for row in anomalies.values():
         assert row["evidence"] or row["verdict"] == "contradicted"
@@ -139,7 +138,7 @@ def test_exactly_the_planted_anomalies_are_found(world: World, audited: Path) ->
 
 def test_the_checker_of_the_chaos_runs_finds_the_same_in_the_same_topics(world: World, audited: Path) -> None:
     """The checker, with its own reader and rules, and the audit find the same ids, with matching anomalies."""
-    anomalies = {row["id"]: set(row["anomalies"]) for row in rows(audited, audit.ANOMALIES)}
+    anomalies = {row["id"]: set(row["anomalies"]) for row in rows(audited, runs.ANOMALIES)}
     # What was planted has no half, which the checker does not ask for.
     assert {"unprepared"} <= set().union(*anomalies.values())
     found = {name: kinds - {"unprepared"} for name, kinds in anomalies.items()}
@@ -148,7 +147,7 @@ def test_the_checker_of_the_chaos_runs_finds_the_same_in_the_same_topics(world: 
 
 def test_what_cannot_be_read_is_put_into_quarantine(audited: Path) -> None:
     """Unreadable records stop no audit; each is reported with topic, partition, offset and error."""
-    found = rows(audited, audit.QUARANTINE)
+    found = rows(audited, runs.QUARANTINE)
     errors = sorted((row["topic"].rpartition(".")[2], row["error"]) for row in found)
     assert [topic for topic, _ in errors] == UNREADABLE
     assert all(row["offset"] >= 0 and row["partition"] == 0 for row in found)
@@ -183,10 +182,9 @@ def test_an_audit_that_goes_on_agrees_with_the_whole(
     for _ in range(2):
         ended = command(*job, **world.settings)
         assert ended.exit_code == 1, ended.output
-    found = ds.dataset(tmp_path / audit.VERDICTS, partitioning="hive").to_table().to_pylist()
-    last = {row["id"]: row["verdict"] for row in sorted(found, key=lambda row: row["run"]) if row["id"] != LATECOMER}
+    last = {row["id"]: row["verdict"] for row in rows(tmp_path, runs.VERDICTS) if row["id"] != LATECOMER}
     assert last == {row["id"]: row["verdict"] for row in verdicts_in(audited)}
-    anomalies = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    anomalies = rows(tmp_path, runs.ANOMALIES)
     assert sorted(row["id"] for row in anomalies) == sorted(world.planted)
     assert {row["run"] for row in anomalies} == {0}
     compared = ("audit", "--cross-check", str(tmp_path), "--grace-s", "0", "--output", f"{tmp_path}-whole")

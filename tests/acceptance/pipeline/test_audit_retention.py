@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 from halfway.kafka.records import codec
 from halfway.pipeline.access import KafkaAccess, load
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs import audit, runs
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
@@ -31,7 +31,7 @@ from halfway.protocol.records import Barrier, Half, Message, MessageDigest, Op, 
 from halfway.protocol.transactions import Cause, server_id
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.topics import Cluster, Record
-from tests.support.pipeline.archives import verdicts_in
+from tests.support.pipeline.archives import rows_in, verdicts_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -266,9 +266,9 @@ def test_what_kafka_has_removed_is_no_anomaly(
     And lost, leaked or removed messages are found.
     """
     _, writer = cleaned
-    assert anomalies(spark, audited.folder) == writer.planted
+    assert anomalies(audited.folder) == writer.planted
     assert audited.summary.quarantined == 0
-    rows = spark.read.parquet(str(audited.folder / audit.VERDICTS)).orderBy("id", "life").collect()
+    rows = verdicts_in(audited.folder)
     # The last use of a reused id has its whole history.
     found = {row["id"]: row["verdict"] for row in rows if row["id"] not in writer.planted}
     gone = writer.expected.keys() - found.keys()
@@ -283,8 +283,8 @@ def verdicts(folder: Path) -> dict[tuple[str, int], str]:
     return {(row["id"], row["life"]): row["verdict"] for row in verdicts_in(folder)}
 
 
-def anomalies(spark: "SparkSession", folder: Path) -> dict[str, str]:
-    return {row["id"]: row["verdict"] for row in spark.read.parquet(str(folder / audit.ANOMALIES)).collect()}
+def anomalies(folder: Path) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in rows_in(folder, runs.ANOMALIES)}
 
 
 def test_an_audit_needs_no_more_than_to_read_and_shows_no_password(
@@ -325,7 +325,7 @@ def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
     audit.run(
         SparkEngine(spark), Trimmed(SparkReader(spark), access), Folder(spark, str(tmp_path)), AuditOptions(grace_ms=0)
     )
-    assert anomalies(spark, tmp_path) == writer.planted
+    assert anomalies(tmp_path) == writer.planted
     gone = {(name, 0) for offset, name in sound.items() if offset < until}
     assert gone, "nothing was removed that is not proved without it"
     after = verdicts(tmp_path)

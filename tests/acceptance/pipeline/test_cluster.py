@@ -18,6 +18,7 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
 from tests.support.coordinator.topics import Cluster
 from tests.support.pipeline import commands
+from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.cluster import COMMON, WORKERS, Application, SparkCluster
 from tests.support.pipeline.histories import History, Rogue, write_history
 from tests.support.pipeline.yarn import Yarn
@@ -76,7 +77,7 @@ def ran(spark_cluster: SparkCluster, kafka: Kafka, cluster: Cluster, tmp_path_fa
     spark_cluster.await_stage()
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
-    assert not (folder / "continued" / "continued.json").exists()
+    assert not (folder / "continued" / "summary.json").exists()
     # Only the next application is then in progress.
     next(spark_cluster.events.glob("*.inprogress")).unlink()
     (folder / "ended").mkdir()
@@ -121,7 +122,7 @@ async def _history(coordinator: CoordinatorProcess, cluster: Cluster) -> History
 
 
 def verdicts(folder: Path) -> dict[str, str]:
-    return {row["id"]: row["verdict"] for row in ds.dataset(folder / "verdicts").to_table().to_pylist()}
+    return {row["id"]: row["verdict"] for row in verdicts_in(folder)}
 
 
 def test_every_command_runs_on_the_workers(ran: Ran) -> None:

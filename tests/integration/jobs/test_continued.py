@@ -1,18 +1,19 @@
 """`audit --continue`: what a run knows of the runs before it."""
 
 import json
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
+from deltalake import DeltaTable
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.jobs import audit, incremental, runs
 from halfway.pipeline.tables.folders import LocalFolder
 from halfway.protocol.records import Message, OpKind
+from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import (
     MESSAGES,
     OPTIONS,
@@ -26,17 +27,17 @@ from tests.support.pipeline.logs import HORIZON, PREFIX, START, Log, LogSource
 
 
 def test_what_a_run_reads_of_those_before_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ten runs the last reads no more folders of earlier ones than the fifth, and finds what one run finds."""
+    """Of ten runs the last reads what the fifth reads: of earlier runs what was carried over, and no verdicts."""
     log, folder = Log(), LocalFolder(str(tmp_path))
     writer = Writer(log)
     looked: list[set[str]] = []
-    written = DuckEngine._written
+    read = runs.Tables.read
 
-    def noted(engine: DuckEngine, folders: Sequence[str], *, with_run: bool) -> Any:
-        looked[-1] |= {part for part in folders if not part.endswith(f"run={len(looked) - 1}")}
-        return written(engine, folders, with_run=with_run)
+    def noted(tables: runs.Tables, name: str) -> Any:
+        looked[-1].add(name)
+        return read(tables, name)
 
-    monkeypatch.setattr(DuckEngine, "_written", noted)
+    monkeypatch.setattr(runs.Tables, "read", noted)
     step = 3_600_000
     for number in range(10):
         at = START + number * step
@@ -47,8 +48,9 @@ def test_what_a_run_reads_of_those_before_does_not_grow(tmp_path: Path, monkeypa
         log.settle()
         looked.append(set())
         continued(log, at + 60_000, folder)
-    assert len(looked[-1]) == len(looked[4]) > 0
-    assert {part.rpartition("run=")[2] for part in looked[-1]} == {"8"}
+    assert looked[-1] == looked[4]
+    assert runs.CARRIED in looked[-1]
+    assert runs.VERDICTS not in looked[-1]
     assert counts_in(tmp_path) == {"committed_ok": 30, "pending": 1}
 
 
@@ -81,13 +83,14 @@ def test_what_a_run_knows_of_those_before_does_not_grow_for_ever(tmp_path: Path)
         writer.commit(made_at(0, at), MESSAGES, at, at)
         log.settle()
         continued(log, at + 60_000, folder)
-    state = incremental.State.read(folder)
+    engine = DuckEngine()
+    state = incremental.State.of(runs.Tables(engine, folder), str(tmp_path))
+    engine.close()
     assert state is not None
     assert [run.number for run in state.runs] == [1, 2, 3, 4]
-    assert folder.names(incremental.EVENTS, "ops") == ["run=1", "run=2", "run=3", "run=4"]
     assert counts_in(tmp_path) == {"committed_ok": 5, "leaked": 2}
-    told = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
-    assert [(row["run"], row["id"]) for row in told] == [(0, "weekly"), (4, "weekly")]
+    told = rows_in(tmp_path, runs.ANOMALIES)
+    assert sorted((row["run"], row["id"]) for row in told) == [(0, "weekly"), (4, "weekly")]
 
 
 def test_a_group_that_cannot_be_read_is_told_by_one_run(tmp_path: Path) -> None:
@@ -99,6 +102,44 @@ def test_a_group_that_cannot_be_read_is_told_by_one_run(tmp_path: Path) -> None:
         for at in (number * HORIZON, number * HORIZON + 60_000):
             continued(log, START + at, folder)
             assert json.loads((tmp_path / audit.SUMMARY).read_text())["quarantined"] == number
+
+
+def test_verdicts_without_their_state_are_refused(engine: DuckEngine, tmp_path: Path) -> None:
+    """Whichever audit it is, and whether the state is lost or an earlier release has written Parquet."""
+    log, folder = committed(2), LocalFolder(str(tmp_path))
+    continued(log, START + HORIZON, folder)
+    away = (tmp_path / runs.STATE).rename(tmp_path / "away")
+    for run in (incremental.run, audit.run):
+        with pytest.raises(SourceError, match=r"holds verdicts without their 'state'.*restore the table 'state' from"):
+            run(engine, LogSource(engine, log, START + HORIZON), folder, OPTIONS)
+    away.rename(tmp_path / runs.STATE)
+    continued(log, START + HORIZON, folder)
+    assert counts_in(tmp_path) == {"committed_ok": 2}
+
+
+def test_a_table_that_is_older_than_the_state_is_refused(tmp_path: Path) -> None:
+    """A backup of one table was restored: it lacks what the state says that it holds."""
+    log, folder = committed(2), LocalFolder(str(tmp_path))
+    continued(log, START + HORIZON, folder)
+    shutil.copytree(tmp_path / runs.EVENTS, tmp_path / "backup")
+    continued(log, START + HORIZON, folder)
+    shutil.rmtree(tmp_path / runs.EVENTS)
+    (tmp_path / "backup").rename(tmp_path / runs.EVENTS)
+    with pytest.raises(SourceError, match=r"events has version 0, and the state names 1: restore it from the same"):
+        continued(log, START + HORIZON, folder)
+
+
+def test_tables_are_tidied_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files become few, and a run that follows continues."""
+    monkeypatch.setattr(runs, "_TIDIED_AFTER", 3)
+    log, folder = Log(), LocalFolder(str(tmp_path))
+    for number in range(5):
+        at = START + number * HORIZON
+        Writer(log).commit(f"id-{number}", MESSAGES, at + 10, at)
+        log.settle()
+        continued(log, at + 60_000, folder)
+    assert len(DeltaTable(tmp_path / runs.EVENTS).file_uris()) == 2
+    assert counts_in(tmp_path) == {"committed_ok": 5}
 
 
 def test_a_whole_audit_leaves_the_folder_of_one_that_goes_on_alone(engine: DuckEngine, tmp_path: Path) -> None:
@@ -153,5 +194,4 @@ def test_runs_that_go_on_know_when_the_topics_were_created(engine: DuckEngine, t
     writer.commit("both", MESSAGES, again + 1, again)
     log.settle()
     incremental.run(engine, LogSource(engine, log, again + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
-    rows = engine.rows(engine.read_runs(str(tmp_path / audit.VERDICTS), [0, 1]))
-    assert [row["verdict"] for row in rows] == ["committed_ok"]
+    assert [row["verdict"] for row in rows_in(tmp_path, runs.VERDICTS)] == ["committed_ok"]

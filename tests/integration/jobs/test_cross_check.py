@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from deltalake import DeltaTable
 
 from halfway.pipeline import cli
 from halfway.pipeline.commands.alerts import FailOn
@@ -17,7 +16,7 @@ from halfway.pipeline.commands.audit import say
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, cross_check, incremental
+from halfway.pipeline.jobs import audit, cross_check, incremental, runs
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.protocol.records import Message
@@ -102,15 +101,19 @@ def test_what_was_resumed_and_compacted_since_is_no_difference(tmp_path: Path) -
 
 def change(table: Path, old: str, new: str | None) -> str:
     """Write another verdict in place of the first row with one, or leave that row out; give its id."""
-    for file in sorted(table.glob("run=*/*.parquet")):
-        held = pq.read_table(file, partitioning=None)
-        rows = held.to_pylist()
-        for number, row in enumerate(rows):
-            if row["verdict"] == old:
-                rows[number : number + 1] = [] if new is None else [{**row, "verdict": new}]
-                pq.write_table(pa.Table.from_pylist(rows, held.schema), file)
-                return str(row["id"])
-    raise AssertionError(f"there is no {old} in {table}")
+    there = DeltaTable(table)
+    changed = next(row for row in there.to_pyarrow_table().to_pylist() if row["verdict"] == old)
+    which = f"id = '{changed['id']}' and life = {changed['life']} and verdict = '{old}'"
+    if new is None:
+        there.delete(which)
+    else:
+        there.update(new_values={"verdict": new}, predicate=which)
+    # The state names the versions that count.
+    state = DeltaTable(table.parent / runs.STATE)
+    [row] = state.to_pyarrow_table().to_pylist()
+    row["versions"] = json.dumps({**json.loads(row["versions"]), table.name: there.version()})
+    state.update(new_values={"versions": row["versions"]})
+    return str(changed["id"])
 
 
 def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
@@ -119,9 +122,9 @@ def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
     """A missing anomaly, and one that only the runs find: in the table, the summary and the exit status."""
     made, at = windows(1, tmp_path)
     there = tmp_path / "continued"
-    forgotten = change(there / audit.ANOMALIES, "torn", None)
-    unseen = change(there / audit.VERDICTS, "lost", "committed_ok")
-    invented = change(there / audit.VERDICTS, "rolled_back_ok", "leaked")
+    forgotten = change(there / runs.ANOMALIES, "torn", None)
+    unseen = change(there / runs.VERDICTS, "lost", "committed_ok")
+    invented = change(there / runs.VERDICTS, "rolled_back_ok", "leaked")
     summary = compared(made, tmp_path, at)
     found = {(row["id"], row["whole"], row["continued"]) for row in summary.differing}
     assert found == {
@@ -141,7 +144,7 @@ def test_differences_are_told_and_have_the_exit_status_of_an_anomaly(
 
 def test_spark_finds_the_same_differences(spark: "SparkSession", tmp_path: Path) -> None:
     made, at = windows(1, tmp_path)
-    invented = change(tmp_path / "continued" / audit.VERDICTS, "rolled_back_ok", "leaked")
+    invented = change(tmp_path / "continued" / runs.VERDICTS, "rolled_back_ok", "leaked")
     engine = SparkEngine(spark)
     whole, other = Folder(spark, str(tmp_path / "whole")), Folder(spark, str(tmp_path / "continued"))
     summary = cross_check.run(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)

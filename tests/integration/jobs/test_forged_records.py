@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from halfway.kafka.records import codec
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs import audit, runs
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from halfway.protocol.records import MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause
-from tests.support.pipeline.archives import verdicts_in
+from tests.support.pipeline.archives import rows_in, verdicts_in
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, committed, found_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, START, Log, LogSource
@@ -156,5 +156,5 @@ def test_a_message_whose_headers_nobody_can_read_is_put_into_quarantine(engine: 
     log.settle()
     audit.run(engine, LogSource(engine, log, START + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
     assert found_in(tmp_path) == {("id-0", 0): "committed_ok", ("rogue", 0): "leaked"}
-    (wrong,) = engine.rows(engine.read(str(tmp_path / audit.QUARANTINE)))
+    (wrong,) = rows_in(tmp_path, runs.QUARANTINE)
     assert (wrong["topic"], wrong["error"]) == ("orders", "the name of a header is not UTF-8")

@@ -1,6 +1,8 @@
 """Random logs, whose verdicts are known by construction, judged whole and in windows."""
 
 import os
+import random
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +16,11 @@ from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.pipeline.audits import (
     OPTIONS,
+    DiedError,
     assert_whole,
     continued,
     cuts_of,
+    dying_engine,
     found_in,
     last_in,
 )
@@ -44,21 +48,19 @@ def test_a_log_gets_the_verdicts_that_it_was_made_for(engine: DuckEngine, tmp_pa
 def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> None:
     """In any windows each transaction gets the same verdict, and each anomaly is reported once.
 
-    A run that is killed before it counts leaves nothing behind.
+    A run that is killed before any of its commits is repeated as a whole.
     """
     made = RandomLog(seed, count=45)
     cuts = cuts_of(made, seed)
     folder = LocalFolder(str(tmp_path))
-    for number, at in enumerate(cuts):
-        engine = DuckEngine()
-        if number == 1:
-            killed = tmp_path / audit.VERDICTS / "run=1"
-            killed.mkdir()
-            (killed / "part-0.parquet").write_bytes(b"half written")
+    killed = random.Random(seed)
+    for at in cuts:
         # Some runs find Kafka transactions that are not finished.
         open_since = at - (seed - 1) % 3 * 600_000 if at < made.end else None
-        incremental.run(engine, LogSource(engine, made.log, at, open_since=open_since), folder, OPTIONS)
-        engine.close()
+        for engine in (dying_engine(killed.randrange(7)), DuckEngine()):
+            with suppress(DiedError):
+                incremental.run(engine, LogSource(engine, made.log, at, open_since=open_since), folder, OPTIONS)
+            engine.close()
     assert_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from pyspark.sql.functions import lit
 
 from halfway.kafka.records import codec
+from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.engines.engine import Engine, Frame, Once, SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, ledger, report
+from halfway.pipeline.jobs import ledger, report, runs
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import Archive
-from halfway.pipeline.tables import delta
 from halfway.pipeline.tables.folders import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import PREFIX, write_records
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 START = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 UGLY = "<script>alert(1)</script>"
 ENDED = (
-    "id string, `group` string, outcome string, cause string, prepared_at timestamp, ended_at timestamp, "
+    "id string, `group` string, outcome string, cause string, prepared_at bigint, ended_at bigint, "
     "latency_ms bigint, checks int, topics array<string>, messages int, size bigint, shard int, op_offset bigint"
 )
 
@@ -40,7 +40,7 @@ ENDED = (
 PLACES = "array<struct<partition: int, offset: bigint>>"
 FOUND = (
     "verdict string, id string, `group` string, topics array<string>, expected int, found int, "
-    "prepared_at timestamp, ended_at timestamp, "
+    "prepared_at bigint, ended_at bigint, "
     f"evidence array<struct<topic: string, slot: int, problem: string, found: int, places: {PLACES}>>"
 )
 SPLIT = (UGLY, "shop", "shop")
@@ -53,7 +53,17 @@ def rows_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...] = SPLIT, step: int = 2) -> None:
+def frame_of(engine: Engine, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
+    """Return rows whose times are timestamps."""
+    in_ms = [tuple(round(cell.timestamp() * 1000) if isinstance(cell, datetime) else cell for cell in row)
+             for row in rows]  # fmt: skip
+    names = {f'"{name}"': name for name in arrow_of(columns).names}
+    shown = (engine.dialect.timestamp(name) if text.endswith("ed_at") else name for name, text in names.items())
+    items = ", ".join(f"{each} as {name}" for each, name in zip(shown, names, strict=True))
+    return engine.query(f"select {items} from $rows", rows=engine.table(in_ms, columns))  # noqa: S608
+
+
+def write_ledger(engine: Engine, folder: Path, *, groups: tuple[str, ...] = SPLIT, step: int = 2) -> None:
     """Three minutes of two groups. The name of one is HTML."""
     rows = []
     for number in range(90):
@@ -61,13 +71,21 @@ def write_ledger(spark: "SparkSession", folder: Path, *, groups: tuple[str, ...]
         outcome, cause = ("committed", "producer") if number % 2 else ("rolled_back", "check")
         ended = START + timedelta(seconds=step * number)
         rows.append((f"tx-{number}", group, outcome, cause, ended, ended, number * 10, 1, ["orders"], 1, 5, 0, number))
-    batch = delta.Batch(writer="ledger", number=0)
-    LocalFolder(str(folder)).write(json.dumps({"id": batch.writer}), ledger.CHECKPOINT, "metadata")
-    delta.append(spark.createDataFrame(rows, ENDED), str(folder / ledger.ENDED), batch)
+    batch = Once("ledger", 0)
+    LocalFolder(str(folder)).write(json.dumps({"id": batch.application}), ledger.CHECKPOINT, "metadata")
+    engine.save(frame_of(engine, rows, ENDED), str(folder / ledger.ENDED), once=batch)
     open_still = [("p-1", "shop", "parked", round(START.timestamp() * 1000), 0, 1)]
     columns = "id string, `group` string, state string, since bigint, shard int, `offset` bigint"
-    pending = spark.createDataFrame(open_still, columns)
-    delta.append(pending, str(folder / ledger.PENDING), batch)
+    engine.save(engine.table(open_still, columns), str(folder / ledger.PENDING), once=batch)
+
+
+def written(write: Callable[..., None], *given: Any, **options: Any) -> None:
+    """Write tables without Spark."""
+    engine = DuckEngine()
+    try:
+        write(engine, *given, **options)
+    finally:
+        engine.close()
 
 
 def run(sources: report.Sources, output: LocalFolder, wanted: report.Wanted | None = None) -> str:
@@ -80,18 +98,18 @@ def run(sources: report.Sources, output: LocalFolder, wanted: report.Wanted | No
 
 
 @pytest.fixture(scope="module")
-def made(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a report of a running ledger, made on a machine in another time zone."""
     folder = tmp_path_factory.mktemp("made")
     of_ledger = report._of_ledger
 
     def while_it_runs(*given: Any) -> dict[str, Any]:
         for name in (ledger.ENDED, ledger.PENDING):
-            table = str(folder / "ledger" / name)
-            delta.append(delta.read(spark, table), table, delta.Batch(writer="ledger", number=1))
+            table, engine = str(folder / "ledger" / name), given[0]
+            engine.save(engine.load(table), table, once=Once("ledger", 1))
         return of_ledger(*given)
 
-    write_ledger(spark, folder / "ledger")
+    written(write_ledger, folder / "ledger")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
         patch.setattr(report, "_of_ledger", while_it_runs)
@@ -143,10 +161,10 @@ def test_a_long_time_is_told_in_longer_steps(lasts: int, step: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def of_odd_names(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_odd_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a report over months, and groups whose names something could take for more than names."""
     folder = tmp_path_factory.mktemp("odd")
-    write_ledger(spark, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"), step=86_400)
+    written(write_ledger, folder / "ledger", groups=(*ACTIVE, *MATHEMATICAL, "-12.5", "shop"), step=86_400)
     run(report.Sources(ledger=LocalFolder(str(folder / "ledger"))), LocalFolder(str(folder)))
     return folder
 
@@ -171,7 +189,7 @@ def test_a_groups_name_is_never_read_as_mathematics(of_odd_names: Path) -> None:
         assert f"{name}</text>" in plots
 
 
-def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantined: int = 0) -> None:
+def write_audit(engine: Engine, folder: Path, doubled: int, *, quarantined: int = 0) -> None:
     """As many doubled transactions, the first of them a hundred times."""
     problems = [
         ("orders", 1, "doubled", count, [(0, offset) for offset in range(count)])
@@ -181,17 +199,19 @@ def write_audit(spark: "SparkSession", folder: Path, doubled: int, *, quarantine
         ("doubled", f"tx-{n:04}", "shop", ["orders"], 1, each[3], START, START + timedelta(minutes=n), [each])
         for n, each in enumerate(problems)
     ]
-    found = spark.createDataFrame(rows, FOUND)
-    for name in (audit.ANOMALIES, audit.VERDICTS):
-        found.write.parquet(str(folder / name))
+    found = frame_of(engine, rows, FOUND)
+    tables = runs.Tables(engine, LocalFolder(str(folder)))
+    tables.begin(anew=True)
+    for name in (runs.ANOMALIES, runs.VERDICTS):
+        tables.write(name, found)
     counts = dict.fromkeys(VERDICTS, 0) | {"doubled": doubled, "committed_ok": 5}
     summary = {**counts, "quarantined": quarantined, "judged_at": 1_750_000_000_000}
-    (folder / audit.SUMMARY).write_text(json.dumps(summary))
+    tables.end({"summary": summary}, at=0)
 
 
-def test_the_page_says_of_how_many_anomalies_it_shows_the_first(spark: "SparkSession", tmp_path: Path) -> None:
+def test_the_page_says_of_how_many_anomalies_it_shows_the_first(engine: DuckEngine, tmp_path: Path) -> None:
     """The CSV file has all of them with all their places, and the number of records that could not be read."""
-    write_audit(spark, tmp_path / "audit", 600, quarantined=3)
+    write_audit(engine, tmp_path / "audit", 600, quarantined=3)
     path = run(report.Sources(audit=LocalFolder(str(tmp_path / "audit"))), LocalFolder(str(tmp_path / "report")))
     page = Path(path).read_text()
     assert "<b>600</b>anomalies among 605" in page
@@ -205,24 +225,24 @@ def test_the_page_says_of_how_many_anomalies_it_shows_the_first(spark: "SparkSes
     assert rows[0]["evidence"].endswith("0@98, 0@99")
 
 
-def test_an_audit_that_was_not_finished_is_none(spark: "SparkSession", tmp_path: Path) -> None:
-    """Its tables may be of two runs: its summary, written last, says that they are of one."""
-    write_audit(spark, tmp_path, 1)
-    (tmp_path / audit.SUMMARY).unlink()
-    with pytest.raises(SourceError, match="was not finished"):
-        run(report.Sources(audit=LocalFolder(str(tmp_path))), LocalFolder(str(tmp_path / "report")))
+def test_an_audit_that_was_not_finished_is_none(engine: DuckEngine, tmp_path: Path) -> None:
+    """Its tables count when its state is written."""
+    folder = LocalFolder(str(tmp_path))
+    runs.Tables(engine, folder).begin()
+    with pytest.raises(SourceError, match="holds no audit that was finished"):
+        run(report.Sources(audit=folder), LocalFolder(str(tmp_path / "report")))
 
 
-def test_without_a_ledger_the_remedy_is_told(spark: "SparkSession", tmp_path: Path) -> None:
+def test_without_a_ledger_the_remedy_is_told(tmp_path: Path) -> None:
     """An empty folder is no empty ledger."""
     with pytest.raises(SourceError, match="run halfway-pipeline ledger first"):
         run(report.Sources(ledger=LocalFolder(str(tmp_path))), LocalFolder(str(tmp_path / "report")))
 
 
-def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(spark: "SparkSession", tmp_path: Path) -> None:
+def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(engine: DuckEngine, tmp_path: Path) -> None:
     """Of the ledger by its outcomes' times, of the audit too; a group whose objective is missed is counted."""
-    write_ledger(spark, tmp_path / "ledger")
-    write_audit(spark, tmp_path / "audit", 5)
+    write_ledger(engine, tmp_path / "ledger")
+    write_audit(engine, tmp_path / "audit", 5)
     since = round((START + timedelta(minutes=1)).timestamp() * 1000)
     wanted = report.Wanted(since_ms=since, until_ms=since + 60_000, objectives={"shop": 10_000, None: 500})
     sources = report.Sources(ledger=LocalFolder(str(tmp_path / "ledger")), audit=LocalFolder(str(tmp_path / "audit")))
@@ -236,17 +256,15 @@ def test_a_part_of_the_time_and_objectives_of_groups_can_be_told(spark: "SparkSe
     assert (groups[UGLY]["objective_ms"], groups[UGLY]["share_within"]) == ("500", "0.7")
 
 
-def test_what_a_later_run_has_withdrawn_is_not_counted(spark: "SparkSession", tmp_path: Path) -> None:
-    """Of an audit with --continue the last row counts, and it may be without a verdict."""
-    write_audit(spark, tmp_path / "audit", 5)
-    verdicts = tmp_path / "audit" / audit.VERDICTS
-    found = spark.read.parquet(str(verdicts.rename(tmp_path / "found"))).withColumn("life", lit(0))
-    found.write.parquet(str(verdicts / "run=0"))
-    withdrawn = found.where("id = 'tx-0000'").withColumn("verdict", lit(None).cast("string"))
-    withdrawn.write.parquet(str(verdicts / "run=1"))
-    sources = report.Sources(audit=LocalFolder(str(tmp_path / "audit")))
-    page = Path(run(sources, LocalFolder(str(tmp_path / "report")), report.Wanted(since_ms=0)))
-    assert "anomalies among 4" in page.read_text()
+def test_what_a_later_run_has_written_is_not_counted_before_it_ends(engine: DuckEngine, tmp_path: Path) -> None:
+    """The report reads the versions that the state names."""
+    folder = LocalFolder(str(tmp_path / "audit"))
+    write_audit(engine, tmp_path / "audit", 5)
+    later = runs.Tables(engine, folder)
+    later.begin()
+    later.write(runs.VERDICTS, later.read(runs.VERDICTS))
+    page = Path(run(report.Sources(audit=folder), LocalFolder(str(tmp_path / "report")), report.Wanted(since_ms=0)))
+    assert "anomalies among 5" in page.read_text()
 
 
 def test_the_page_shows_who_did_what_and_obeys_no_name(engine: DuckEngine, tmp_path: Path) -> None:
@@ -275,8 +293,8 @@ def test_the_page_shows_who_did_what_and_obeys_no_name(engine: DuckEngine, tmp_p
 
 def test_both_engines_make_the_same_report(spark: "SparkSession", engine: DuckEngine, tmp_path: Path) -> None:
     """Page and CSV files, with objectives and a part of the time, to the letter."""
-    write_ledger(spark, tmp_path / "ledger", groups=(*SPLIT, *MATHEMATICAL))
-    write_audit(spark, tmp_path / "audit", 5)
+    write_ledger(SparkEngine(spark), tmp_path / "ledger", groups=(*SPLIT, *MATHEMATICAL))
+    write_audit(SparkEngine(spark), tmp_path / "audit", 5)
     since = round((START + timedelta(minutes=1)).timestamp() * 1000)
     wanted = report.Wanted(since_ms=since, objectives={"shop": 10_000, MATHEMATICAL[0]: 20})
     for name, made, opened in (("spark", SparkEngine(spark), partial(Folder, spark)), ("duckdb", engine, LocalFolder)):
@@ -289,11 +307,9 @@ def test_both_engines_make_the_same_report(spark: "SparkSession", engine: DuckEn
         assert re.sub(r"Made [-0-9: ]+ from", "", other) == re.sub(r"Made [-0-9: ]+ from", "", text), name
 
 
-def test_the_page_gives_times_of_anomalies_and_a_meaning_for_every_verdict(
-    spark: "SparkSession", tmp_path: Path
-) -> None:
+def test_the_page_gives_times_of_anomalies_and_a_meaning_for_every_verdict(engine: DuckEngine, tmp_path: Path) -> None:
     """When they were prepared and when they ended, in UTC."""
-    write_audit(spark, tmp_path / "audit", 2)
+    write_audit(engine, tmp_path / "audit", 2)
     page = Path(run(report.Sources(audit=LocalFolder(str(tmp_path / "audit"))), LocalFolder(str(tmp_path)))).read_text()
     told = re.findall(r"<td[^>]*>(\w+)</td><td class=\"n\">[\d,]+</td><td>([^<]*)</td>", page)
     assert {name for name, meaning in told if meaning} == {*VERDICTS}

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.jobs import audit, incremental, runs
 from halfway.pipeline.tables.folders import LocalFolder
 from halfway.protocol.records import OpKind
+from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, continued, counts_in, found_in, last_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, START, Log, LogSource
@@ -39,7 +39,7 @@ def test_an_id_that_is_used_daily_keeps_the_numbers_of_its_uses(
     wanted = {("daily", day): "leaked" if day % 3 == 1 else "committed_ok" for day in range(days)}
     assert last_in(tmp_path) == wanted
     assert counts_in(tmp_path) == {"committed_ok": 6, "leaked": 3}
-    told = ds.dataset(tmp_path / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    told = rows_in(tmp_path, runs.ANOMALIES)
     assert sorted((row["run"], row["life"]) for row in told) == [(day, day) for day in range(1, days, 3)]
 
 
@@ -124,7 +124,10 @@ def test_a_run_beside_another_one_does_not_count(tmp_path: Path, monkeypatch: py
 
 def test_what_another_release_has_left_is_not_continued(tmp_path: Path) -> None:
     """Its tables can lack what this one reads."""
-    folder = LocalFolder(str(tmp_path))
-    folder.write("{}", audit.STATE)
+    engine = DuckEngine()
+    tables = runs.Tables(engine, LocalFolder(str(tmp_path)))
+    tables.begin()
+    tables.end({"format": 3, "runs": []}, at=START)
+    engine.close()
     with pytest.raises(SourceError, match="was written by another release of audit --continue: begin in another"):
-        incremental.State.read(folder)
+        continued(Log(), START, LocalFolder(str(tmp_path)))

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from halfway.kafka.records import codec
-from halfway.pipeline.jobs.audit import VERDICTS
+from halfway.pipeline.jobs.runs import STATE, VERDICTS
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.records import Message, MessageDigest, Op, OpKind
@@ -122,5 +123,12 @@ def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Seque
 
 def verdicts_in(folder: Path) -> list[dict[str, Any]]:
     """Return the rows that an audit has written, in the order of ids."""
-    rows: list[dict[str, Any]] = pq.read_table(folder / VERDICTS).to_pylist()
-    return sorted(rows, key=itemgetter("id"))
+    return sorted(rows_in(folder, VERDICTS), key=itemgetter("id"))
+
+
+def rows_in(folder: Path, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table that counts."""
+    [state] = DeltaTable(folder / STATE).to_pyarrow_table().to_pylist()
+    version = json.loads(state["versions"])[table]
+    rows: list[dict[str, Any]] = DeltaTable(folder / table, version=version).to_pyarrow_table().to_pylist()
+    return rows

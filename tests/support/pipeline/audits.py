@@ -3,22 +3,43 @@
 import json
 import random
 from pathlib import Path
-
-import pyarrow.dataset as ds
+from typing import Any
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import AuditOptions
+from halfway.pipeline.jobs.runs import ANOMALIES as ANOMALIES_TABLE
+from halfway.pipeline.jobs.runs import VERDICTS as VERDICTS_TABLE
 from halfway.pipeline.tables.folders import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
 from halfway.protocol.records import Message
-from tests.support.pipeline.archives import verdicts_in
+from tests.support.pipeline.archives import rows_in, verdicts_in
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, SLACK, START, Log, LogSource
 from tests.support.pipeline.random_logs import Expected, RandomLog
 
 OPTIONS = AuditOptions(horizon_ms=HORIZON, skew_ms=SLACK)
 MESSAGES = [Message(topic="orders", key=b"k", value=b"v")]
+
+
+class DiedError(Exception):
+    """What a run of this process dies of."""
+
+
+def dying_engine(commits: int) -> DuckEngine:
+    """Return an engine that makes so many commits and then dies."""
+    engine, left = DuckEngine(), iter(range(commits))
+
+    def dying(write: Any) -> Any:
+        def count(*given: Any, **options: Any) -> None:
+            if next(left, None) is None:
+                raise DiedError
+            write(*given, **options)
+
+        return count
+
+    engine.save, engine.merge = dying(engine.save), dying(engine.merge)  # type: ignore[method-assign]
+    return engine
 
 
 def found_in(folder: Path) -> Expected:
@@ -42,9 +63,10 @@ def counts_in(folder: Path) -> dict[str, int]:
 
 def last_in(folder: Path) -> Expected:
     """Return the verdicts of the last run that has one for each use of an id."""
-    rows = ds.dataset(folder / audit.VERDICTS, partitioning="hive").to_table().to_pylist()
-    last = {(row["id"], row["life"]): row["verdict"] for row in sorted(rows, key=lambda row: row["run"])}
-    return {key: verdict for key, verdict in last.items() if verdict is not None}
+    rows = rows_in(folder, VERDICTS_TABLE)
+    last = {(row["id"], row["life"]): row["verdict"] for row in rows}
+    assert len(last) == len(rows), "a use has one row"
+    return last
 
 
 def made_at(shard: int, at: int) -> str:
@@ -73,7 +95,7 @@ def cuts_of(made: RandomLog, seed: int) -> list[int]:
 
 def assert_whole(folder: Path, made: RandomLog, what: str) -> None:
     assert last_in(folder) == made.expected, what
-    told = ds.dataset(folder / audit.ANOMALIES, partitioning="hive").to_table().to_pylist()
+    told = rows_in(folder, ANOMALIES_TABLE)
     reported = [(row["id"], row["life"], row["verdict"]) for row in told]
     assert len(reported) == len(set(reported)), "an anomaly is reported once"
     wanted = {(*key, verdict) for key, verdict in made.expected.items() if verdict in ANOMALIES}

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import deltalake
+from typing import TYPE_CHECKING, Literal
 
 from halfway.pipeline import cli
 from halfway.pipeline.jobs.ledger import QUARANTINE, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from halfway.pipeline.engines.engine import SparkEngine
 
 Moment = Literal["half written", "first table written", "quarantine begun", "all written"]
 UNFINISHED = "part-00000-unfinished.parquet"
@@ -32,7 +32,7 @@ def kill() -> None:
 def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> Iterator[None]:
     """Kill a ledger of this process."""
     batches: list[int] = []
-    write, add, write_deltalake = Tables.write, Tables._add, deltalake.write_deltalake
+    write, save = Tables.write, Tables._save
 
     def dying_write(self: Tables, batch: "DataFrame", number: int) -> None:
         batches.append(number)
@@ -41,28 +41,27 @@ def dying(moment: Moment, die: Callable[[], None], *, batch_of_run: int = 2) -> 
             # Spark notes a batch as done when this has returned.
             die()
 
-    def dying_add(self: Tables, table: "DataFrame", name: str, number: int) -> int:
-        if len(batches) == batch_of_run and moment == "quarantine begun" and name == QUARANTINE:
+    def dying_save(
+        self: Tables, engine: "SparkEngine", name: str, rows: "DataFrame", number: int, *, by: str | None = None
+    ) -> None:
+        now = len(batches) == batch_of_run
+        if now and moment == "quarantine begun" and name == QUARANTINE:
             die()
-        rows = add(self, table, name, number)
-        if len(batches) == batch_of_run and moment == "first table written":
+        if now and moment == "half written":
+            table = Path(self._output.path(name).removeprefix("file://"))
+            table.mkdir(parents=True, exist_ok=True)
+            (table / UNFINISHED).write_bytes(b"PAR1")
             die()
-        return rows
-
-    def dying_deltalake(table: deltalake.DeltaTable, *given: Any, **options: Any) -> None:
-        if len(batches) == batch_of_run and moment == "half written":
-            Path(table.table_uri.removeprefix("file://"), UNFINISHED).write_bytes(b"PAR1")
+        save(self, engine, name, rows, number, by=by)
+        if now and moment == "first table written":
             die()
-        write_deltalake(table, *given, **options)
 
     # Methods are put in place of methods, which mypy cannot know to be meant.
-    Tables.write, Tables._add = dying_write, dying_add  # type: ignore[method-assign]
-    deltalake.write_deltalake = dying_deltalake  # type: ignore[assignment]
+    Tables.write, Tables._save = dying_write, dying_save  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Tables.write, Tables._add = write, add  # type: ignore[method-assign]
-        deltalake.write_deltalake = write_deltalake
+        Tables.write, Tables._save = write, save  # type: ignore[method-assign]
 
 
 def main(moment: Moment, *arguments: str) -> None:

@@ -31,7 +31,8 @@ from halfway.pipeline.commands.parameters import (
 from halfway.pipeline.commands.printing import print_table
 from halfway.pipeline.commands.running import PARTS, kafka_access, reporting_failures, running, source_of
 from halfway.pipeline.engines.spark_session import is_submitted
-from halfway.pipeline.jobs.audit import ANOMALIES, DIFFERENCES, QUARANTINE, AuditOptions, Summary
+from halfway.pipeline.jobs.audit import AuditOptions, Summary
+from halfway.pipeline.jobs.runs import ANOMALIES, DIFFERENCES, QUARANTINE
 from halfway.pipeline.transforms.verdict import UNPROVED
 
 _SHOWN_TOPICS: Final = 20
@@ -163,7 +164,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         if webhook is not None and (summary.anomalies or summary.not_judged or summary.differences):
             found = parts.engine.query(
                 f'select id, "group", verdict from $found limit {alerts.SHOWN}',  # noqa: S608
-                found=parts.engine.read(summary.found),
+                found=summary.found,
             )
             alerts.call_webhook(webhook, summary, parts.engine.rows(found))
     if as_json:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.engines.engine import Engine
+    from halfway.pipeline.jobs.incremental import State
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import TopicPin
     from halfway.pipeline.tables.folders import Files
@@ -148,8 +149,6 @@ def _hindrance(places: Places) -> str | None:
 
 def _records(places: Places) -> tuple[int, int]:
     """Return how many records half and op have to be read, and how many the real topics that are known by name."""
-    from halfway.pipeline.jobs.audit import STATE
-    from halfway.pipeline.jobs.incremental import State
     from halfway.pipeline.sources.pins import Pins
     from halfway.pipeline.tables.folders import LocalFolder
 
@@ -161,11 +160,24 @@ def _records(places: Places) -> tuple[int, int]:
         own = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
         return _count(own), _count(pin for name, pin in kept.topics.items() if not name.startswith(prefix))
     own, real = _pinned(places.access, kinds, places.topics)
-    output = LocalFolder(places.output)
-    state = State.read(output) if places.continued and output.exists(STATE) else None
+    state = _state(places.output) if places.continued else None
     if state is not None:
         own, real = ([state.pins.followed_by(pin) for pin in pins] for pins in (own, real))
     return _count(own), _count(real)
+
+
+def _state(folder: str) -> State | None:
+    """Return what the last run of --continue has left in a folder."""
+    from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.jobs.incremental import State
+    from halfway.pipeline.jobs.runs import Tables
+    from halfway.pipeline.tables.folders import LocalFolder
+
+    engine = DuckEngine()
+    try:
+        return State.of(Tables(engine, LocalFolder(folder)), folder)
+    finally:
+        engine.close()
 
 
 def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) -> tuple[list[TopicPin], list[TopicPin]]:
@@ -200,7 +212,8 @@ def on_duckdb(places: Places, *, memory: str | None) -> Iterator[Parts]:
     from halfway.pipeline.sources.pins import Pins
     from halfway.pipeline.tables.folders import LocalFolder
 
-    with duckdb_engine("audit", memory, places.output) as engine:
+    tables = [places.output] if places.against is None else [places.output, places.against]
+    with duckdb_engine("audit", memory, places.output, tables) as engine:
         source: Source
         if places.access is None:
             source = Archive(DuckReader(engine), LocalFolder(str(places.snapshot)))
@@ -215,9 +228,15 @@ def on_duckdb(places: Places, *, memory: str | None) -> Iterator[Parts]:
 
 
 @contextmanager
-def duckdb_engine(job: str, memory: str | None, output: str) -> Iterator[DuckEngine]:
-    """Open DuckDB, and close it with its temporary files at the end; SourceError if memory or disk is not enough."""
+def duckdb_engine(job: str, memory: str | None, output: str, tables: Iterable[str]) -> Iterator[DuckEngine]:
+    """Open DuckDB, and close it with its temporary files at the end.
+
+    Raises:
+        SourceError: memory or disk is not enough, or one of the `tables` (folders of them) cannot be used.
+
+    """
     import duckdb
+    from deltalake.exceptions import DeltaError
 
     from halfway.pipeline.engines.duckdb import DuckEngine
 
@@ -231,6 +250,8 @@ def duckdb_engine(job: str, memory: str | None, output: str) -> Iterator[DuckEng
         if not isinstance(error, OSError) or error.filename is None:
             raise
         raise SourceError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
+    except DeltaError as error:
+        raise SourceError(f"a table in {' or '.join(map(repr, tables))} cannot be used: {error}") from error
     except duckdb.OutOfMemoryException as error:
         raise SourceError(
             f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"

@@ -77,7 +77,7 @@ def ledger(
 @several(OUTPUT, SPARK)
 def export(ledger_folder: str, output: str, **spark_options: Any) -> None:
     """Write a ledger's tables as of one batch as plain Parquet: `ended` by day, and `pending`."""
-    with running("export", kafka=False, packages=False, **spark_options) as spark:
+    with running("export", kafka=False, **spark_options) as spark:
         from halfway.pipeline.jobs import ledger as job
         from halfway.pipeline.tables.folders import Folder
 

@@ -98,12 +98,16 @@ def report(  # noqa: PLR0913 - one for each option
         click.echo(job.run(engine, sources, opened(output), wanted))
 
     if quick:
-        with reporting_failures("report"), duckdb_engine("report", spark_options["memory"], output) as on_duckdb:
+        tables = [folder for folder in (ledger_folder, audit_folder) if folder is not None]
+        with (
+            reporting_failures("report"),
+            duckdb_engine("report", spark_options["memory"], output, tables) as on_duckdb,
+        ):
             from halfway.pipeline.sources.duckdb import DuckReader
 
             made(on_duckdb, DuckReader(on_duckdb), LocalFolder)
         return
-    with running("report", kafka=reads_kafka, packages=trail, config=config, **spark_options) as spark:
+    with running("report", kafka=reads_kafka, config=config, **spark_options) as spark:
         from halfway.pipeline.engines.engine import SparkEngine
         from halfway.pipeline.sources.spark import SparkReader
 

@@ -59,7 +59,6 @@ def running(
     job: str,
     *,
     kafka: bool,
-    packages: bool = True,
     config: Path | None = None,
     master: str | None,
     memory: str | None,
@@ -81,7 +80,7 @@ def running(
             # Wrong settings are reported before Spark starts, which takes seconds.
             access.load(file=config)
         access.times(file=config)
-        start = prepared(f"halfway-{job}", options, packages=packages)
+        start = prepared(f"halfway-{job}", options)
         with _held_back(signal.SIGINT):
             spark = start()
             stack.callback(spark.stop)

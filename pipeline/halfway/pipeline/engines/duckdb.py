@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.decoding import arrow_of
-from halfway.pipeline.engines.engine import DUCKDB, INPUT, Frame
+from halfway.pipeline.engines.engine import DUCKDB, INPUT, Frame, Merge, Once
 from halfway.pipeline.engines.free_memory import duckdb_limit
 from halfway.pipeline.engines.progress import Doing
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import duckdb
+    from deltalake import CommitProperties, DeltaTable
 
 _NUMBERS: Final = count()
 _BATCH: Final = 20_000
@@ -130,30 +131,71 @@ class DuckEngine:
         for batch in ordered.to_arrow_reader(_BATCH):
             yield from batch.to_pylist()
 
-    def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
-        """Write one file of Parquet, replacing what is there."""
-        del files
-        folder = Path(path)
-        # A killed Spark can have left folders in it.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        target = _quoted(folder / "part-0.parquet")
-        self.database.execute(f"copy ({self._whole(frame)}) to {target} (format parquet, compression zstd)")
-        (folder / "_SUCCESS").touch()
-        return self.read(path)
+    def save(self, frame: Frame, path: str, *, replace: bool = False, once: Once | None = None) -> None:
+        """Append rows, or replace all."""
+        from deltalake import DeltaTable, write_deltalake
 
-    def read(self, *paths: str) -> Frame:
-        """Return what was written."""
-        return self._written(paths, with_run=False)
+        table: Any = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+        if _has(table, once):
+            return
+        write_deltalake(
+            path if table is None else table,
+            self._reader(frame),
+            mode="overwrite" if replace else "append",
+            schema_mode="overwrite" if replace and table is not None else None,
+            commit_properties=_properties(once),
+        )
 
-    def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
-        """Return what runs have written."""
-        return self._written([str(Path(path, f"run={run}")) for run in runs], with_run=True)
+    def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
+        """Apply changes."""
+        from deltalake import DeltaTable
 
-    def _written(self, folders: Sequence[str], *, with_run: bool) -> Frame:
-        patterns = ", ".join(_quoted(Path(folder, "*.parquet")) for folder in folders)
-        parts = "true, hive_types = {run: bigint}" if with_run else "false"
-        return self.query(f"select * from read_parquet([{patterns}], hive_partitioning = {parts})")  # noqa: S608
+        table = DeltaTable(path)
+        if _has(table, once):
+            return
+        merging = table.merge(
+            self._reader(changes),
+            rule.same,
+            source_alias="new",
+            target_alias="old",
+            commit_properties=_properties(once),
+        )
+        deciding = list(rule.deciding)
+        merging.when_matched_delete(rule.deletes)
+        merging.when_matched_update_all(rule.replaces, except_cols=deciding)
+        merging.when_not_matched_insert_all(rule.begins, except_cols=deciding)
+        merging.execute()
+
+    def load(self, path: str, version: int | None = None) -> Frame:
+        """Return a table."""
+        from deltalake import DeltaTable
+
+        table = DeltaTable(path, version=version)
+        schema = pa.schema(table.schema().to_arrow())
+        files = ", ".join(_quoted(Path(unquote(file))) for file in table.file_uris())
+        if not files:
+            return self.take(schema.empty_table())
+        # The names of the folders of a table have the column by which it is partitioned. Those above it can look alike.
+        names = ", ".join(f'"{name}"' for name in schema.names)
+        return self.query(f"select {names} from read_parquet([{files}], hive_partitioning = true)")  # noqa: S608
+
+    def restore(self, path: str, version: int) -> None:
+        """Bring a table back to a version."""
+        from deltalake import DeltaTable
+
+        DeltaTable(path).restore(version)
+
+    def tidy(self, path: str, outdated: str = "false") -> None:
+        """Delete outdated rows, and files that are out of use for long."""
+        from deltalake import DeltaTable
+
+        table = DeltaTable(path)
+        table.delete(outdated)
+        table.optimize.compact()
+        table.vacuum(dry_run=False)
+
+    def _reader(self, frame: Frame) -> pa.RecordBatchReader:
+        return self.database.sql(self._whole(frame)).to_arrow_reader(_BATCH)
 
     def doing(self) -> Doing | None:
         """Return what is read or decoded now, else how much of the present query is done."""
@@ -168,6 +210,20 @@ class DuckEngine:
             self._pool = None
         self.database.close()
         self._folder.cleanup()
+
+
+def _properties(once: Once | None) -> CommitProperties:
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(app_transactions=None if once is None else [Transaction(*once)])
+
+
+def _has(table: DeltaTable | None, once: Once | None) -> bool:
+    """Return whether a table holds a number, or a later one, of an application."""
+    if table is None or once is None:
+        return False
+    last = table.transaction_version(once.application)
+    return last is not None and last >= once.number
 
 
 def _quoted(path: Path) -> str:

@@ -7,8 +7,9 @@ that engine reads.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -25,6 +26,27 @@ Frame = Any
 """A table of an engine: Spark's DataFrame, or the name of one of DuckDB's."""
 INPUT: Final = re.compile(r"\$([a-z_]+)")
 _NUMBERS: Final = count()
+_TXN: Final = "spark.databricks.delta.write.txn"
+"""With the name of a number, a setting for the commit of a statement that is no write of a frame."""
+
+
+class Once(NamedTuple):
+    """A number of an application. A Delta table holds the last one; a commit with one that it holds changes nothing."""
+
+    application: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """How a row `new` changes the row `old` of a table, as SQL."""
+
+    same: str
+    deletes: str
+    replaces: str
+    begins: str
+    deciding: tuple[str, ...] = ()
+    """Columns of the changes that the table does not have."""
 
 
 class Dialect:
@@ -183,14 +205,20 @@ class Engine(Protocol):
     def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
         """Return all rows in an order, of which only some are in memory at a time."""
 
-    def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
-        """Write Parquet, replacing what is there, and return it. A small frame goes into that number of `files`."""
+    def save(self, frame: Frame, path: str, *, replace: bool = False, once: Once | None = None) -> None:
+        """Append rows to a Delta table, or replace all."""
 
-    def read(self, *paths: str) -> Frame:
-        """Return what was written to folders."""
+    def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
+        """Apply changes to the rows of a Delta table. Only files with a row that changes are written again."""
 
-    def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
-        """Return what was written to the folders `run=N` of a table, with N in the column `run`."""
+    def load(self, path: str, version: int | None = None) -> Frame:
+        """Return a Delta table, by default as it is now."""
+
+    def restore(self, path: str, version: int) -> None:
+        """Bring a Delta table back to a version, by another commit."""
+
+    def tidy(self, path: str, outdated: str = "false") -> None:
+        """Delete outdated rows of a Delta table, combine small files, and delete those that are out of use for long."""
 
     def doing(self) -> Doing | None:
         """Return what the engine does now. Another thread may ask."""
@@ -262,18 +290,58 @@ class SparkEngine:
         ordered = self.query(f"select * from $frame order by {order}", frame=frame)  # noqa: S608 - columns
         return (row.asDict(recursive=True) for row in ordered.toLocalIterator())
 
-    def write(self, frame: Frame, path: str, *, files: int | None = None) -> Frame:
-        """Write Parquet. The returned frame is planned as a table, without the steps that led to it."""
-        (frame if files is None else frame.coalesce(files)).write.mode("overwrite").parquet(path)
-        return self.spark.read.schema(frame.schema).parquet(path)
+    def save(
+        self,
+        frame: Frame,
+        path: str,
+        *,
+        replace: bool = False,
+        once: Once | None = None,
+        by: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append rows, or replace all. A new table has settings, and is partitioned `by` a column."""
+        writer = frame.write.format("delta").mode("overwrite" if replace else "append")
+        writer = writer.option("overwriteSchema", replace).options(**(settings or {}))
+        if by is not None:
+            writer = writer.partitionBy(by)
+        if once is not None:
+            writer = writer.option("txnAppId", once.application).option("txnVersion", once.number)
+        writer.save(path)
 
-    def read(self, *paths: str) -> Frame:
-        """Return what was written."""
-        return self.spark.read.parquet(*paths)
+    def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
+        """Apply changes, on the executors."""
+        names = [name for name in changes.columns if name not in rule.deciding]
+        sets, columns, values = (
+            ", ".join(form.format(name) for name in names) for form in ('old."{0}" = new."{0}"', '"{0}"', 'new."{0}"')
+        )
+        sql = f"""merge into delta.`{path}` old using $changes new on {rule.same}
+        when matched and {rule.deletes} then delete
+        when matched and {rule.replaces} then update set {sets}
+        when not matched and {rule.begins} then insert ({columns}) values ({values})"""  # noqa: S608
+        conf = self.spark.conf
+        settings = {} if once is None else {_TXN + "AppId": once.application, _TXN + "Version": str(once.number)}
+        for name, value in settings.items():
+            conf.set(name, value)
+        try:
+            self.query(sql, changes=changes)
+        finally:
+            for name in settings:
+                conf.unset(name)
 
-    def read_runs(self, path: str, runs: Sequence[int]) -> Frame:
-        """Return what runs have written."""
-        return self.spark.read.option("basePath", path).parquet(*(f"{path}/run={run}" for run in runs))
+    def load(self, path: str, version: int | None = None) -> Frame:
+        """Return a table."""
+        reader = self.spark.read.format("delta")
+        return (reader if version is None else reader.option("versionAsOf", version)).load(path)
+
+    def restore(self, path: str, version: int) -> None:
+        """Bring a table back to a version."""
+        self.spark.sql(f"restore table delta.`{path}` to version as of {version}")
+
+    def tidy(self, path: str, outdated: str = "false") -> None:
+        """Delete outdated rows, and files that are out of use for long."""
+        for does in ("delete from {} where " + outdated, "optimize {}", "vacuum {}"):  # noqa: S608
+            self.spark.sql(does.format(f"delta.`{path}`"))
 
     def doing(self) -> Doing | None:
         """Return how many tasks of the present stages are done. A stage reads, judges or writes a part of it all."""

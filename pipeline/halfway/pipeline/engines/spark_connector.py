@@ -1,4 +1,4 @@
-"""Spark's packages for Kafka and Avro: jgo resolves them by name, and Spark gets their jars.
+"""Spark's packages for Kafka, Avro and Delta: jgo resolves them by name, and Spark gets their jars.
 
 `spark.jars.packages` would use Ivy, which fails if the local Maven repository has the description of an artifact
 without its jar.
@@ -17,13 +17,20 @@ from halfway.pipeline.errors import ConnectorError
 
 VERSIONS: Final = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0"}
 """For each PySpark the newest version of the packages that can be resolved. It works with every patch of it."""
+_DELTA: Final = {
+    "4.0": "io.delta:delta-spark_2.13:4.0.1",
+    "4.1": "io.delta:delta-spark_4.1_2.13:4.1.0",
+    "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
+}
+"""For each PySpark the package for Delta tables, which has versions of its own."""
 _ARTIFACTS: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13", "org.apache.spark:spark-avro_2.13")
 _JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d[\w.+-]*)\.jar\Z")
 
 
 def packages(version: str | None = None) -> tuple[str, ...]:
     """Return the coordinates of the packages, by default those for the PySpark that is installed."""
-    return tuple(f"{artifact}:{version or _default()}" for artifact in _ARTIFACTS)
+    version = version or _default()
+    return *(f"{artifact}:{version}" for artifact in _ARTIFACTS), _DELTA.get(version[:3], _DELTA["4.0"])
 
 
 def jars(version: str | None = None) -> tuple[Path, ...]:
@@ -35,7 +42,7 @@ def jars(version: str | None = None) -> tuple[Path, ...]:
     """
     version = version or _default()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
-    written_down = folder / f"spark-packages-{version}.json"
+    written_down = folder / f"spark-and-delta-{version}.json"
     found = _read(written_down)
     if not found:
         folder.mkdir(parents=True, exist_ok=True)

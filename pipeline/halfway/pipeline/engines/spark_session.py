@@ -31,6 +31,12 @@ _DEFAULTS: Final = {
     "spark.executor.defaultJavaOptions": " ".join(f"-D{name}={value}" for name, value in LIMITS.items()),
 }
 """What a job takes if nothing else is configured."""
+_EXTENSIONS: Final = "spark.sql.extensions"
+_DELTA: Final = {
+    _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What Delta needs in the application. Extensions of the user stay beside it."""
 _ON_ONE_MACHINE: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -38,6 +44,8 @@ _ON_ONE_MACHINE: Final = {
     "spark.sql.shuffle.partitions": str(max(4, 2 * (os.cpu_count() or 2))),
     # A few parts of much data would not fit into memory. Spark combines parts of little data again.
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "200",
+    # Into so many parts Delta divides the state of each table.
+    "spark.databricks.delta.snapshotPartitions": "2",
 }
 """The same for a local master."""
 _OF_THE_SESSION: Final = {
@@ -48,6 +56,8 @@ _OF_THE_SESSION: Final = {
     # A parked record has a whole payload, so batches are bounded in bytes too.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
     "spark.sql.sources.partitionOverwriteMode": "static",
+    # Files are combined up to this size: one is written again if one of its rows changes.
+    "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
     # The default is a type without statistics, so readers could not skip files.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
@@ -65,7 +75,7 @@ class SparkOptions:
     memory: str | None = None
     connector_version: str | None = None
     jars: Sequence[str] = ()
-    """The jars of Spark's packages for Kafka and Avro. Without any they are resolved by name."""
+    """The jars of Spark's packages for Kafka, Avro and Delta. Without any they are resolved by name."""
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,14 +89,14 @@ def is_one_machine(master: str) -> bool:
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
-def prepared(name: str, options: SparkOptions, *, packages: bool = True) -> Callable[[], SparkSession]:
+def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
     """Return a function that starts a session, or takes the one of spark-submit. It downloads nothing.
 
     Nothing that is configured is changed, except by the options of the command line.
 
     Raises:
         JavaError: Spark does not run on the Java of this machine.
-        ConnectorError: `packages` is true, and the packages for Kafka and Avro are not available.
+        ConnectorError: the packages for Kafka, Avro and Delta are not available.
         SessionError: the session would be one of Spark Connect, or the master is not that of spark-submit.
 
     """
@@ -107,9 +117,8 @@ def prepared(name: str, options: SparkOptions, *, packages: bool = True) -> Call
         asked.setdefault("spark.ui.showConsoleProgress", "false")
         if options.memory is not None:
             asked.setdefault("spark.driver.memory", options.memory)
-        if packages:
-            connector = options.jars or map(str, spark_connector.jars(options.connector_version))
-            asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
+        connector = options.jars or map(str, spark_connector.jars(options.connector_version))
+        asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
 
     def start() -> SparkSession:
         from pyspark.sql import SparkSession
@@ -119,8 +128,7 @@ def prepared(name: str, options: SparkOptions, *, packages: bool = True) -> Call
         if not submitted and conf.get("spark.log.level") is None:
             spark.sparkContext.setLogLevel("ERROR")
         try:
-            if packages:
-                require_packages(spark)
+            require_packages(spark)
         except ConnectorError:
             spark.stop()
             raise
@@ -146,15 +154,19 @@ def session_of_job(spark: SparkSession) -> SparkSession:
     return session
 
 
-def require_packages(spark: SparkSession) -> None:
-    """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM."""
+def require_packages(spark: SparkSession, *, tables: bool = True) -> None:
+    """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM.
+
+    Only `tables` need the package for Delta.
+    """
     from py4j.java_gateway import JavaClass
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
-    for there in (jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions):
+    needed = [jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions]
+    for there in [*needed, jvm.io.delta.tables.DeltaTable] if tables else needed:
         if not isinstance(there, JavaClass):
             raise ConnectorError(
-                "Spark has no package for Kafka or none for Avro: submit with --packages "
+                "Spark has no package for Kafka, Avro or Delta: submit with --packages "
                 + ",".join(spark_connector.packages())
             )
     for key, value in LIMITS.items():
@@ -180,8 +192,10 @@ def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool) -> S
     if conf.get("spark.app.name") in (None, "pyspark-shell", Path(sys.argv[0]).name):
         conf.set("spark.app.name", name)
     conf.setIfMissing("spark.master", "local[*]")
+    if _DELTA[_EXTENSIONS] not in (extensions := conf.get(_EXTENSIONS) or ""):
+        conf.set(_EXTENSIONS, ",".join(filter(None, [extensions, _DELTA[_EXTENSIONS]])))
     on_one_machine = is_one_machine(str(conf.get("spark.master")))
-    for key, value in (_DEFAULTS | (_ON_ONE_MACHINE if on_one_machine else {})).items():
+    for key, value in (_DEFAULTS | _DELTA | (_ON_ONE_MACHINE if on_one_machine else {})).items():
         conf.setIfMissing(key, value)
     return conf
 

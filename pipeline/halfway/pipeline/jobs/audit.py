@@ -1,4 +1,4 @@
-"""The job `audit`: verdicts and anomalies of every transaction, as Parquet."""
+"""The job `audit`: verdicts and anomalies of every transaction, in Delta tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
+from halfway.pipeline.jobs.runs import ANOMALIES, QUARANTINE, VERDICTS, Tables
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pins import Ends
 from halfway.pipeline.transforms import verdict
@@ -23,16 +24,10 @@ if TYPE_CHECKING:
     from halfway.pipeline.sources.pins import Pins, TopicPin
     from halfway.pipeline.tables.folders import Files
 
-VERDICTS: Final = "verdicts"
-ANOMALIES: Final = "anomalies"
-QUARANTINE: Final = "quarantine"
-DIFFERENCES: Final = "differences"
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
-ENDS: Final = "ends.json"
-"""Where the topics ended at this audit and at earlier ones into the same folder."""
-STATE: Final = "continued.json"
-"""The state that an audit with --continue leaves for the next one."""
+ENDS: Final = "ends"
+"""In the state of a whole audit: where the topics ended at this audit and at earlier ones into the same folder."""
 _NEVER: Final = 1 << 62
 _SEARCHED: Final = (10_000, _NEVER)
 """The number of offsets after the first message of a partition in which a message that op names is searched, and how
@@ -71,8 +66,8 @@ class Summary:
     quarantined: int
     by_group: Sequence[tuple[str, str, int]] = ()
     """Verdict, group (empty if it is not known) and number of transactions."""
-    found: str = ""
-    """The path of the anomalies, in Parquet."""
+    found: Frame = None
+    """The anomalies of this run."""
     differences: int | None = None
     """The number of transactions for which an audit with --continue has another verdict; None without --cross-check."""
     differing: Sequence[Mapping[str, Any]] = ()
@@ -101,6 +96,11 @@ class Reading:
     provable_since: Mapping[str, Mapping[int, int]]
     """By real topic and partition, the time since which a missing message proves a loss; 0 for ever."""
 
+    @property
+    def proved_since(self) -> dict[str, int]:
+        """By real topic, the time since which any missing message proves a loss; 0 for ever."""
+        return {topic: max(times.values(), default=0) for topic, times in self.provable_since.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
@@ -113,26 +113,51 @@ class Before:
 
 
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
-    """Judge every transaction. Write `verdicts`, `anomalies`, `quarantine` and the offsets that were read.
+    """Judge every transaction. Write `verdicts`, `anomalies` and `quarantine`, and the offsets that were read.
 
     Raises:
         SourceError: the folder is that of an audit with --continue, whose verdicts this one would replace.
 
     """
-    if output.exists(STATE):
+    tables, ends, summary = judge(engine, source, output, options)
+    finish(tables, source, output, summary, options, {ENDS: ends})
+    return summary
+
+
+def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) -> tuple[Tables, Any, Summary]:
+    """Write the tables of a whole audit. They count when it is finished with the ends of the topics."""
+    tables = Tables(engine, output)
+    if tables.run >= 0 and ENDS not in tables.content:
         raise SourceError(f"{output.path()} is of an audit with --continue: give another folder")
-    # Without this file the folder holds no finished audit.
-    output.delete(SUMMARY)
-    output.delete(DIFFERENCES)
-    ends = Ends.from_json(output.read(ENDS)) if output.exists(ENDS) else Ends()
+    ends = Ends.from_json(json.dumps(tables.content.get(ENDS, [])))
+    tables.begin(anew=True)
     read = evidence(engine, source, options, ends=ends)
     judged = verdict.verdicts(engine, read.evidence, read.limits)
-    judged = prepared_between(engine, judged, options.since_ms, options.until_ms)
-    engine.write(judged, output.path(VERDICTS))
-    engine.write(read.quarantine, output.path(QUARANTINE))
-    output.write(ends.followed_by(source.pins).to_json(), ENDS)
-    since = {topic: max(times.values(), default=0) for topic, times in read.provable_since.items()}
-    return _summarise(engine, source, output, options, since)
+    written = tables.write(VERDICTS, prepared_between(engine, judged, options.since_ms, options.until_ms))
+    found = engine.query(f"select * from $written where {verdict.IS_ANOMALY}", written=written)  # noqa: S608
+    anomalies = tables.write(ANOMALIES, found)
+    by_group = """select verdict, coalesce("group", '') as "group", count(*) as count from $written group by 1, 2"""
+    counted = engine.rows(engine.query(by_group, written=written))
+    counts = {(row["verdict"], row["group"]): int(row["count"]) for row in counted}
+    quarantined = rows_in(engine, tables.write(QUARANTINE, read.quarantine))
+    summary = summary_of(counts, found=anomalies, quarantined=quarantined, provable_since=read.proved_since)
+    return tables, json.loads(ends.followed_by(source.pins).to_json()), summary
+
+
+def rows_in(engine: Engine, frame: Frame) -> int:
+    return int(engine.rows(engine.query("select count(*) as count from $read", read=frame))[0]["count"])
+
+
+def summary_of(counts: Mapping[tuple[str, str], int], **others: Any) -> Summary:
+    """Return a summary from the number of transactions by verdict and group."""
+    verdicts: Counter[str] = Counter()
+    for (name, _), count in counts.items():
+        verdicts[name] += count
+    return Summary(
+        verdicts={name: verdicts[name] for name in verdict.VERDICTS},
+        by_group=sorted((name, group, count) for (name, group), count in counts.items() if count),
+        **others,
+    )
 
 
 def prepared_between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
@@ -233,44 +258,28 @@ def evidence(
     )
 
 
-def _summarise(
-    engine: Engine, source: Source, output: Files, options: AuditOptions, provable_since: Mapping[str, int]
-) -> Summary:
-    written = engine.read(output.path(VERDICTS))
-    anomalies = engine.query(f"select * from $written where {verdict.IS_ANOMALY}", written=written)  # noqa: S608
-    engine.write(anomalies, output.path(ANOMALIES), files=1)
-    counted = engine.query(
-        """select verdict, coalesce("group", '') as "group", count(*) as count from $written group by 1, 2""",
-        written=written,
-    )
-    by_group = sorted((row["verdict"], row["group"], int(row["count"])) for row in engine.rows(counted))
-    counts: Counter[str] = Counter()
-    for name, _, count in by_group:
-        counts[name] += count
-    wrong = engine.query("select count(*) as count from $read", read=engine.read(output.path(QUARANTINE)))
-    summary = Summary(
-        verdicts={name: counts[name] for name in verdict.VERDICTS},
-        by_group=by_group,
-        found=output.path(ANOMALIES),
-        quarantined=int(engine.rows(wrong)[0]["count"]),
-        provable_since=provable_since,
-    )
-    write_summary(engine, source, output, summary, options)
-    return summary
-
-
-def write_summary(engine: Engine, source: Source, output: Files, summary: Summary, options: AuditOptions) -> None:
-    """Write the offsets that were read and the summary, which comes last."""
-    output.write(source.pins.to_json(), OFFSETS)
-    content: dict[str, Any] = {
+def finish(
+    tables: Tables,
+    source: Source,
+    output: Files,
+    summary: Summary,
+    options: AuditOptions,
+    content: Mapping[str, Any],
+    **more: Any,
+) -> None:
+    """End the run with what the next one needs to know, then write its offsets and its summary for people."""
+    figures = {
         **summary.verdicts,
         "quarantined": summary.quarantined,
         "provable_since": summary.provable_since,
         "judged_at": source.pins.at,
-        "engine": engine.name,
+        "engine": tables.engine.name,
         "engine_because": options.engine_because,
+        **more,
     }
-    output.write(json.dumps(content) + "\n", SUMMARY)
+    tables.end({**content, "summary": figures}, at=source.pins.at)
+    output.write(source.pins.to_json(), OFFSETS)
+    output.write(json.dumps(figures) + "\n", SUMMARY)
 
 
 def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:

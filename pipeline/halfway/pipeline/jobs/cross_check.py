@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.incremental import State
+from halfway.pipeline.jobs.runs import ANOMALIES, DIFFERENCES, VERDICTS, Tables
 from halfway.pipeline.sources import headers
-from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED
+from halfway.pipeline.transforms import verdict
+from halfway.pipeline.transforms.verdict import NOT_JUDGED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,8 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
     folder = against.path()
     if folder == output.path():
         raise SourceError(f"--cross-check {folder!r} is the folder of --output: give another one")
-    state = State.read(against)
+    runs = Tables(engine, against)
+    state = State.of(runs, folder)
     if state is None:
         raise SourceError(f"--cross-check {folder!r} has no run of --continue: let one run into it first")
     if source.pins.at - state.pins.at > _STALE_MS:
@@ -44,33 +46,31 @@ def run(engine: Engine, source: Source, output: Files, against: Files, options: 
             f"--cross-check {folder!r}: the last run of --continue was more than {_STALE_MS // 60_000} minutes ago: "
             "let one run first"
         )
-    for name, value in state.options.items():
+    for name, value in state.rules.items():
         if options.rules.get(name) != value:
             raise SourceError(f"--cross-check {folder!r}: the last run had {name} {value / 1000:g}: give the same")
     source.cover(state.pins)
     # A topic that a run has read is read, even if nothing names it any more.
     topics = [*options.topics, *(name for name in state.provable_since if name in source.pins.topics)]
-    summary = audit.run(engine, source, output, replace(options, topics=topics))
-    found = engine.write(
-        _differences(engine, source, output, against, state, options, summary.provable_since),
-        output.path(audit.DIFFERENCES),
-        files=1,
-    )
-    differences = incremental.rows_in(engine, found)
-    content = json.loads(output.read(audit.SUMMARY))
-    output.write(json.dumps({**content, "cross_check": folder, "differences": differences}) + "\n", audit.SUMMARY)
+    options = replace(options, topics=topics)
+    tables, ends, summary = audit.judge(engine, source, output, options)
+    found = tables.write(DIFFERENCES, _differences(engine, source, tables, runs, state, options, summary))
+    differences = audit.rows_in(engine, found)
     first = engine.query(f"select * from $found order by id, life limit {_SHOWN}", found=found)  # noqa: S608
-    return replace(summary, differences=differences, differing=engine.rows(first))
+    summary = replace(summary, differences=differences, differing=engine.rows(first))
+    content = {audit.ENDS: ends}
+    audit.finish(tables, source, output, summary, options, content, cross_check=folder, differences=differences)
+    return summary
 
 
 def _differences(
     engine: Engine,
     source: Source,
-    output: Files,
-    against: Files,
+    tables: Tables,
+    runs: Tables,
     state: State,
     options: audit.AuditOptions,
-    provable_since: Mapping[str, int],
+    summary: audit.Summary,
 ) -> Frame:
     """Return the transactions whose verdicts differ, except those that records which Kafka has removed explain.
 
@@ -82,9 +82,12 @@ def _differences(
     """
     d = engine.dialect
     since = 0 if state.kept[0].number == 0 else state.kept[0].at
-    numbers = [run.number for run in state.kept]
-    verdicts = engine.read_runs(against.path(audit.VERDICTS), numbers)
-    reported = engine.read_runs(against.path(audit.ANOMALIES), numbers)
+    kept = f"run >= {state.kept[0].number}"
+    verdicts, reported = (
+        engine.query(f"select * from $whole where {kept}", whole=runs.read(name))  # noqa: S608
+        for name in (VERDICTS, ANOMALIES)
+    )
+    provable_since = summary.provable_since
     left_out = f"('expired_unknown', 'unproved', '{NOT_JUDGED}')"
     now = source.reopened()
     now.pin(list(provable_since))
@@ -112,22 +115,18 @@ def _differences(
             and continued in ('pending', 'parked') then false
         when whole in ('pending', 'parked') and continued in ('committed_ok', 'rolled_back_ok')
             and not {headers.server_made(d)} then false
-        when whole = continued then whole in {ANOMALIES} and not reported and prepared_at >= {since}
-        when whole in {ANOMALIES} and continued not in {ANOMALIES} then true
+        when whole = continued then whole in {verdict.ANOMALIES} and not reported and prepared_at >= {since}
+        when whole in {verdict.ANOMALIES} and continued not in {verdict.ANOMALIES} then true
         when continued = 'contradicted' then false
         when continued = 'doubled' then not {trimmed}
         else not {removed} end
     union all
-    select id, life, "group", cast(null as string), verdict from $reported known where not exists (
-        select 1 from $verdicts judged where judged.run = known.run and judged.id = known.id and judged.life =
-        known.life
-            and judged.verdict = known.verdict
+    select id, life, "group", cast(null as string), verdict from $reported known where exists (
+        select 1 from $other judged where judged.run = known.run and judged.id = known.id
+            and judged.life = known.life and judged.verdict <> known.verdict
     )
     """  # noqa: S608
-    other = engine.keep(incremental.last_verdicts(engine, verdicts))
-    return engine.query(
-        sql, whole=engine.read(output.path(audit.VERDICTS)), other=other, reported=reported, verdicts=verdicts
-    )
+    return engine.query(sql, whole=tables.read(VERDICTS), other=verdicts, reported=reported)
 
 
 def _removed(provable_since: Mapping[str, int], now: Pins, slack_ms: int) -> str:

@@ -1,12 +1,11 @@
 """The job `audit --continue`: judges new records and open transactions together, at the cost of what is new.
 
-A run reads each topic from the end of the previous run, and keeps what it reads in tables of its own (`events`). It
-judges the ids of new records and those without a final verdict, with everything that was ever read about them. From
-the previous run it reads what that carried over (`open` and `carried`: everything about the ids without a final
-verdict). For other ids it reads the runs that can know something about them; an id that halfway made shows which ones.
+A run reads each topic from the end of the previous run, and appends what it reads to the table `events`. It judges the
+ids of new records and those without a final verdict, with everything that was ever read about them. From the previous
+run it reads what that carried over (`carried`: everything about the ids without a final verdict). For other ids it
+reads the runs that can know something about them; an id that halfway made shows which ones.
 
-Each step reads the tables of the step before it, so that Spark plans every step by itself. A run counts when its state
-is written. A run that was killed leaves folders, which the next one deletes.
+Each step reads the tables of the step before it, so that Spark plans every step by itself.
 """
 
 from __future__ import annotations
@@ -14,37 +13,36 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from halfway.pipeline.engines.engine import union
+from halfway.pipeline.engines.engine import Merge, union
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, uses
+from halfway.pipeline.jobs import audit
+from halfway.pipeline.jobs.runs import ANOMALIES, CARRIED, EVENTS, QUARANTINE, VERDICTS, Tables
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pins import Ends, Pins
 from halfway.pipeline.transforms import verdict
+from halfway.pipeline.transforms.evidence import KINDS, of_kinds, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.tables.folders import Files
 
-EVENTS: Final = "events"
-OPEN: Final = "open"
-CARRIED: Final = "carried"
-REPORTED: Final = "reported"
-NEW: Final = "new"
-_KEPT: Final = ("ops", "named", "halves", "parked", "messages", "unreadable")
-_CARRIED: Final = (*_KEPT, REPORTED, NEW)
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """The format of what a run leaves for the next one."""
 KEPT_MS: Final = 14 * 24 * 3_600_000
 """How long events are kept: twice as long as op keeps outcomes."""
+_KEPT_AS_IT_IS: Final = ("by_group", "quarantined", "halves_since", "rules")
+_OPEN: Final = "verdict in ('pending', 'parked')"
+_UNKNOWN: Final = "('expired_unknown', 'unproved')"
+_USE: Final = 'id, verdict, life, "group", prepared_at, run'
+"""The columns of the last verdict of a use of an id, with the time in ms and the run that gave it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(NamedTuple):
     """A run that counts; times in ms."""
 
     number: int
@@ -62,38 +60,42 @@ class State(audit.Before):
     """The runs whose events are kept."""
     by_group: Sequence[tuple[str, str, int]]
     quarantined: int
-    options: Mapping[str, int]
+    rules: dict[str, int]
     """The options of the last run that affect verdicts."""
 
     @classmethod
-    def read(cls, output: Files) -> State | None:
-        """Return the state in a folder, None before the first run."""
-        if not output.exists(audit.STATE):
+    def of(cls, tables: Tables, folder: str) -> State | None:
+        """Return the state of the last run, None before the first one.
+
+        Raises:
+            SourceError: it is of an audit without --continue, or of another release.
+
+        """
+        if tables.run < 0:
             return None
-        try:
-            content: dict[str, Any] = json.loads(output.read(audit.STATE))
-            if content.get("format") != _FORMAT:
-                raise SourceError(
-                    f"{output.path()!r} was written by another release of audit --continue: begin in another folder"
-                )
-            return cls(
-                runs=[
-                    Run(number=int(number), at=int(at), latest=int(latest)) for number, at, latest in content["runs"]
-                ],
-                pins=Pins.from_json(json.dumps(content["pins"])),
-                by_group=[(str(name), str(group), int(count)) for name, group, count in content["by_group"]],
-                quarantined=int(content["quarantined"]),
-                provable_since={
-                    str(name): {int(number): int(since) for number, since in times.items()}
-                    for name, times in content["provable_since"].items()
-                },
-                halves_since=int(content["halves_since"]),
-                options={str(name): int(value) for name, value in content.get("options", {}).items()},
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise SourceError(
-                f"{output.path(audit.STATE)} is not what an audit with --continue has left: {error!r}"
-            ) from None
+        content = tables.content
+        if "runs" not in content:
+            raise SourceError(f"{folder} is of an audit without --continue: give another folder")
+        if content["format"] != _FORMAT:
+            raise SourceError(f"{folder!r} was written by another release of audit --continue: begin in another folder")
+        since = {name: {int(number): at for number, at in times.items()} for name, times in content["since"].items()}
+        return cls(
+            **{name: content[name] for name in _KEPT_AS_IT_IS},
+            runs=[Run(*each) for each in content["runs"]],
+            pins=Pins.from_json(json.dumps(content["pins"])),
+            provable_since=since,
+        )
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The state as the table has it."""
+        return {
+            **{name: getattr(self, name) for name in _KEPT_AS_IT_IS},
+            "format": _FORMAT,
+            "runs": self.runs,
+            "pins": json.loads(self.pins.to_json()),
+            "since": self.provable_since,
+        }
 
     @property
     def kept(self) -> Sequence[Run]:
@@ -105,251 +107,220 @@ class State(audit.Before):
         first = self.kept[0]
         return first.at - grace_ms if first.number else 0
 
-    def write(self, output: Files, *, after: int | None) -> None:
-        """Write the state, so that the last run counts. `after` is the number of the run that it continues.
-
-        Raises:
-            SourceError: another run has counted since then.
-
-        """
-        there = State.read(output)
-        if (None if there is None else there.runs[-1].number) != after:
-            raise SourceError(f"another audit has written into {output.path()!r} at the same time: run one at a time")
-        content = {
-            "format": _FORMAT,
-            "runs": [(run.number, run.at, run.latest) for run in self.runs],
-            "pins": json.loads(self.pins.to_json()),
-            "by_group": self.by_group,
-            "quarantined": self.quarantined,
-            "provable_since": self.provable_since,
-            "halves_since": self.halves_since,
-            "options": self.options,
-        }
-        output.write(json.dumps(content) + "\n", audit.STATE)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of the ids that are judged."""
+    """What is known of the ids that are judged: events, and the last verdicts and reported anomalies of their uses."""
 
-    events: dict[str, Frame]
-    verdicts: Frame
-    """The last verdicts of uses whose events are kept."""
+    events: Frame
+    changing: Frame
+    """The verdicts of uses whose events are kept."""
     forgotten: Frame
-    """The last verdicts of other uses, which do not change any more."""
+    """The verdicts of other uses, which do not change any more."""
     reported: Frame
 
 
 def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptions) -> audit.Summary:
     """Judge what is new, and return the counts of all runs.
 
-    `verdicts` and `anomalies` have a folder for each run. For a transaction the row of the latest run counts. An
-    anomaly is reported once, by the run that finds it first.
+    `verdicts` has a row for each transaction, with the run that gave it. An anomaly is reported once, in `anomalies`,
+    by the run that finds it first.
     """
-    before = State.read(output)
-    number = 0 if before is None else before.runs[-1].number + 1
-    _forget(output, number, before)
+    tables = Tables(engine, output)
+    before = State.of(tables, output.path())
+    number = tables.begin()
     if before is not None:
         source.continue_from(before.pins)
     ends = Ends(seen=() if before is None else (before.pins,))
     read = audit.evidence(engine, source, options, before=before, ends=ends)
-    part = f"run={number}"
-
-    def table(frame: Frame, *names: str, files: int | None = None) -> Frame:
-        return engine.write(frame, output.path(*names, part), files=files)
-
-    fresh = {name: table(getattr(read.evidence, name), EVENTS, name) for name in _KEPT}
-    read_now = (*fresh.values(), read.evidence.unsettled)
+    of_run = f"run = {number}"
+    fresh = {name: getattr(read.evidence, name) for name in KINDS}
+    fresh_rows = _where(engine, tables.write(EVENTS, rows_of(engine, fresh, number)), of_run)
     if before is None:
-        known = _nothing(engine, fresh)
+        none = engine.table([], "id string, verdict string, life int, `group` string, prepared_at bigint, run bigint")
+        known = Known(events=fresh_rows, changing=none, forgotten=none, reported=none)
     else:
-        ids = [engine.query("select id from $frame", frame=frame) for frame in read_now]
-        new = engine.query("select distinct id from $ids", ids=union(engine, ids))
-        known = _known(engine, output, table(new, CARRIED, NEW), fresh, before, grace_ms=options.grace_ms)
-    found = verdict.verdicts(engine, replace(read.evidence, **known.events), read.limits)
+        known = _known(engine, tables, union_of_ids(engine, fresh_rows, read.evidence.unsettled), fresh_rows, before,
+                       kept_since=before.kept_since(options.grace_ms))  # fmt: skip
+    judged = verdict.verdicts(engine, replace(read.evidence, **of_kinds(engine, known.events)), read.limits)
     if before is not None:
-        found, known = _with_earlier(engine, found, known, before.kept_since(options.grace_ms))
-    judged = table(found if before is None else _with_withdrawn(engine, found, known.verdicts), audit.VERDICTS)
-    anomalies = table(_anomalies(engine, judged, known.reported), audit.ANOMALIES, files=1)
-    quarantined = table(read.quarantine, audit.QUARANTINE)
-    still = table(_still(engine, judged, union(engine, [known.verdicts, known.forgotten])), OPEN)
-    carried = dict(known.events)
-    carried[REPORTED] = union(
-        engine, [engine.query("select id, life, verdict from $new", new=anomalies), known.reported]
-    )
-    for name, frame in carried.items():
-        kept = engine.query("select * from $frame where id in (select id from $still)", frame=frame, still=still)
-        table(kept, CARRIED, name)
+        judged, known = _with_earlier(engine, judged, known, before.kept_since(options.grace_ms))
+    judged = engine.keep(_with_withdrawn(engine, judged, known.changing, number))
+    _write_verdicts(engine, tables, judged, known.changing, first=before is None)
+    anomalies = _where(engine, tables.write(ANOMALIES, _anomalies(engine, judged, known.reported)), of_run)
+    quarantined = engine.query(f"select *, cast({number} as bigint) as run from $read", read=read.quarantine)  # noqa: S608
+    quarantined = _where(engine, tables.write(QUARANTINE, quarantined), of_run)
+    carried = _carried(engine, judged, known, anomalies)
+    tables.write(CARRIED, carried, replace=True)
     # A later run may read more about these ids, although they seem to be of another deployment now.
-    older = engine.query(f"select id from $read where prepared_at < {read.limits.created_at}", read=fresh["messages"])  # noqa: S608
-    seen = union(engine, [engine.query("select id from $judged", judged=judged), older])
+    older = f"select id from $rows where kind = 'messages' and prepared_at < {read.limits.created_at}"  # noqa: S608
+    seen = engine.query(f"select id from $judged union all {older}", judged=judged, rows=fresh_rows)  # noqa: S608
+    counts = _counts(engine, judged, known.changing, before)
+    summary = audit.summary_of(
+        counts,
+        quarantined=(before.quarantined if before else 0) + audit.rows_in(engine, quarantined),
+        found=anomalies,
+        provable_since=read.proved_since,
+    )
     state = State(
         provable_since=read.provable_since,
         halves_since=read.limits.halves_since,
         runs=[*(before.kept if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
-        by_group=_counts(engine, judged, known.verdicts, before),
-        quarantined=(before.quarantined if before else 0) + rows_in(engine, quarantined),
-        options=options.rules,
+        by_group=summary.by_group,
+        quarantined=summary.quarantined,
+        rules=options.rules,
     )
-    state.write(output, after=None if before is None else before.runs[-1].number)
-    verdicts: Counter[str] = Counter()
-    for name, _, count in state.by_group:
-        verdicts[name] += count
-    summary = audit.Summary(
-        verdicts={name: verdicts[name] for name in verdict.VERDICTS},
-        quarantined=state.quarantined,
-        by_group=state.by_group,
-        found=output.path(audit.ANOMALIES, part),
-        provable_since={topic: max(times.values(), default=0) for topic, times in read.provable_since.items()},
-    )
-    audit.write_summary(engine, source, output, summary, options)
+    tables.tidy({EVENTS: f"run < {state.kept[0].number}"})
+    audit.finish(tables, source, output, summary, options, state.content)
     return summary
 
 
-_OPEN: Final = ", ".join(f"'{name}'" for name in ("pending", "parked"))
+def union_of_ids(engine: Engine, *frames: Frame) -> Frame:
+    """Return the ids in frames, each once."""
+    ids = [engine.query("select id from $frame", frame=frame) for frame in frames]
+    return engine.keep(engine.query("select distinct id from $ids", ids=union(engine, ids)))
 
 
-def _forget(output: Files, number: int, before: State | None) -> None:
-    """Delete what a killed run has left, and events that are too old to be kept."""
-    of_last: list[tuple[str, ...]] = [(OPEN,), *((CARRIED, name) for name in _CARRIED)]
-    results = ((audit.VERDICTS,), (audit.ANOMALIES,), (audit.QUARANTINE,))
-    for table in (*of_last, *((EVENTS, name) for name in _KEPT), *results):
-        if (
-            before is None
-            and output.names(*table)
-            and not any(name.startswith("run=") for name in output.names(*table))
-        ):
-            raise SourceError(f"{output.path(*table)} is of an audit without --continue: give another folder")
-        output.delete(*table, f"run={number}")
-    if before is None:
-        return
-    last = before.runs[-1]
-    for table in of_last:
-        for part in output.names(*table):
-            if part != f"run={last.number}":
-                output.delete(*table, part)
-    for run in before.runs:
-        if run not in before.kept:
-            for name in _KEPT:
-                output.delete(EVENTS, name, f"run={run.number}")
+def _where(engine: Engine, frame: Frame, condition: str, **others: Frame) -> Frame:
+    return engine.query(f"select * from $frame where {condition}", frame=frame, **others)  # noqa: S608
 
 
-def _nothing(engine: Engine, fresh: dict[str, Frame]) -> Known:
-    """Return what the first run knows: the events that it has read."""
-    none = engine.table([], "id string, verdict string, life int, `group` string, prepared_at bigint")
-    return Known(
-        events=fresh,
-        verdicts=none,
-        forgotten=none,
-        reported=engine.table([], "id string, life int, verdict string"),
-    )
-
-
-def _known(
-    engine: Engine, output: Files, ids: Frame, fresh: Mapping[str, Frame], before: State, *, grace_ms: int
-) -> Known:
+def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: State, *, kept_since: int) -> Known:
     """Return what is known of the ids of new records and of open ids, the new records included."""
-    last = [before.runs[-1].number]
-    opened = _table(engine, output, OPEN, last)
-    others = engine.keep(
+    carried = tables.read(CARRIED)
+    opened = engine.query(f"select {_USE} from $carried where kind = 'verdict'", carried=carried)  # noqa: S608
+    # Spark would hold all open ids in each worker for `not in`.
+    unknown = "not exists (select 1 from $opened known where known.id = frame.id)"
+    others = engine.keep(engine.query(f"select id from $ids frame where {unknown}", ids=ids, opened=opened))  # noqa: S608
+    known_kinds = ", ".join(f"'{kind}'" for kind in KINDS)
+    events, uses = [fresh, _where(engine, carried, f"kind in ({known_kinds})")], [opened]
+    reported = [engine.query(f"select {_USE} from $carried where kind = 'reported'", carried=carried)]  # noqa: S608
+    first = _first_run(engine, others, before)
+    if first is not None:
+        of_others = f"run >= {first} and id in (select id from $others)"  # noqa: S608
+        earlier = f"run <= {before.runs[-1].number} and {of_others}"
+        events.append(_where(engine, tables.read(EVENTS), earlier, others=others))
+        for name, uses_of in ((VERDICTS, uses), (ANOMALIES, reported)):
+            rows = engine.query(
+                f"select {_use(engine)} from $table where {of_others}",  # noqa: S608
+                table=tables.read(name),
+                others=others,
+            )
+            uses_of.append(rows)
+    whole = engine.query("select * from $rows", rows=union(engine, events))
+    every = engine.keep(union(engine, uses))
+    # Uses without an event that is kept were prepared before every one that is, and before the first run that is kept.
+    forgotten = engine.keep(
         engine.query(
-            # Spark would hold all open ids in each worker for `not in`.
-            "select id from $ids new where not exists (select 1 from $opened known where known.id = new.id)",
-            ids=ids,
-            opened=opened,
+            f"""select earlier.* from $every earlier join (
+                select id, min(case when kind in ('halves', 'parked') then coalesce(prepared_at, "at")
+                    else prepared_at end) as first_at
+                from $whole where kind in ('ops', 'messages', 'halves', 'parked')
+                    and not {headers.server_made(engine.dialect)} group by id
+            ) known on known.id = earlier.id
+            where earlier.prepared_at < least(known.first_at, {kept_since})""",  # noqa: S608
+            every=every,
+            whole=whole,
         )
     )
-    runs = _runs_of(engine, others, before)
+    changing = _without(engine, every, forgotten)
+    return Known(events=whole, changing=changing, forgotten=forgotten, reported=union(engine, reported))
 
-    def of_others(frame: Frame) -> Frame:
-        return engine.query("select * from $frame where id in (select id from $others)", frame=frame, others=others)
 
-    events = {}
-    for name, frame in fresh.items():
-        parts = [frame, _table(engine, output, f"{CARRIED}/{name}", last)]
-        if runs:
-            parts.append(of_others(_table(engine, output, f"{EVENTS}/{name}", runs)))
-        events[name] = union(engine, parts)
-    verdicts, reported = [opened], [_table(engine, output, f"{CARRIED}/{REPORTED}", last)]
-    if runs:
-        last_ones = last_verdicts(engine, of_others(engine.read_runs(output.path(audit.VERDICTS), runs)))
-        columns = _verdict_columns(engine)
-        verdicts.append(engine.query(f"select {columns} from $verdicts", verdicts=last_ones))  # noqa: S608
-        anomalies = of_others(_table(engine, output, audit.ANOMALIES, runs))
-        reported.append(engine.query("select id, life, verdict from $anomalies", anomalies=anomalies))
-    every = engine.keep(union(engine, verdicts))
-    forgotten = engine.keep(uses.forgotten(engine, every, events, before=before.kept_since(grace_ms)))
-    remembered = uses.without(engine, every, forgotten)
-    return Known(events=events, verdicts=remembered, forgotten=forgotten, reported=union(engine, reported))
+def _first_run(engine: Engine, ids: Frame, before: State) -> int | None:
+    """Return the first run that can have read something about these ids: one with an id as young as the oldest of them.
+
+    Return the first that is kept if a client chose one of the ids, because it may have been used at any time.
+    """
+    sql = f"""select min(made_at) as oldest, count(*) - count(made_at) as brought
+    from (select {headers.made_at(engine.dialect)} as made_at from $ids) times"""  # noqa: S608
+    [found] = engine.rows(engine.query(sql, ids=ids))
+    if not found["brought"] and found["oldest"] is None:
+        return None
+    runs = [run.number for run in before.kept if found["brought"] or run.latest >= found["oldest"]]
+    return min(runs, default=None)
 
 
 def _with_earlier(engine: Engine, judged: Frame, known: Known, since: int) -> tuple[Frame, Known]:
-    """Return the verdicts, numbered from the forgotten uses on, without those that do not replace an earlier one."""
-    judged = engine.keep(uses.renumbered(engine, judged, known.forgotten))
-    settled = engine.keep(uses.settled(engine, judged, known.verdicts, before=since))
-    # Spark's optimizer fails at a union of frames that are derived from it, if it is not kept.
-    changing = engine.keep(uses.without(engine, known.verdicts, settled))
-    forgotten = union(engine, [known.forgotten, settled])
-    return uses.without(engine, judged, settled), replace(known, verdicts=changing, forgotten=forgotten)
+    """Return the verdicts, numbered from the forgotten uses on, without those that do not replace an earlier one.
 
-
-def _verdict_columns(engine: Engine) -> str:
-    """Return SQL for the columns of the table of verdicts that are carried over."""
-    return f'id, verdict, life, "group", {engine.dialect.millis("prepared_at")} as prepared_at'
-
-
-def last_verdicts(engine: Engine, rows: Frame) -> Frame:
-    """Return the latest row of each use of an id, without those that have no verdict."""
-    return engine.query(
-        """select id, verdict, life, "group", topics, prepared_at from (
-            select *, row_number() over (partition by id, life order by run desc) as newest from $rows
-        ) last where newest = 1 and verdict is not null""",
-        rows=rows,
-    )
-
-
-def _runs_of(engine: Engine, ids: Frame, before: State) -> list[int]:
-    """Return the runs that can have read something about these ids: those with an id as young as the oldest of them.
-
-    Return all runs if a client chose one of the ids, because it may have been used at any time.
+    Some events of a use that was prepared before the first kept run (`since`, in ms) can be missing. And a verdict that
+    can no longer be proved does not replace one that was proved.
     """
-    found = engine.rows(
+    columns = 'verdict, anomalies, "group", cause, topics, expected, found, prepared_at, ended_at, evidence'
+    renumbered = engine.keep(
         engine.query(
-            "select min(made_at) as oldest, count(*) - count(made_at) as brought from "  # noqa: S608
-            f"(select {headers.made_at(engine.dialect)} as made_at from $ids) times",
-            ids=ids,
+            f"""select id, cast(life + coalesce(uses, 0) as int) as life, {columns}
+            from $judged judged left join (
+                select id as gone_id, max(life) + 1 as uses from $forgotten group by id
+            ) gone on gone_id = id""",  # noqa: S608
+            judged=judged,
+            forgotten=known.forgotten,
         )
-    )[0]
-    if found["brought"]:
-        return [run.number for run in before.kept]
-    if found["oldest"] is None:
-        return []
-    return [run.number for run in before.kept if run.latest >= found["oldest"]]
+    )
+    settled = engine.keep(
+        engine.query(
+            f"""select earlier.* from $verdicts earlier join (
+                select id as now_id, life as now_life, verdict as now_verdict from $judged
+            ) now on now_id = id and now_life = life
+            where not {_OPEN} and verdict not in {_UNKNOWN}
+                and (prepared_at < {since} or now_verdict in {_UNKNOWN})""",  # noqa: S608
+            verdicts=known.changing,
+            judged=renumbered,
+        )
+    )
+    # Spark's optimizer fails at a union of frames that are derived from it, if it is not kept.
+    changing = engine.keep(_without(engine, known.changing, settled))
+    forgotten = union(engine, [known.forgotten, settled])
+    return _without(engine, renumbered, settled), replace(known, changing=changing, forgotten=forgotten)
 
 
-def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
+def _without(engine: Engine, verdicts: Frame, others: Frame) -> Frame:
+    """Return verdicts without those of the uses in another frame."""
+    same = "select 1 from $others other where other.id = frame.id and other.life = frame.life"
+    return engine.query(f"select * from $verdicts frame where not exists ({same})", verdicts=verdicts, others=others)  # noqa: S608
+
+
+def _use(engine: Engine) -> str:
+    """Return SQL for `_USE` from a row of the table of verdicts."""
+    return f'id, verdict, life, "group", {engine.dialect.millis("prepared_at")} as prepared_at, run'
+
+
+def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame, number: int) -> Frame:
     """Return the verdicts, and a row without a verdict for each use that had one and of which no event is left.
 
     Its records were in a Kafka transaction that was aborted, or belong to another use now.
     """
     return engine.query(
-        """select coalesce(now.id, before.id) as id, coalesce(now.life, before.life) as life, now.verdict,
+        f"""select coalesce(now.id, before.id) as id, coalesce(now.life, before.life) as life, now.verdict,
             now.anomalies, now."group", now.cause, now.topics, now.expected, now.found, now.prepared_at, now.ended_at,
-            now.evidence
-        from $judged now full join $earlier before on now.id = before.id and now.life = before.life""",
+            now.evidence, cast({number} as bigint) as run
+        from $judged now full join $earlier before on now.id = before.id and now.life = before.life""",  # noqa: S608
         judged=judged,
         earlier=earlier,
     )
 
 
+def _write_verdicts(engine: Engine, tables: Tables, judged: Frame, earlier: Frame, *, first: bool) -> None:
+    """Replace the verdicts that the earlier runs have given."""
+    if first:
+        tables.write(VERDICTS, judged)
+    elif audit.rows_in(engine, judged):
+        [oldest] = engine.rows(engine.query("select min(run) as run from $earlier", earlier=earlier))
+        since = "" if oldest["run"] is None else f"old.run >= {oldest['run']} and "
+        rule = Merge(
+            same=f"{since}old.id = new.id and old.life = new.life",
+            deletes="new.verdict is null",
+            replaces="new.verdict is not null",
+            begins="new.verdict is not null",
+        )
+        tables.merge(VERDICTS, judged, rule)
+
+
 def _latest(engine: Engine, seen: Frame) -> int:
     sql = f"select coalesce(max({headers.made_at(engine.dialect)}), -1) as latest from $seen"  # noqa: S608
     return int(engine.rows(engine.query(sql, seen=seen))[0]["latest"])
-
-
-def _table(engine: Engine, output: Files, name: str, runs: Iterable[int]) -> Frame:
-    return engine.read(*(output.path(name, f"run={run}") for run in runs))
 
 
 def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
@@ -365,23 +336,25 @@ def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
     )
 
 
-def _still(engine: Engine, judged: Frame, earlier: Frame) -> Frame:
-    """Return the last verdicts of all uses of ids that are open: another of the uses can become open."""
+def _carried(engine: Engine, judged: Frame, known: Known, anomalies: Frame) -> Frame:
+    """Return everything about the ids that are open: events, anomalies, and the last verdicts of all their uses.
+
+    Another of the uses can become open.
+    """
+    now = engine.query(f"select {_use(engine)} from $judged where verdict is not null", judged=judged)  # noqa: S608
+    earlier = _without(engine, union(engine, [known.changing, known.forgotten]), judged)
+    new = engine.query(f"select {_use(engine)} from $anomalies", anomalies=anomalies)  # noqa: S608
+    rows = rows_of(
+        engine, {"verdict": union(engine, [now, earlier]), "reported": union(engine, [new, known.reported])}, None
+    )
     return engine.query(
-        f"""
-        select id, verdict, life, "group", prepared_at from (
-            select {_verdict_columns(engine)} from $judged where verdict is not null
-            union all
-            select id, verdict, life, "group", prepared_at from $earlier before where not exists (
-                select 1 from $judged now where now.id = before.id and now.life = before.life
-            )
-        ) last where id in (select id from $judged where verdict in ({_OPEN}))""",  # noqa: S608
+        f"""select * from $rows where id in (select id from $judged where {_OPEN})""",  # noqa: S608
+        rows=union(engine, [known.events, rows]),
         judged=judged,
-        earlier=earlier,
     )
 
 
-def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None) -> list[tuple[str, str, int]]:
+def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None) -> Counter[tuple[str, str]]:
     """Return the counts of all runs. A verdict that this run has replaced no longer counts."""
     changes = """
     select verdict, coalesce("group", '') as "group", sum(change) as change from (
@@ -392,13 +365,7 @@ def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None)
         )
     ) changes group by 1, 2
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    for name, group, count in () if before is None else before.by_group:
-        counts[name, group] += count
+    counts = Counter({(name, group): count for name, group, count in (() if before is None else before.by_group)})
     for row in engine.rows(engine.query(changes, judged=judged, earlier=earlier)):
         counts[row["verdict"], row["group"]] += int(row["change"])
-    return sorted((name, group, count) for (name, group), count in counts.items() if count)
-
-
-def rows_in(engine: Engine, frame: Frame) -> int:
-    return int(engine.rows(engine.query("select count(*) as count from $read", read=frame))[0]["count"])
+    return counts

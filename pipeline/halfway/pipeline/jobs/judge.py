@@ -57,7 +57,7 @@ def judge(
         raise SourceError(f"the records have no column {', '.join(missing)}: read them with includeHeaders=true")
     caller = records.sparkSession
     session = session_of_job(caller)
-    require_packages(session)
+    require_packages(session, tables=False)
     engine = SparkEngine(session)
     source = _Given(engine, engine.keep(_moved(records.select(*COLUMNS), session)), prefix, at_ms, compacted)
     read = audit.evidence(engine, source, options or audit.AuditOptions())

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.engines.engine import Once, SparkEngine, union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
@@ -22,7 +22,7 @@ from halfway.pipeline.tables import delta
 from halfway.pipeline.transforms import ledger as transform
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
@@ -121,9 +121,7 @@ class Tables:
         """Take a folder. Nothing is written before the first batch.
 
         Raises:
-            SourceError: the folder holds a ledger in Parquet, or tables and a checkpoint that do not belong together,
-            or
-                Delta tables cannot be written there.
+            SourceError: the folder holds a ledger in Parquet, or tables and a checkpoint that do not belong together.
 
         """
         self._output = output
@@ -131,86 +129,87 @@ class Tables:
         self._horizon_ms = options.horizon_ms
         self._report = done
         self._started = False
-        delta.require_writable(output.qualified(ENDED))
         for name in (ENDED, PENDING):
-            if output.names(name) and delta.LOG not in output.names(name):
+            if any(each.startswith("batch=") for each in output.names(name)):
                 raise SourceError(
                     f"{output.uri!r} holds a ledger in Parquet, as an earlier release wrote it: take another folder"
                 )
         _require_whole(output)
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """Write one batch. To repeat it, even after a part of it was written, gives the same tables."""
+        """Write one batch, on the executors. To repeat it, even after a part of it was written, gives the same tables.
+
+        `ended` first, then `pending`, then `quarantine`. Each commit holds the number of the batch, and Delta leaves
+        out a batch that a table has.
+        """
         began = time.monotonic()
         kept = self._without_payloads(batch).persist()
+        engine = SparkEngine(batch.sparkSession)
+        is_op = F.col("topic") == self._prefix + "op"
+        of_op = headers.internal(engine.dialect, "'op'").sql
+        of_others = headers.internal(engine.dialect, f"substr(topic, {len(self._prefix) + 1})").sql
+        op = engine.query(of_op, records=kept.where(is_op)).persist()
+        others = engine.query(of_others, records=kept.where(~is_op)).persist()
+        outcomes = reading.decoded_outcomes(engine, op).persist()
         try:
             count = kept.count()
-            engine = SparkEngine(batch.sparkSession)
-            of_op = headers.internal(engine.dialect, "'op'").sql
-            of_others = headers.internal(engine.dialect, f"substr(topic, {len(self._prefix) + 1})").sql
-            op = reading.InternalRecords(engine.query(of_op, records=kept.where(self._is_op())))
-            others = reading.InternalRecords(engine.query(of_others, records=kept.where(~self._is_op())))
-            outcomes, has_errors = reading.noting(reading.decoded_outcomes(engine, op.records), "error")
-            ended = self._add(transform.ledger(outcomes), ENDED, number)
-            pending = self._change_pending(
-                others.records, headers.outcomes(engine, op.records).select("id", "at"), number
-            )
-            undecoded = decoding.quarantined(outcomes) if has_errors() else None
-            wrong = reading.all_of([op.faulty(), others.faulty(), undecoded])
-            if wrong is not None:
-                self._add(wrong, QUARANTINE, number)
+            ended = transform.ledger(outcomes)
+            self._save(engine, ENDED, ended, number, by=DAY)
+            self._change_pending(engine, others, headers.outcomes(engine, op).select("id", "at"), number)
+            faulty = [each.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
+                      for each in (op, others)]  # fmt: skip
+            wrong = union(engine, [*faulty, decoding.quarantined(outcomes)])
+            if not wrong.isEmpty():
+                self._save(engine, QUARANTINE, wrong, number)
+            ended_count, pending = ended.count(), engine.load(self._output.path(PENDING)).count()
         finally:
-            kept.unpersist()
+            for frame in (outcomes, others, op, kept):
+                frame.unpersist()
         if number and number % COMPACTED_AFTER == 0:
             for name in (ENDED, PENDING):
-                delta.compact(self._output.qualified(name))
+                engine.tidy(self._output.path(name))
         self._started = True
         seconds = time.monotonic() - began
-        self._report(Progress(batch=number, records=count, seconds=seconds, ended=ended, pending=pending))
+        self._report(Progress(batch=number, records=count, seconds=seconds, ended=ended_count, pending=pending))
+
+    def _save(self, engine: SparkEngine, name: str, rows: DataFrame, number: int, *, by: str | None = None) -> None:
+        engine.save(rows, self._output.path(name), once=Once(self._writer, number), by=by)
 
     def _without_payloads(self, batch: DataFrame) -> DataFrame:
         """Keep the values of op only. Of all other records it matters only whether they have one."""
         nothing = F.when(F.col("value").isNotNull(), F.lit(bytearray()))
-        return batch.withColumn("value", F.when(self._is_op(), F.col("value")).otherwise(nothing))
+        return batch.withColumn(
+            "value", F.when(F.col("topic") == self._prefix + "op", F.col("value")).otherwise(nothing)
+        )
 
-    def _is_op(self) -> Column:
-        return F.col("topic") == self._prefix + "op"
-
-    def _change_pending(self, records_now: DataFrame, outcomes: DataFrame, number: int) -> int:
+    def _change_pending(self, engine: SparkEngine, records: DataFrame, outcomes: DataFrame, number: int) -> None:
+        path = self._output.path(PENDING)
         if number and not self._started:
-            outcomes = outcomes.unionAll(self._outcomes_since(records_now))
-        changes = transform.changes(records_now, outcomes, horizon_ms=self._horizon_ms)
-        uri = self._output.qualified(PENDING)
-        return delta.merge(changes, uri, self._batch(number), transform.PENDING_COLUMNS, transform.MERGE)
+            outcomes = outcomes.unionAll(self._outcomes_since(engine, records))
+        changes = transform.changes(records, outcomes, horizon_ms=self._horizon_ms)
+        if not delta.versions(self._output, PENDING):
+            engine.save(changes.drop(*transform.MERGE.deciding).limit(0), path, settings=transform.SETTINGS)
+        engine.merge(changes, path, transform.MERGE, once=Once(self._writer, number))
 
-    def _outcomes_since(self, records_now: DataFrame) -> DataFrame:
+    def _outcomes_since(self, engine: SparkEngine, records_now: DataFrame) -> DataFrame:
         """Return the outcomes in the table that can belong to pending transactions or to the records of this batch.
 
         A ledger that was stopped for longer than Kafka keeps a tombstone never sees that tombstone.
         """
-        # The session of the stream, which alone gets the observations of its frames.
-        spark = records_now.sparkSession
-        pending = delta.read(spark, self._output.qualified(PENDING))
+        pending: DataFrame = engine.load(self._output.path(PENDING))
         oldest = pending.agg(F.min("since")).collect()[0][0]
         if oldest is None:
             return pending.select("id", F.lit(None).cast("bigint").alias("at")).limit(0)
         since = F.timestamp_millis(F.lit(oldest - self._horizon_ms))
         recent = (F.col(DAY) >= F.to_date(since)) & (F.col("ended_at") > since)
-        ended = delta.read(spark, self._output.qualified(ENDED)).where(recent)
+        ended: DataFrame = engine.load(self._output.path(ENDED)).where(recent)
         wanted = pending.select("id").unionAll(records_now.select("id"))
         return ended.join(wanted, "id", "left_semi").select("id", F.unix_millis("ended_at").alias("at"))
-
-    def _add(self, table: DataFrame, name: str, number: int) -> int:
-        by = (DAY,) if name == ENDED else ()
-        return delta.append(table, self._output.qualified(name), self._batch(number), by=by)
 
     @cached_property
     def _writer(self) -> str:
         """Spark's own name for the stream, stored with its progress. Another checkpoint counts batches from 0."""
         return _stream(self._output)
-
-    def _batch(self, number: int) -> delta.Batch:
-        return delta.Batch(writer=self._writer, number=number)
 
 
 def tables(engine: Engine, output: Folder | LocalFolder) -> tuple[Frame, Frame] | None:
@@ -218,12 +217,13 @@ def tables(engine: Engine, output: Folder | LocalFolder) -> tuple[Frame, Frame] 
     if not output.exists(CHECKPOINT, _STREAM):
         return None
     writer = _stream(output)
-    # `pending` is written last.
-    number = delta.last(output.qualified(PENDING), writer=writer)
+    # `pending` is written after `ended`.
+    number = delta.last(output, PENDING, writer)
     if number < 0:
         return None
-    batch = delta.Batch(writer=writer, number=number)
-    ended, pending = (_load(engine, output.qualified(name), upto=batch) for name in (ENDED, PENDING))
+    ended, pending = (
+        engine.load(output.path(name), delta.as_of(output, name, writer, number)) for name in (ENDED, PENDING)
+    )
     return ended, pending
 
 
@@ -244,14 +244,7 @@ def export(spark: SparkSession, output: Folder, into: Folder) -> None:
 
 def quarantine(engine: Engine, output: Folder | LocalFolder) -> Frame | None:
     """Return the records that could not be read, None if there are none."""
-    return _load(engine, output.qualified(QUARANTINE)) if delta.LOG in output.names(QUARANTINE) else None
-
-
-def _load(engine: Engine, uri: str, *, upto: delta.Batch | None = None) -> Frame:
-    if isinstance(engine, SparkEngine):
-        return delta.read(engine.spark, uri, upto=upto)
-    on_duckdb: Any = engine
-    return on_duckdb.take(delta.dataset(uri, upto=upto))
+    return engine.load(output.path(QUARANTINE)) if delta.versions(output, QUARANTINE) else None
 
 
 def _stream(output: Folder | LocalFolder) -> str:
@@ -274,7 +267,7 @@ def _require_whole(output: Folder) -> None:
     if last_begun < 0:
         return
     writer = _stream(output)
-    ended, pending = (delta.last(output.qualified(name), writer=writer) for name in (ENDED, PENDING))
+    ended, pending = (delta.last(output, name, writer) for name in (ENDED, PENDING))
     if not last_begun - 1 <= pending <= ended <= last_begun:
         raise SourceError(
             f"{output.uri!r} holds a {CHECKPOINT} of {last_begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +11,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, ledger, reading
+from halfway.pipeline.jobs import ledger, reading
+from halfway.pipeline.jobs.runs import ANOMALIES as ANOMALIES_FOUND
+from halfway.pipeline.jobs.runs import VERDICTS as VERDICTS_FOUND
+from halfway.pipeline.jobs.runs import Tables
 from halfway.pipeline.report import plots
 from halfway.pipeline.sources.headers import LATEST_MS
 from halfway.pipeline.transforms.rollup import (
@@ -285,38 +287,21 @@ def _open_still(
     )
 
 
-def _judged(engine: Engine, folder: Folder | LocalFolder, name: str) -> Frame:
-    """Return a table of an audit; of an audit with --continue, with the number of the run of each row."""
-    runs = [int(part[4:]) for part in folder.names(name) if part.startswith("run=")]
-    return engine.read_runs(folder.path(name), runs) if runs else engine.read(folder.path(name))
-
-
 def _of_audit(
     engine: Engine, folder: Folder | LocalFolder, output: Folder | LocalFolder, tables: dict[str, Table], wanted: Wanted
 ) -> dict[str, Any]:
-    if not folder.exists(audit.SUMMARY):
-        if folder.exists(audit.VERDICTS):
-            raise SourceError(
-                f"{folder.uri!r} has no {audit.SUMMARY}: its audit was not finished; run halfway-pipeline audit again"
-            )
-        raise SourceError(f"{folder.uri!r} holds no audit: run halfway-pipeline audit first")
-    summary = json.loads(folder.read(audit.SUMMARY))
+    found = Tables(engine, folder)
+    if found.run < 0:
+        raise SourceError(f"{folder.uri!r} holds no audit that was finished: run halfway-pipeline audit first")
+    summary = dict(found.content["summary"])
     if wanted.since_ms is not None or wanted.until_ms is not None:
-        judged = _judged(engine, folder, audit.VERDICTS)
-        if any(name.startswith("run=") for name in folder.names(audit.VERDICTS)):
-            judged = engine.query(
-                """select * from (
-                    select *, row_number() over (partition by id, life order by run desc) as newest from $judged
-                ) last where newest = 1 and verdict is not null""",
-                judged=judged,
-            )
-        part = wanted.part(engine, judged, "ended_at", "prepared_at")
+        part = wanted.part(engine, found.read(VERDICTS_FOUND), "ended_at", "prepared_at")
         counts = engine.rows(engine.query("select verdict, count(*) as count from $part group by 1", part=part))
         summary |= dict.fromkeys(VERDICTS, 0) | {row["verdict"]: row["count"] for row in counts}
     verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, UNPROVED, NOT_JUDGED, *FINE)]
     tables["verdicts"] = _table(output, "verdicts", ("verdict", "transactions"), verdicts)
     strength = " ".join(f"when '{name}' then {number}" for number, name in enumerate(ANOMALIES))
-    of_time = wanted.part(engine, _judged(engine, folder, audit.ANOMALIES), "ended_at", "prepared_at")
+    of_time = wanted.part(engine, found.read(ANOMALIES_FOUND), "ended_at", "prepared_at")
     millis = engine.dialect.millis
     anomalies = engine.query(
         f"""select *, {millis("prepared_at")} as prepared_ms, {millis("ended_at")} as ended_ms,

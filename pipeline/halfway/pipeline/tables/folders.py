@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
-
-from py4j.protocol import Py4JJavaError
 
 from halfway.pipeline.errors import SourceError
 
@@ -37,11 +34,8 @@ class Files(Protocol):
     def names(self, *parts: str) -> list[str]:
         """Return the names of what is in a folder; none if it does not exist."""
 
-    def delete(self, *parts: str) -> None:
-        """Delete something with its content, if it exists."""
-
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file, or replace it, in one step."""
+        """Write a small file, or replace it."""
 
     def read(self, *parts: str) -> str:
         """Return the text of a small file; SourceError if it does not exist."""
@@ -58,10 +52,6 @@ class LocalFolder:
         """Return the path of something in the folder."""
         return str(Path(self.uri, *parts))
 
-    def qualified(self, *parts: str) -> str:
-        """Return the path of something in it, from the root of the file system."""
-        return str(Path(self.path(*parts)).resolve())
-
     def exists(self, *parts: str) -> bool:
         """Return whether something exists."""
         return Path(self.uri, *parts).exists()
@@ -71,28 +61,18 @@ class LocalFolder:
         folder = Path(self.uri, *parts)
         return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
 
-    def delete(self, *parts: str) -> None:
-        """Delete something with its content."""
-        there = Path(self.uri, *parts)
-        if there.is_dir():
-            shutil.rmtree(there)
-        else:
-            there.unlink(missing_ok=True)
-
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file in one step."""
+        """Write a small file."""
         with self.writing(*parts) as file:
             file.write(text)
 
     @contextmanager
     def writing(self, *parts: str) -> Iterator[TextIO]:
-        """Write a file piece by piece. It replaces an existing one when everything is written, or not at all."""
+        """Write a file, or replace it, piece by piece."""
         there = Path(self.uri, *parts)
         there.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = there.with_name(f".{there.name}.unfinished")
-        with unfinished.open("w", encoding="utf-8", newline="") as file:
+        with there.open("w", encoding="utf-8", newline="") as file:
             yield file
-        unfinished.replace(there)
 
     def read(self, *parts: str) -> str:
         """Return the text of a small file."""
@@ -109,8 +89,7 @@ class Folder:
         """Take a folder. Nothing is created before something is written."""
         context = spark.sparkContext
         # No types: py4j creates its classes while it runs.
-        self._gateway: Any = context._gateway  # noqa: SLF001 - the documented way into Spark's JVM from Python
-        jvm: Any = context._jvm  # noqa: SLF001
+        jvm: Any = context._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
         self._jvm = jvm
         # For each part of a name py4j asks the JVM, which searches all its jars.
         self._make_path = jvm.org.apache.hadoop.fs.Path
@@ -120,11 +99,6 @@ class Folder:
     def path(self, *parts: str) -> str:
         """Return the path or URI of something in the folder."""
         return "/".join((self.uri, *parts))
-
-    def qualified(self, *parts: str) -> str:
-        """Return the full URI, for libraries that do not know Hadoop's default file system."""
-        path, system = self._at(*parts)
-        return str(system.makeQualified(path).toString())
 
     def exists(self, *parts: str) -> bool:
         """Return whether something exists."""
@@ -149,48 +123,23 @@ class Folder:
         system.delete(path, True)
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file, or replace it, in one step."""
+        """Write a small file, or replace it."""
         with self.writing(*parts) as file:
             file.write(text)
 
     @contextmanager
     def writing(self, *parts: str) -> Iterator[TextFile]:
-        """Write a file piece by piece. It replaces an existing one when everything is written, or not at all."""
+        """Write a file, or replace it, piece by piece."""
         path, system = self._at(*parts)
-        unfinished, _ = self._at(*parts[:-1], f".{parts[-1]}.unfinished")
         if system.exists(path) and system.getFileStatus(path).isDirectory():
             raise SourceError(f"{path} cannot be written: it is a folder")
-        if system.getUri().getScheme() == "file":
-            # No file of checksums: it could not be replaced in the same step.
-            system.delete(self._at(*parts[:-1], f".{parts[-1]}.crc")[0], False)
-            system = system.getRawFileSystem()
-        stream = system.create(unfinished, True)
+        stream = system.create(path, True)
         try:
             file = TextFile(stream)
             yield file
             file.flush()
         finally:
             stream.close()
-        self._replace(path, unfinished, system)
-
-    def _replace(self, path: Any, by: Any, system: Any) -> None:
-        """Replace a file by another, in one step if the file system has a FileContext (local, HDFS)."""
-        hadoop = self._jvm.org.apache.hadoop.fs
-        if system.getUri().getScheme() != "file":
-            try:
-                context = hadoop.FileContext.getFileContext(path.toUri(), self._configuration)
-            except Py4JJavaError as error:
-                if "UnsupportedFileSystemException" not in error.java_exception.getClass().getName():
-                    raise
-                system.delete(path, False)
-            else:
-                rename = getattr(hadoop, "Options$Rename")
-                how = self._gateway.new_array(rename, 1)
-                how[0] = rename.OVERWRITE
-                context.rename(by, path, how)
-                return
-        if not system.rename(by, path):
-            raise SourceError(f"{path} cannot be written: its file system would not rename {by}")
 
     def read(self, *parts: str) -> str:
         """Return the text of a small file; SourceError if it does not exist."""

@@ -86,6 +86,58 @@ class Evidence:
     latest_of_keys: Frame | None = None
 
 
+_KEPT: Final = {
+    **dict.fromkeys(("group", "outcome", "cause", "topic", "content", "key_hash", "own_headers", "verdict"), "string"),
+    **dict.fromkeys(("prepared_at", "until", "ended_at", "op_at", "at", "offset", "run"), "bigint"),
+    **dict.fromkeys(("slot", "total", "partition", "life"), "int"),
+    "alive": "boolean",
+}
+"""The columns in which records are kept for later runs, beside their kind and id."""
+_OF_STATE: Final = ("group", "at", "prepared_at", "alive", "offset")
+_OF_USE: Final = ("verdict", "life", "group", "prepared_at", "run")
+_KEPT_OF: Final = {
+    "ops": ("group", "outcome", "cause", "prepared_at", "ended_at", "at", "partition", "offset"),
+    "named": (
+        "prepared_at", "until", "ended_at", "op_at", "offset", "topic", "slot", "total", "content", "key_hash",
+        "own_headers", "partition",
+    ),
+    "halves": _OF_STATE,
+    "parked": _OF_STATE,
+    "messages": (
+        "prepared_at", "at", "key_hash", "content", "own_headers", "topic", "partition", "offset", "slot", "total",
+    ),
+    "unreadable": ("at",),
+    "verdict": _OF_USE,
+    "reported": _OF_USE,
+}  # fmt: skip
+KINDS: Final = tuple(_KEPT_OF)[:6]
+"""The kinds of records. The others are uses of ids with their verdicts."""
+
+
+def rows_of(engine: Engine, frames: Mapping[str, Frame], run: int | None) -> Frame:
+    """Return the rows of several kinds as one frame, with the run that has read them if it is given."""
+
+    def column(kind: str, name: str) -> str:
+        known = str(run) if name == "run" and run is not None else f'"{name}"' if name in _KEPT_OF[kind] else "null"
+        return f'cast({known} as {_KEPT[name]}) as "{name}"'
+
+    return union(
+        engine,
+        [
+            engine.query(
+                f"select '{kind}' as kind, id, {', '.join(column(kind, name) for name in _KEPT)} from $frame",  # noqa: S608
+                frame=frame,
+            )
+            for kind, frame in frames.items()
+        ],
+    )
+
+
+def of_kinds(engine: Engine, rows: Frame) -> dict[str, Frame]:
+    """Return the records among such rows, by kind."""
+    return {kind: engine.query(f"select * from $rows where kind = '{kind}'", rows=rows) for kind in KINDS}  # noqa: S608
+
+
 def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
     """Return the outcomes, and every message that a commit names with its number, from decoded op records."""
     d = engine.dialect

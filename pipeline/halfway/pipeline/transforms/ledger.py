@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline.tables.delta import Merge
+from halfway.pipeline.engines.engine import Merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-PENDING_COLUMNS: Final = ("id", "group", "state", "since", "shard", "offset")
 _IS_LATER: Final = 'new."offset" >= old."offset"'
 MERGE: Final = Merge(
     same="old.id = new.id and old.state = new.state",
@@ -19,15 +18,15 @@ MERGE: Final = Merge(
     f"or (not coalesce({_IS_LATER}, false) and old.since < new.horizon)",
     replaces=f"{_IS_LATER} and new.open",
     begins="new.open",
-    settings={
-        # Each batch replaces files: those of a week would be many times the size of the table.
-        "delta.deletedFileRetentionDuration": "interval 1 hours",
-        "delta.logRetentionDuration": "interval 1 days",
-        # A file is written again if one of its rows has ended.
-        "delta.targetFileSize": str(8 << 20),
-    },
+    deciding=("open", "horizon"),
 )
 """How `changes` change the table of pending transactions."""
+SETTINGS: Final = {
+    # Each batch replaces files: those of a week would be many times the size of the table.
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+    "delta.logRetentionDuration": "interval 1 days",
+}
+"""The settings of that table."""
 
 
 def ledger(decoded: DataFrame) -> DataFrame:

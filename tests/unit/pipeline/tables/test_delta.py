@@ -1,76 +1,32 @@
-"""Batches in Delta tables each count once, and are written with as little reading as that takes."""
+"""What a log says of the batches of a writer."""
 
-from collections.abc import Callable
+from datetime import date
 from pathlib import Path
-from typing import Any, cast
 
 import pyarrow as pa
-import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.tables import delta
-from halfway.pipeline.transforms.ledger import MERGE, PENDING_COLUMNS
-
-SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("id", "group", "state")),
-        *((name, pa.int64()) for name in ("since", "shard", "offset")),
-        ("open", pa.bool_()),
-        ("horizon", pa.int64()),
-    ]
-)
+from halfway.pipeline.tables.folders import LocalFolder
 
 
-class Rows:
-    """What Spark's DataFrame gives."""
-
-    def __init__(self, number: int, *, is_open: bool = True) -> None:
-        self._row = ("g", "prepared", 1, 0, number, is_open, None)
-        self._id = f"id-{number}"
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return pa.Table.from_pylist([dict(zip(SCHEMA.names, (self._id, *self._row), strict=True))], SCHEMA)
-
-
-def appended(uri: str, number: int) -> int:
-    return delta.append(cast(Any, Rows(number)), uri, delta.Batch(writer="w", number=number))
+def test_a_table_is_read_as_of_a_batch(tmp_path: Path) -> None:
+    """Commits of others, and those without a batch, change nothing."""
+    folder, rows = LocalFolder(str(tmp_path)), pa.table({"id": ["a"]})
+    assert delta.last(folder, "ended", "mine") == -1
+    for writer, number in (("mine", 0), ("other", 7), ("mine", 1), (None, 0), ("mine", 2)):
+        made = CommitProperties(app_transactions=[Transaction(writer, number)] if writer else [])
+        write_deltalake(tmp_path / "ended", rows, mode="append", commit_properties=made)
+    DeltaTable(tmp_path / "ended").optimize.compact()
+    assert delta.versions(folder, "ended") == [5, 4, 3, 2, 1, 0]
+    assert delta.last(folder, "ended", "mine") == 2
+    assert [delta.as_of(folder, "ended", "mine", number) for number in (2, 1, 0)] == [4, 2, 0]
 
 
-def merged(uri: str, number: int, *, is_open: bool = True) -> int:
-    batch = delta.Batch(writer="w", number=number)
-    return delta.merge(cast(Any, Rows(number, is_open=is_open)), uri, batch, PENDING_COLUMNS, MERGE)
-
-
-@pytest.mark.parametrize("write", [appended, merged])
-def test_a_batch_opens_the_log_of_a_table_once(
-    write: Callable[[str, int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On an object store each opening is several requests; a batch that is there already changes nothing."""
-    uri = str(tmp_path)
-    write(uri, 0)
-    opened: list[str] = []
-    begin = DeltaTable.__init__
-
-    def noted(table: DeltaTable, *args: Any, **settings: Any) -> None:
-        opened.append(uri)
-        begin(table, *args, **settings)
-
-    monkeypatch.setattr(DeltaTable, "__init__", noted)
-    told = write(uri, 1)
-    assert len(opened) == 1
-    again = write(uri, 1)
-    assert len(opened) == 2
-    assert (told, again) == ((1, 0) if write is appended else (2, 2))
-    assert delta.count(DeltaTable(uri)) == 2
-    assert delta.last(uri, writer="w") == 1
-
-
-def test_a_batch_counts_although_it_changes_no_row(tmp_path: Path) -> None:
-    """A ledger whose transactions have all ended has nothing to write into `pending`, and continues."""
-    uri = str(tmp_path)
-    for number in range(2):
-        assert merged(uri, number, is_open=False) == 0
-        assert delta.last(uri, writer="w") == number
-    assert merged(uri, 2) == 1
-    assert merged(uri, 3, is_open=False) == 1
-    assert delta.last(uri, writer="w") == 3
+def test_duckdb_gives_the_columns_of_a_table_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    """The column by which it is partitioned is only in the names of folders, and `env=prod` is no column of it."""
+    rows, engine = pa.table({"id": ["a"], "ended_date": [date(2026, 1, 2)]}), DuckEngine()
+    write_deltalake(tmp_path / "env=prod" / "a b" / "ended", rows, partition_by=["ended_date"])
+    assert engine.rows(engine.load(str(tmp_path / "env=prod" / "a b" / "ended"))) == rows.to_pylist()
+    engine.close()
