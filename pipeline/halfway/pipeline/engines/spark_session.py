@@ -46,6 +46,8 @@ _ON_ONE_MACHINE: Final = {
     "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "200",
     # Into so many parts Delta divides the state of each table.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # VACUUM lists a table in so many tasks, by default 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 """The same for a local master."""
 _OF_THE_SESSION: Final = {
