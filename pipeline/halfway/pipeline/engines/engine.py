@@ -208,7 +208,7 @@ class Engine(Protocol):
     def save(self, frame: Frame, path: str, *, replace: bool = False, once: Once | None = None) -> None:
         """Append rows to a Delta table, or replace all."""
 
-    def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
+    def merge(self, changes: Frame, path: str, rule: Merge) -> None:
         """Apply changes to the rows of a Delta table. Only files with a row that changes are written again."""
 
     def load(self, path: str, version: int | None = None) -> Frame:
@@ -227,11 +227,24 @@ class Engine(Protocol):
         """Release everything that was kept."""
 
 
+def _named(path: str) -> str:
+    """Return the name of a table in SQL of Spark."""
+    return f"delta.`{path.replace('`', '``')}`"
+
+
 def union(engine: Engine, frames: Iterable[Frame]) -> Frame:
     """Return all rows of frames with the same columns."""
     named: Mapping[str, Frame] = {f"part_{'x' * number}": frame for number, frame in enumerate(frames)}
     together = " union all ".join(f"select * from ${name}" for name in named)  # noqa: S608 - names of this function
     return engine.query(together, **named)
+
+
+def between(engine: Engine, frame: Frame, since_ms: int | None, until_ms: int | None, *times: str) -> Frame:
+    """Return the rows whose first known time is not before one time, and before another, and those without any."""
+    at = f"coalesce({', '.join(map(engine.dialect.millis, times))})"
+    bounds = [f"coalesce({at} >= {since_ms}, true)"] if since_ms is not None else []
+    bounds += [f"coalesce({at} < {until_ms}, true)"] if until_ms is not None else []
+    return engine.query(f"select * from $frame where {' and '.join(bounds) or 'true'}", frame=frame)  # noqa: S608
 
 
 class SparkEngine:
@@ -259,15 +272,18 @@ class SparkEngine:
     def keep(self, frame: Frame) -> Frame:
         """Keep a frame on disk, because sorting needs the memory.
 
-        On one machine the steps after it are planned without those before it. On a cluster the frame is computed again
-        if a machine that kept a part of it is lost.
+        The steps after it are planned without those before it, because the plan of a use of a use has millions of
+        nodes. On a cluster the rows are computed again if a machine that kept some of them is lost.
         """
         from pyspark import StorageLevel
+        from pyspark.sql import DataFrame
 
         if is_one_machine(str(self.spark.sparkContext.master)):
             return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
-        return frame
+        java, session = frame._jdf, self.spark._jsparkSession  # noqa: SLF001 - PySpark itself makes frames of rows so
+        rows = session.internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
+        return DataFrame(rows, self.spark)
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values."""
@@ -315,7 +331,7 @@ class SparkEngine:
         sets, columns, values = (
             ", ".join(form.format(name) for name in names) for form in ('old."{0}" = new."{0}"', '"{0}"', 'new."{0}"')
         )
-        sql = f"""merge into delta.`{path}` old using $changes new on {rule.same}
+        sql = f"""merge into {_named(path)} old using $changes new on {rule.same}
         when matched and {rule.deletes} then delete
         when matched and {rule.replaces} then update set {sets}
         when not matched and {rule.begins} then insert ({columns}) values ({values})"""  # noqa: S608
@@ -336,12 +352,16 @@ class SparkEngine:
 
     def restore(self, path: str, version: int) -> None:
         """Bring a table back to a version."""
-        self.spark.sql(f"restore table delta.`{path}` to version as of {version}")
+        self.spark.sql(f"restore table {_named(path)} to version as of {version}")
 
     def tidy(self, path: str, outdated: str = "false") -> None:
         """Delete outdated rows, and files that are out of use for long."""
-        for does in ("delete from {} where " + outdated, "optimize {}", "vacuum {}"):  # noqa: S608
-            self.spark.sql(does.format(f"delta.`{path}`"))
+        # VACUUM prints how much it has deleted. stdout is for the result alone.
+        jvm: Any = self.spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
+        getattr(getattr(jvm, "scala.Console$"), "MODULE$").setOutDirect(jvm.java.lang.System.err)
+        table = _named(path)
+        for does in (f"delete from {table} where {outdated}", f"optimize {table}", f"vacuum {table}"):  # noqa: S608
+            self.spark.sql(does)
 
     def doing(self) -> Doing | None:
         """Return how many tasks of the present stages are done. A stage reads, judges or writes a part of it all."""
