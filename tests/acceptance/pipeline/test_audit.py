@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -198,7 +199,7 @@ def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", wor
     counts = sweep.run(
         spark, KafkaSource(SparkReader(spark), world.access), Folder(spark, str(tmp_path)), sweep.SweepOptions()
     )
-    found = {row["id"] for row in rows(tmp_path, sweep.UNRESOLVED)}
+    found = set(pq.read_table(tmp_path / sweep.UNRESOLVED)["id"].to_pylist())
     leaked = {name for name, verdict in world.planted.items() if verdict == "leaked"}
     # One has an unreadable outcome, the other only an outcome.
     pending = set(world.history.with_verdict("pending")) - {"damaged", BEHIND}
@@ -206,7 +207,9 @@ def test_sweep_finds_what_is_pending_without_decoding(spark: "SparkSession", wor
     assert sum(row["pending"] for row in counts) == len(found)
     assert {row["group"] for row in counts} == {"shop", "parking"}
     assert sum(row["due"] for row in counts) == 0, "the group's own first check is in an hour"
-    wrong = sorted(row["topic"].rpartition(".")[2] for row in rows(tmp_path, sweep.QUARANTINE))
+    wrong = sorted(
+        topic.rpartition(".")[2] for topic in pq.read_table(tmp_path / sweep.QUARANTINE)["topic"].to_pylist()
+    )
     assert wrong == ["groups", "half", "op"], "what is not decoded is not damaged"
 
 

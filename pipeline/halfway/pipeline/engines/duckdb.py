@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import count, islice
@@ -19,12 +20,13 @@ from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.engine import DUCKDB, INPUT, Frame, Merge, Once
 from halfway.pipeline.engines.free_memory import duckdb_limit
 from halfway.pipeline.engines.progress import Doing
+from halfway.pipeline.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import duckdb
-    from deltalake import CommitProperties, DeltaTable
+    from deltalake import DeltaTable
 
 _NUMBERS: Final = count()
 _BATCH: Final = 20_000
@@ -32,6 +34,8 @@ _IN_FLIGHT: Final = 4 * (os.cpu_count() or 1)
 """The number of batches in memory while they are decoded."""
 _ALONE: Final = 20_000
 """The number of values that are decoded sooner than other processes start."""
+_MISREAD: Final = re.compile(r"%[0-9a-fA-F]{2}|[][|\\^]")
+"""What `deltalake` cannot have in the path of a table: it would look in another folder, or panic."""
 
 
 class DuckEngine:
@@ -108,7 +112,7 @@ class DuckEngine:
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
                 done += sum(batch.num_rows for batch in some)
         self.reading = None
-        return self.query(f"select * from read_parquet({_quoted(file)})")  # noqa: S608 - a name of this class
+        return self.query(f"select * from read_parquet({quoted(file)})")  # noqa: S608 - a name of this class
 
     def _processes(self) -> Executor:
         if self._pool is None:
@@ -133,46 +137,31 @@ class DuckEngine:
 
     def save(self, frame: Frame, path: str, *, replace: bool = False, once: Once | None = None) -> None:
         """Append rows, or replace all."""
-        from deltalake import DeltaTable, write_deltalake
+        from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-        table: Any = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
-        if _has(table, once):
+        table: Any = _table(path) if DeltaTable.is_deltatable(_checked(path)) else None
+        done = None if table is None or once is None else table.transaction_version(once.application)
+        if once is not None and done is not None and done >= once.number:
             return
         write_deltalake(
             path if table is None else table,
             self._reader(frame),
             mode="overwrite" if replace else "append",
             schema_mode="overwrite" if replace and table is not None else None,
-            commit_properties=_properties(once),
+            commit_properties=CommitProperties(app_transactions=None if once is None else [Transaction(*once)]),
         )
 
-    def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
+    def merge(self, changes: Frame, path: str, rule: Merge) -> None:
         """Apply changes."""
-        from deltalake import DeltaTable
-
-        table = DeltaTable(path)
-        if _has(table, once):
-            return
-        merging = table.merge(
-            self._reader(changes),
-            rule.same,
-            source_alias="new",
-            target_alias="old",
-            commit_properties=_properties(once),
-        )
-        deciding = list(rule.deciding)
-        merging.when_matched_delete(rule.deletes)
-        merging.when_matched_update_all(rule.replaces, except_cols=deciding)
-        merging.when_not_matched_insert_all(rule.begins, except_cols=deciding)
-        merging.execute()
+        merging = _table(path).merge(self._reader(changes), rule.same, source_alias="new", target_alias="old")
+        merging.when_matched_delete(rule.deletes).when_matched_update_all(rule.replaces)
+        merging.when_not_matched_insert_all(rule.begins).execute()
 
     def load(self, path: str, version: int | None = None) -> Frame:
         """Return a table."""
-        from deltalake import DeltaTable
-
-        table = DeltaTable(path, version=version)
+        table = _table(path, version)
         schema = pa.schema(table.schema().to_arrow())
-        files = ", ".join(_quoted(Path(unquote(file))) for file in table.file_uris())
+        files = ", ".join(quoted(Path(unquote(file))) for file in table.file_uris())
         if not files:
             return self.take(schema.empty_table())
         # The names of the folders of a table have the column by which it is partitioned. Those above it can look alike.
@@ -181,15 +170,11 @@ class DuckEngine:
 
     def restore(self, path: str, version: int) -> None:
         """Bring a table back to a version."""
-        from deltalake import DeltaTable
-
-        DeltaTable(path).restore(version)
+        _table(path).restore(version)
 
     def tidy(self, path: str, outdated: str = "false") -> None:
         """Delete outdated rows, and files that are out of use for long."""
-        from deltalake import DeltaTable
-
-        table = DeltaTable(path)
+        table = _table(path)
         table.delete(outdated)
         table.optimize.compact()
         table.vacuum(dry_run=False)
@@ -212,19 +197,28 @@ class DuckEngine:
         self._folder.cleanup()
 
 
-def _properties(once: Once | None) -> CommitProperties:
-    from deltalake import CommitProperties, Transaction
+def _table(path: str, version: int | None = None) -> DeltaTable:
+    from deltalake import DeltaTable
 
-    return CommitProperties(app_transactions=None if once is None else [Transaction(*once)])
-
-
-def _has(table: DeltaTable | None, once: Once | None) -> bool:
-    """Return whether a table holds a number, or a later one, of an application."""
-    if table is None or once is None:
-        return False
-    last = table.transaction_version(once.application)
-    return last is not None and last >= once.number
+    return DeltaTable(_checked(path), version=version)
 
 
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
+def _checked(path: str) -> str:
+    """Return the path of a table.
+
+    Raises:
+        SourceError: `deltalake` cannot use it.
+
+    """
+    whole = os.path.realpath(path)
+    if found := _MISREAD.search(whole):
+        raise SourceError(
+            f"{whole!r}: DuckDB cannot use tables in a folder with {found[0]!r} in its name: rename the folder, or "
+            "choose --engine spark"
+        )
+    return path
+
+
+def quoted(text: object) -> str:
+    """Return a text in SQL."""
+    return "'" + str(text).replace("'", "''") + "'"

@@ -113,7 +113,7 @@ class Tables:
 
     def tidy(self, outdated: dict[str, str]) -> None:
         """Now and then, delete outdated rows (by table, a condition), and combine small files."""
-        if (self.run + 1) % _TIDIED_AFTER:
+        if self.run < 0 or (self.run + 1) % _TIDIED_AFTER:
             return
         for name in self._versions:
             condition = outdated.get(name, "false")
@@ -163,6 +163,6 @@ def _conflicts(folder: Files) -> Iterator[None]:
         yield
     except Exception as error:
         # Each of the two libraries has classes of its own for it, and Spark wraps them.
-        if "oncurrent" in str(error):
+        if "oncurrent" in str(error) or type(error).__name__ == "CommitFailedError":
             raise _conflict(folder) from error
         raise

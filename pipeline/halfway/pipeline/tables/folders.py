@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from halfway.pipeline.errors import SourceError
 
@@ -22,25 +22,6 @@ def is_local(path: str) -> bool:
     return not sign or scheme == "file"
 
 
-class Files(Protocol):
-    """Small files beside tables."""
-
-    def path(self, *parts: str) -> str:
-        """Return the path or URI of something in the folder."""
-
-    def exists(self, *parts: str) -> bool:
-        """Return whether something exists."""
-
-    def names(self, *parts: str) -> list[str]:
-        """Return the names of what is in a folder; none if it does not exist."""
-
-    def write(self, text: str, *parts: str) -> None:
-        """Write a small file, or replace it."""
-
-    def read(self, *parts: str) -> str:
-        """Return the text of a small file; SourceError if it does not exist."""
-
-
 class LocalFolder:
     """A folder of this machine, without a JVM."""
 
@@ -51,10 +32,6 @@ class LocalFolder:
     def path(self, *parts: str) -> str:
         """Return the path of something in the folder."""
         return str(Path(self.uri, *parts))
-
-    def exists(self, *parts: str) -> bool:
-        """Return whether something exists."""
-        return Path(self.uri, *parts).exists()
 
     def names(self, *parts: str) -> list[str]:
         """Return the names of what is in a folder."""
@@ -100,27 +77,16 @@ class Folder:
         """Return the path or URI of something in the folder."""
         return "/".join((self.uri, *parts))
 
-    def exists(self, *parts: str) -> bool:
-        """Return whether something exists."""
-        path, system = self._at(*parts)
-        return bool(system.exists(path))
-
     def names(self, *parts: str) -> list[str]:
         """Return the names of what is in a folder; none if it does not exist."""
         path, system = self._at(*parts)
         if not system.exists(path):
             return []
-        return sorted(str(status.getPath().getName()) for status in system.listStatus(path))
-
-    def size(self, *parts: str) -> int:
-        """Return the number of bytes of all files in a folder."""
-        path, system = self._at(*parts)
-        return int(system.getContentSummary(path).getLength())
-
-    def delete(self, *parts: str) -> None:
-        """Delete something with its content, if it exists."""
-        path, system = self._at(*parts)
-        system.delete(path, True)
+        # The log of a table has thousands of files: a few calls for each of them would take seconds.
+        paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(system.listStatus(path))
+        told = str(self._jvm.org.apache.commons.lang3.ArrayUtils.toString(paths))
+        folder = f"{system.makeQualified(path).toString().rstrip('/')}/"
+        return sorted(filter(None, told[1:-1].removeprefix(folder).split(f",{folder}")))
 
     def write(self, text: str, *parts: str) -> None:
         """Write a small file, or replace it."""
@@ -178,3 +144,7 @@ class TextFile:
         if self._kept:
             self._stream.write(bytearray("".join(self._kept).encode()))
             self._kept, self._size = [], 0
+
+
+Files = Folder | LocalFolder
+"""A folder, as an engine opens it."""

@@ -2,13 +2,22 @@
 
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import Merge, Once, SparkEngine
+from halfway.pipeline.errors import SourceError
 from halfway.pipeline.tables import delta
 from halfway.pipeline.tables.folders import LocalFolder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BY_ID = Merge(same="old.id = new.id", deletes="false", replaces="new.n > old.n", begins="true")
 
 
 def test_a_table_is_read_as_of_a_batch(tmp_path: Path) -> None:
@@ -30,3 +39,36 @@ def test_duckdb_gives_the_columns_of_a_table_whatever_its_folder_is_called(tmp_p
     write_deltalake(tmp_path / "env=prod" / "a b" / "ended", rows, partition_by=["ended_date"])
     assert engine.rows(engine.load(str(tmp_path / "env=prod" / "a b" / "ended"))) == rows.to_pylist()
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a[b]", "a|b", "a^b", "a\\b"])
+def test_a_folder_that_duckdb_would_take_for_another_one_is_refused(tmp_path: Path, name: str) -> None:
+    """By its name and with a remedy, whether there is a table or not; names that look alike are none of these."""
+    rows, engine = "id string, n int", DuckEngine()
+    for usable in ("100%", "a b", "ä=#'\"`", "{a}"):
+        path = str(tmp_path / usable / "table")
+        engine.save(engine.table([("a", 1)], rows), path)
+        engine.merge(engine.table([("b", 2)], rows), path, BY_ID)
+        assert len(engine.rows(engine.load(path))) == 2
+    path = str(tmp_path / name / "table")
+    for does in (lambda: engine.save(engine.table([("a", 1)], rows), path), lambda: engine.load(path)):
+        with pytest.raises(SourceError, match=r"DuckDB cannot use tables in a folder with .*: rename .*, or") as told:
+            does()
+        assert repr(path) in str(told.value)
+    assert not (tmp_path / name).exists()
+    engine.close()
+
+
+def test_a_merge_on_spark_that_changes_nothing_is_in_the_log(spark: "SparkSession", tmp_path: Path) -> None:
+    """So its number is known to be done, and is not done again on either engine. A backtick is part of a path."""
+    folder, rows, path = LocalFolder(str(tmp_path)), "id string, n int", str(tmp_path / "a`b")
+    on_spark, on_duckdb = SparkEngine(spark), DuckEngine()
+    on_spark.save(on_spark.table([("a", 1)], rows), path, once=Once("w", 0))
+    on_spark.merge(on_spark.table([("a", 0)], rows), path, BY_ID, once=Once("w", 1))
+    assert delta.last(folder, "a`b", "w") == 1
+    on_spark.merge(on_spark.table([("a", 7)], rows), path, BY_ID, once=Once("w", 1))
+    for engine in (on_spark, on_duckdb):
+        engine.save(engine.table([("a", 7)], rows), path, once=Once("w", 1))
+        assert engine.rows(engine.load(path)) == [{"id": "a", "n": 1}]
+        assert delta.versions(folder, "a`b") == [1, 0]
+        engine.close()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables.folders import Folder, LocalFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,3 +17,14 @@ def test_a_file_that_cannot_take_its_place_is_an_error(spark: "SparkSession", tm
     (tmp_path / "summary.json" / "in the way").mkdir(parents=True)
     with pytest.raises(SourceError, match="is a folder"):
         Folder(spark, str(tmp_path)).write("text", "summary.json")
+
+
+def test_the_names_in_a_folder_are_the_same_with_and_without_spark(spark: "SparkSession", tmp_path: Path) -> None:
+    """Whatever characters they have; a folder that is empty, or not there, has none."""
+    names = ["a b", "a,b", "a%20b", "é", "{x}", "y", "z,"]
+    for name in names:
+        (tmp_path / "odd [%20]" / name).mkdir(parents=True)
+    for uri in (str(tmp_path), tmp_path.as_uri()):
+        for folder in (Folder(spark, uri), LocalFolder(uri)):
+            assert folder.names("odd [%20]") == sorted(names)
+            assert folder.names("odd [%20]", "y") == folder.names("nowhere") == []
