@@ -62,14 +62,6 @@ def ended_files(folder: Path) -> list[Path]:
     return sorted((folder / ledger.ENDED).rglob("*"))
 
 
-@pytest.mark.parametrize("table", [ledger.ENDED, ledger.PENDING])
-def test_a_ledger_in_parquet_is_refused(spark: "SparkSession", tmp_path: Path, table: str) -> None:
-    """The rows of one table are never in two formats, of which a reader sees one."""
-    (tmp_path / table / "batch=0").mkdir(parents=True)
-    with pytest.raises(SourceError, match="as an earlier release wrote it: take another folder"):
-        ledger.Tables(Folder(spark, str(tmp_path)), "_halfway.", LedgerOptions(), lambda _: None)
-
-
 def test_days_are_folders_and_files_tell_the_bounds_of_times(
     spark: "SparkSession", topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +27,7 @@ from halfway.pipeline.commands.parameters import (
     several,
 )
 from halfway.pipeline.commands.printing import print_table
-from halfway.pipeline.commands.running import PARTS, kafka_access, reporting_failures, running, source_of
+from halfway.pipeline.commands.running import PARTS, kafka_access, reporting_failures
 from halfway.pipeline.engines.spark_session import is_submitted
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.jobs.runs import ANOMALIES, DIFFERENCES, QUARANTINE
@@ -145,28 +143,32 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         until_ms=until,
         engine_because=chosen.because,
     )
-    with (
-        _quick(places, spark_options["memory"])
-        if chosen.engine == "duckdb"
-        else _on_spark(places, config=config, **spark_options) as parts
-    ):
+    with engine_choice.opened(
+        "audit",
+        quick=chosen.engine == "duckdb",
+        output=output,
+        tables=[folder for folder in (output, against) if folder is not None],
+        kafka=kafka is not None,
+        config=config,
+        **spark_options,
+    ) as opened:
         from halfway.pipeline.jobs import audit as job
         from halfway.pipeline.jobs import cross_check, incremental
 
-        if parts.against is not None:
-            summary = cross_check.run(parts.engine, parts.source, parts.output, parts.against, options)
+        parts = (opened.engine, opened.source(kafka, snapshot, offsets), opened.folder(output))
+        if against is not None:
+            summary = cross_check.run(*parts, opened.folder(against), options)
         else:
-            run = incremental.run if on else job.run
-            summary = run(parts.engine, parts.source, parts.output, options)
+            summary = (incremental if on else job).run(*parts, options)
         if metrics is not None:
-            at = parts.source.pins.at
+            at = parts[1].pins.at
             alerts.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
         if webhook is not None and (summary.anomalies or summary.not_judged or summary.differences):
-            found = parts.engine.query(
+            found = opened.engine.query(
                 f'select id, "group", verdict from $found limit {alerts.SHOWN}',  # noqa: S608
                 found=summary.found,
             )
-            alerts.call_webhook(webhook, summary, parts.engine.rows(found))
+            alerts.call_webhook(webhook, summary, opened.engine.rows(found))
     if as_json:
         counts = {**summary.verdicts, "quarantined": summary.quarantined}
         click.echo(json.dumps(counts if against is None else {**counts, "differences": summary.differences}))
@@ -201,28 +203,3 @@ def _late(summary: Summary) -> list[tuple[str, int]]:
     """Return the topics in which not every loss can be proved, the latest time first."""
     late = [(topic, at) for topic, at in summary.provable_since.items() if at]
     return sorted(late, key=lambda each: (-each[1], each[0]))[:_SHOWN_TOPICS]
-
-
-@contextmanager
-def _quick(places: engine_choice.Places, memory: str | None) -> Iterator[engine_choice.Parts]:
-    with reporting_failures("audit"), engine_choice.on_duckdb(places, memory=memory) as parts:
-        yield parts
-
-
-@contextmanager
-def _on_spark(
-    places: engine_choice.Places, *, config: Path | None, **spark_options: Any
-) -> Iterator[engine_choice.Parts]:
-    with running("audit", kafka=places.access is not None, config=config, **spark_options) as spark:
-        from halfway.pipeline.engines.engine import SparkEngine
-        from halfway.pipeline.tables.folders import Folder
-
-        engine = SparkEngine(spark)
-        source = source_of(spark, places.access, places.snapshot, places.offsets)
-        try:
-            against = None if places.against is None else Folder(spark, places.against)
-            yield engine_choice.Parts(
-                engine=engine, source=source, output=Folder(spark, places.output), against=against
-            )
-        finally:
-            engine.close()

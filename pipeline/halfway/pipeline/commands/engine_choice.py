@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from shutil import disk_usage
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from halfway.pipeline.commands.running import Opened, on_spark, reporting_failures, running
 from halfway.pipeline.engines.free_memory import duckdb_limit, free_memory
 from halfway.pipeline.engines.progress import told
 from halfway.pipeline.errors import SourceError
@@ -21,12 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.duckdb import DuckEngine
-    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.jobs.incremental import State
-    from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables.folders import Files
 
 Name = Literal["auto", "duckdb", "spark"]
 MOST: Final = 10_000_000
@@ -59,16 +55,6 @@ class Places:
     """Real topics of the command line."""
     continued: bool = False
     """True if the audit reads only what is new since the last run into the same folder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What an audit runs with."""
-
-    engine: Engine
-    source: Source
-    output: Files
-    against: Files | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,30 +191,20 @@ def _count(pins: Iterable[TopicPin]) -> int:
 
 
 @contextmanager
-def on_duckdb(places: Places, *, memory: str | None) -> Iterator[Parts]:
-    """Open DuckDB for an audit."""
-    from halfway.pipeline.sources.duckdb import DuckReader
-    from halfway.pipeline.sources.pinned import Archive, KafkaSource
-    from halfway.pipeline.sources.pins import Pins
-    from halfway.pipeline.tables.folders import LocalFolder
-
-    tables = [places.output] if places.against is None else [places.output, places.against]
-    with duckdb_engine("audit", memory, places.output, tables) as engine:
-        source: Source
-        if places.access is None:
-            source = Archive(DuckReader(engine), LocalFolder(str(places.snapshot)))
+def opened(job: str, *, quick: bool, output: str, tables: Sequence[str], **options: Any) -> Iterator[Opened]:
+    """Open DuckDB or, with the options of `running`, Spark for a job, and report why the job could not be done."""
+    with ExitStack() as stack:
+        if quick:
+            stack.enter_context(reporting_failures(job))
+            yield stack.enter_context(on_duckdb(job, options["memory"], output, tables))
         else:
-            pins = None
-            if places.offsets is not None:
-                there = Path(places.offsets)
-                pins = Pins.from_json(LocalFolder(str(there.parent)).read(there.name))
-            source = KafkaSource(DuckReader(engine), places.access, pins)
-        against = None if places.against is None else LocalFolder(places.against)
-        yield Parts(engine=engine, source=source, output=LocalFolder(places.output), against=against)
+            found = on_spark(stack.enter_context(running(job, **options)))
+            stack.callback(found.engine.close)
+            yield found
 
 
 @contextmanager
-def duckdb_engine(job: str, memory: str | None, output: str, tables: Iterable[str]) -> Iterator[DuckEngine]:
+def on_duckdb(job: str, memory: str | None, output: str, tables: Sequence[str]) -> Iterator[Opened]:
     """Open DuckDB, and close it with its temporary files at the end.
 
     Raises:
@@ -239,11 +215,13 @@ def duckdb_engine(job: str, memory: str | None, output: str, tables: Iterable[st
     from deltalake.exceptions import DeltaError
 
     from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.sources.duckdb import DuckReader
+    from halfway.pipeline.tables.folders import LocalFolder
 
     engine = DuckEngine(memory=memory)
     try:
         with told(job, engine.doing):
-            yield engine
+            yield Opened(engine=engine, reader=DuckReader(engine), folder=LocalFolder)
     except (OSError, duckdb.IOException) as error:
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
             raise SourceError(f"the disk of {gettempdir()!r} or {output!r} is full: {_ROOM} ({error})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.commands.engine_choice import Name, duckdb_engine
+from halfway.pipeline.commands.engine_choice import Name, opened
 from halfway.pipeline.commands.parameters import (
     BETWEEN,
     CONFIG,
@@ -21,18 +20,15 @@ from halfway.pipeline.commands.parameters import (
     require_order,
     several,
 )
-from halfway.pipeline.commands.running import reporting_failures, running
+from halfway.pipeline.commands.running import reporting_failures
 from halfway.pipeline.engines.spark_session import is_submitted
 from halfway.pipeline.jobs import report as job
-from halfway.pipeline.sources.pinned import Archive, KafkaSource
-from halfway.pipeline.tables.folders import Folder, LocalFolder, is_local
+from halfway.pipeline.tables.folders import is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Reader
 
 
 @click.command()
@@ -88,34 +84,16 @@ def report(  # noqa: PLR0913 - one for each option
         kafka = access.load(file=config) if reads_kafka else None
         quick = engine == "duckdb" or (engine == "auto" and not _needs_spark(folders, kafka, spark_options))
 
-    def made(engine: Engine, reader: Reader, opened: Callable[[str], Folder | LocalFolder]) -> None:
-        records = None if kafka is None else KafkaSource(reader, kafka)
+    tables = [folder for folder in (ledger_folder, audit_folder) if folder is not None]
+    with opened(
+        "report", quick=quick, output=output, tables=tables, kafka=reads_kafka, config=config, **spark_options
+    ) as found:
         sources = job.Sources(
-            ledger=None if ledger_folder is None else opened(ledger_folder),
-            audit=None if audit_folder is None else opened(audit_folder),
-            trail=records if snapshot is None else Archive(reader, opened(snapshot)),
+            ledger=None if ledger_folder is None else found.folder(ledger_folder),
+            audit=None if audit_folder is None else found.folder(audit_folder),
+            trail=found.source(kafka, snapshot) if trail else None,
         )
-        click.echo(job.run(engine, sources, opened(output), wanted))
-
-    if quick:
-        tables = [folder for folder in (ledger_folder, audit_folder) if folder is not None]
-        with (
-            reporting_failures("report"),
-            duckdb_engine("report", spark_options["memory"], output, tables) as on_duckdb,
-        ):
-            from halfway.pipeline.sources.duckdb import DuckReader
-
-            made(on_duckdb, DuckReader(on_duckdb), LocalFolder)
-        return
-    with running("report", kafka=reads_kafka, config=config, **spark_options) as spark:
-        from halfway.pipeline.engines.engine import SparkEngine
-        from halfway.pipeline.sources.spark import SparkReader
-
-        on_spark = SparkEngine(spark)
-        try:
-            made(on_spark, SparkReader(spark), partial(Folder, spark))
-        finally:
-            on_spark.close()
+        click.echo(job.run(found.engine, sources, found.folder(output), wanted))
 
 
 def _needs_spark(folders: Sequence[str], kafka: KafkaAccess | None, options: Mapping[str, Any]) -> bool:

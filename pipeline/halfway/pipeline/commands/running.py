@@ -6,9 +6,10 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.sources.pinned import Source
+    from halfway.pipeline.engines.engine import Engine
+    from halfway.pipeline.sources.pinned import Reader, Source
+    from halfway.pipeline.tables.folders import Files
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
@@ -86,9 +89,7 @@ def running(
             stack.callback(spark.stop)
             interruption.watch()  # Spark has installed its own handler.
         if job != "ledger":  # which says what each batch has done
-            from halfway.pipeline.engines.engine import SparkEngine
-
-            stack.enter_context(told(job, SparkEngine(spark).doing))
+            stack.enter_context(told(job, on_spark(spark).engine.doing))
         yield spark
 
 
@@ -126,24 +127,31 @@ def kafka_access(config: Path | None, options: Mapping[str, Any]) -> KafkaAccess
     return replace(access.load(file=config), reading=reading)
 
 
-def source_of(
-    spark: SparkSession, kafka: KafkaAccess | None, snapshot: str | None, offsets: str | None = None
-) -> Source:
-    """Return the archive, or the topics if no archive is given.
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """An engine, and how it reads topics and opens folders."""
 
-    Raises:
-        AccessError: neither is given.
+    engine: Engine
+    reader: Reader
+    folder: Callable[[str], Files]
 
-    """
-    from halfway.pipeline.sources.pinned import Archive, KafkaSource
-    from halfway.pipeline.sources.pins import Pins
+    def source(self, kafka: KafkaAccess | None, snapshot: str | None = None, offsets: str | None = None) -> Source:
+        """Return the archive, or the topics if no archive is given."""
+        from halfway.pipeline.sources.pinned import Archive, KafkaSource
+        from halfway.pipeline.sources.pins import Pins
+
+        if snapshot is not None:
+            return Archive(self.reader, self.folder(snapshot))
+        pins = None
+        if offsets is not None:
+            folder, _, name = offsets.rpartition("/")
+            pins = Pins.from_json(self.folder(folder or ".").read(name))
+        return KafkaSource(self.reader, kafka or access.load(), pins)
+
+
+def on_spark(spark: SparkSession) -> Opened:
+    from halfway.pipeline.engines.engine import SparkEngine
     from halfway.pipeline.sources.spark import SparkReader
     from halfway.pipeline.tables.folders import Folder
 
-    if snapshot is not None:
-        return Archive(SparkReader(spark), Folder(spark, snapshot))
-    pins = None
-    if offsets is not None:
-        folder, _, name = offsets.rpartition("/")
-        pins = Pins.from_json(Folder(spark, folder or ".").read(name))
-    return KafkaSource(SparkReader(spark), kafka or access.load(), pins)
+    return Opened(engine=SparkEngine(spark), reader=SparkReader(spark), folder=partial(Folder, spark))

@@ -23,7 +23,7 @@ from halfway.pipeline.commands.parameters import (
     several,
 )
 from halfway.pipeline.commands.printing import print_table
-from halfway.pipeline.commands.running import kafka_access, running, source_of
+from halfway.pipeline.commands.running import kafka_access, on_spark, running
 
 
 @click.command()
@@ -65,7 +65,7 @@ def sweep(  # noqa: PLR0913 - one for each option
             max_age_ms=round(times.max_age_s * 1000),
         )
         kafka = kafka_access(config, spark_options) if snapshot is None else None
-        source = source_of(spark, kafka, snapshot, offsets)
+        source = on_spark(spark).source(kafka, snapshot, offsets)
         rows = job.run(spark, source, Folder(spark, output), options)
         if metrics is not None:
             write_sweep_metrics(rows, metrics, at_ms=source.pins.at)
@@ -91,15 +91,9 @@ def sweep(  # noqa: PLR0913 - one for each option
 def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
     with running("archive", kafka=True, config=config, **spark_options) as spark:
-        from halfway.pipeline.engines.engine import SparkEngine
         from halfway.pipeline.jobs import archive as job
-        from halfway.pipeline.tables.folders import Folder
 
-        pins = job.run(
-            SparkEngine(spark),
-            source_of(spark, kafka_access(config, spark_options), None),
-            Folder(spark, output),
-            topics,
-        )
+        opened = on_spark(spark)
+        pins = job.run(opened.engine, opened.source(kafka_access(config, spark_options)), opened.folder(output), topics)
     for name, pin in sorted(pins.topics.items()):
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")

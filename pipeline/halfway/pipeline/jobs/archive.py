@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import Pins, TopicPin
-    from halfway.pipeline.tables.folders import Folder
+    from halfway.pipeline.tables.folders import Files
 
 
-def run(engine: Engine, source: Source, output: Folder, topics: Sequence[str]) -> Pins:
+def run(engine: Engine, source: Source, output: Files, topics: Sequence[str]) -> Pins:
     """Archive halfway's own topics, the real ones that outcomes and groups name, and those given; return the offsets.
 
     The ends of op are pinned before those of the others, as in an audit, so that the archive can be audited. There is
     one folder for each topic. The offsets are written last: a folder without them is not a finished archive.
     """
-    if output.exists(PINS):
+    if PINS in output.names():
         raise SourceError(f"{output.uri!r} holds an archive already: choose another folder")
     op, *others = (source.prefix + kind for kind in ("op", "half", "parked", "groups", "owners", "audit"))
     source.pin([op])

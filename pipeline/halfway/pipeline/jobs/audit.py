@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from halfway.pipeline.engines.engine import union
+from halfway.pipeline.engines.engine import between, union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.jobs.runs import ANOMALIES, QUARANTINE, VERDICTS, Tables
@@ -133,7 +133,7 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     tables.begin(anew=True)
     read = evidence(engine, source, options, ends=ends)
     judged = verdict.verdicts(engine, read.evidence, read.limits)
-    written = tables.write(VERDICTS, prepared_between(engine, judged, options.since_ms, options.until_ms))
+    written = tables.write(VERDICTS, between(engine, judged, options.since_ms, options.until_ms, "prepared_at"))
     found = engine.query(f"select * from $written where {verdict.IS_ANOMALY}", written=written)  # noqa: S608
     anomalies = tables.write(ANOMALIES, found)
     by_group = """select verdict, coalesce("group", '') as "group", count(*) as count from $written group by 1, 2"""
@@ -158,14 +158,6 @@ def summary_of(counts: Mapping[tuple[str, str], int], **others: Any) -> Summary:
         by_group=sorted((name, group, count) for (name, group), count in counts.items() if count),
         **others,
     )
-
-
-def prepared_between(engine: Engine, judged: Frame, since_ms: int | None, until_ms: int | None) -> Frame:
-    """Return the transactions that were prepared from a time on and before another, and those without a time."""
-    at = engine.dialect.millis("prepared_at")
-    bounds = [f"coalesce({at} >= {since_ms}, true)"] if since_ms is not None else []
-    bounds += [f"coalesce({at} < {until_ms}, true)"] if until_ms is not None else []
-    return engine.query(f"select * from $judged where {' and '.join(bounds)}", judged=judged) if bounds else judged  # noqa: S608
 
 
 def evidence(

@@ -14,7 +14,7 @@ from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.engines.spark_session import require_packages, session_of_job
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.sources.pinned import WHOLE, Rows
+from halfway.pipeline.sources.pinned import WHOLE, Fixed, Rows
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.sources.spark import COLUMNS, nothing
 from halfway.pipeline.transforms import verdict
@@ -76,7 +76,7 @@ def _moved(frame: DataFrame, session: SparkSession) -> DataFrame:
     return moved
 
 
-class _Given:
+class _Given(Fixed):
     """The records of a DataFrame as a source. Nothing is ever added to them or removed."""
 
     def __init__(
@@ -113,20 +113,8 @@ class _Given:
             found[name] = replace(found[name], partitions=partitions)
         self.pins = Pins(at=at, topics=found)
 
-    def pin(self, topics: Sequence[str]) -> None:
-        """Change nothing."""
-
-    def extend_unsettled(self, topic: str) -> None:
-        """Change nothing."""
-
     def reopened(self) -> _Given:
         return self
-
-    def continue_from(self, pins: Pins) -> None:
-        """Change nothing."""
-
-    def cover(self, pins: Pins) -> None:
-        """Change nothing."""
 
     def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
         return self._engine.query(rows.sql, records=self._records.where(F.col("topic").isin(list(topics))))

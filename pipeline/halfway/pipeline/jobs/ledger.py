@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables.folders import Folder, LocalFolder
+    from halfway.pipeline.tables.folders import Files, Folder
 
 ENDED: Final = "ended"
 PENDING: Final = "pending"
@@ -121,7 +121,7 @@ class Tables:
         """Take a folder. Nothing is written before the first batch.
 
         Raises:
-            SourceError: the folder holds a ledger in Parquet, or tables and a checkpoint that do not belong together.
+            SourceError: the folder holds tables and a checkpoint that do not belong together.
 
         """
         self._output = output
@@ -129,11 +129,6 @@ class Tables:
         self._horizon_ms = options.horizon_ms
         self._report = done
         self._started = False
-        for name in (ENDED, PENDING):
-            if any(each.startswith("batch=") for each in output.names(name)):
-                raise SourceError(
-                    f"{output.uri!r} holds a ledger in Parquet, as an earlier release wrote it: take another folder"
-                )
         _require_whole(output)
 
     def write(self, batch: DataFrame, number: int) -> None:
@@ -212,9 +207,9 @@ class Tables:
         return _stream(self._output)
 
 
-def tables(engine: Engine, output: Folder | LocalFolder) -> tuple[Frame, Frame] | None:
+def tables(engine: Engine, output: Files) -> tuple[Frame, Frame] | None:
     """Return `ended` and `pending` as of the last batch that both have, None before the first one."""
-    if not output.exists(CHECKPOINT, _STREAM):
+    if _STREAM not in output.names(CHECKPOINT):
         return None
     writer = _stream(output)
     # `pending` is written after `ended`.
@@ -242,12 +237,12 @@ def export(spark: SparkSession, output: Folder, into: Folder) -> None:
     ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
 
 
-def quarantine(engine: Engine, output: Folder | LocalFolder) -> Frame | None:
+def quarantine(engine: Engine, output: Files) -> Frame | None:
     """Return the records that could not be read, None if there are none."""
     return engine.load(output.path(QUARANTINE)) if delta.versions(output, QUARANTINE) else None
 
 
-def _stream(output: Folder | LocalFolder) -> str:
+def _stream(output: Files) -> str:
     return str(json.loads(output.read(CHECKPOINT, _STREAM))["id"])
 
 
@@ -260,7 +255,7 @@ def _require_whole(output: Folder) -> None:
     """Raise SourceError if tables and checkpoint were not written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
     last_begun = max(_numbers(output, "offsets"), default=-1)
-    known = output.exists(CHECKPOINT, _STREAM)
+    known = _STREAM in output.names(CHECKPOINT)
     remedy = f"take another folder, or delete {', '.join([*there, CHECKPOINT])} there and begin again"
     if there and (last_begun < 0 or not known):
         raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")

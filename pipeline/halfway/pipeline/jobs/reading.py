@@ -10,9 +10,7 @@ from halfway.pipeline.sources import headers
 from halfway.schemas import LAYOUT_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyspark.sql import DataFrame
+    from collections.abc import Sequence
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
@@ -35,36 +33,6 @@ def require_given(source: Source, topics: Sequence[str]) -> None:
     """Raise SourceError if a topic that the command line names does not exist."""
     if missing := [name for name in topics if name not in source.pins.topics]:
         raise SourceError(f"there is no topic {', '.join(missing)}, which --topic names")
-
-
-class InternalRecords:
-    """Records of half, op or parked, separated from those that halfway cannot have written."""
-
-    def __init__(self, read: DataFrame) -> None:
-        """Take the rows of `headers.internal`. Nothing is read yet."""
-        self._all = read
-        noted, self._has_faults = noting(self._all, "fault")
-        self.records = noted.where("fault is null")
-        """The records that can be used."""
-
-    def faulty(self) -> DataFrame | None:
-        """Return the other records, None if there are none. Call it after the records have been used."""
-        if not self._has_faults():
-            return None
-        return self._all.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
-
-
-def noting(frame: DataFrame, column: str) -> tuple[DataFrame, Callable[[], bool]]:
-    """Return a frame, and a function that returns whether any row of it had a value in a column.
-
-    Spark counts these rows while the frame is used, without another reading. So call the function only afterwards.
-    """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    noted = Observation()
-    there = F.count_if(F.col(column).isNotNull()).alias("there")
-    return frame.observe(noted, there), lambda: bool(noted.get.get("there", 1))
 
 
 def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:
@@ -164,14 +132,3 @@ def topics_of_groups(engine: Engine, registered: Frame) -> list[str]:
         f"select distinct topic from (select {engine.dialect.numbered('topics', 'number', 'topic')} from $groups) named"  # noqa: S608
     )
     return sorted(row["topic"] for row in engine.rows(engine.query(sql, groups=registered)))
-
-
-def all_of(frames: Sequence[DataFrame | None]) -> DataFrame | None:
-    """Return the union of the frames that are not None."""
-    present = [frame for frame in frames if frame is not None]
-    if not present:
-        return None
-    together = present[0]
-    for frame in present[1:]:
-        together = together.unionAll(frame)
-    return together

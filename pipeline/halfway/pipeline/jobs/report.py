@@ -10,6 +10,7 @@ from importlib.resources import files
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+from halfway.pipeline.engines.engine import between
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import ledger, reading
 from halfway.pipeline.jobs.runs import ANOMALIES as ANOMALIES_FOUND
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.tables.folders import Folder, LocalFolder
+    from halfway.pipeline.tables.folders import Files
 
 PAGE: Final = "report.html"
 _SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}
@@ -67,8 +68,8 @@ class Table:
 class Sources:
     """The sources of a report: folders of `ledger` and `audit`, and the topic of the audit trail."""
 
-    ledger: Folder | LocalFolder | None = None
-    audit: Folder | LocalFolder | None = None
+    ledger: Files | None = None
+    audit: Files | None = None
     trail: Source | None = None
 
 
@@ -82,13 +83,10 @@ class Wanted:
 
     def part(self, engine: Engine, frame: Frame, *times: str) -> Frame:
         """Return the rows whose first known time is in the reported time, and those without any."""
-        at = f"coalesce({', '.join(map(engine.dialect.millis, times))})"
-        bounds = [f"coalesce({at} >= {self.since_ms}, true)"] if self.since_ms is not None else []
-        bounds += [f"coalesce({at} < {self.until_ms}, true)"] if self.until_ms is not None else []
-        return engine.query(f"select * from $frame where {' and '.join(bounds) or 'true'}", frame=frame)  # noqa: S608
+        return between(engine, frame, self.since_ms, self.until_ms, *times)
 
 
-def run(engine: Engine, sources: Sources, output: Folder | LocalFolder, wanted: Wanted = Wanted()) -> str:
+def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted()) -> str:
     """Write `report.html`, and CSV files beside it, from the sources that are given; return the path of the page."""
     figures: dict[str, str] = {}
     tables: dict[str, Table] = {}
@@ -124,7 +122,7 @@ def _moment(ms: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return "" if ms is None else f"{datetime.fromtimestamp(ms // 1000, UTC):{form}}"
 
 
-def _trail(engine: Engine, source: Source, output: Folder | LocalFolder, wanted: Wanted) -> Table:
+def _trail(engine: Engine, source: Source, output: Files, wanted: Wanted) -> Table:
     """Return the manual changes and who made them, the newest first."""
     topic = source.prefix + "audit"
     source.pin([topic])
@@ -155,7 +153,7 @@ def _same(row: Any) -> tuple[Any, ...]:
 
 
 def _table(
-    output: Folder | LocalFolder,
+    output: Files,
     name: str,
     header: tuple[str, ...],
     rows: Iterable[Any],
@@ -188,7 +186,7 @@ def _inert(cell: Any) -> Any:
 def _of_ledger(
     engine: Engine,
     ended: Frame,
-    output: Folder | LocalFolder,
+    output: Files,
     tables: dict[str, Table],
     figures: dict[str, str],
     within: str,
@@ -214,7 +212,7 @@ def _of_ledger(
     return facts | {name: _moment(facts[name]) for name in ("since", "until")}
 
 
-def _by_group(engine: Engine, ended: Frame, output: Folder | LocalFolder, within: str) -> Table:
+def _by_group(engine: Engine, ended: Frame, output: Files, within: str) -> Table:
     """Return groups by their p99, the longest first."""
     grouped = engine.query(
         f"""select "group", count(*) as transactions, {OF_OUTCOMES}, {quantiles(engine)},
@@ -228,7 +226,7 @@ def _by_group(engine: Engine, ended: Frame, output: Folder | LocalFolder, within
     return _table(output, "groups", whole, engine.stream(grouped, 'p99_ms desc, "group"'))
 
 
-def _by_cause(engine: Engine, ended: Frame, output: Folder | LocalFolder) -> Table:
+def _by_cause(engine: Engine, ended: Frame, output: Files) -> Table:
     grouped = engine.query(f"select cause, {OF_OUTCOMES} from $ended group by cause", ended=ended)  # noqa: S608
     return _table(output, "causes", ("cause", *OUTCOMES), engine.stream(grouped, "cause"))
 
@@ -237,7 +235,7 @@ def _step(seconds: int) -> str:
     return "minute" if seconds <= 60 * _POINTS else "hour" if seconds <= 3_600 * _POINTS else "day"
 
 
-def _over_time(engine: Engine, ended: Frame, step: str, output: Folder | LocalFolder, within: str) -> Table:
+def _over_time(engine: Engine, ended: Frame, step: str, output: Files, within: str) -> Table:
     rows = engine.stream(rollup(engine, ended, step, within), f'"{step}", "group"')
     first = next(rows)
     as_text = ({**row, step: _moment(row[step], "%Y-%m-%d %H:%M")} for row in chain([first], rows))
@@ -267,9 +265,7 @@ def _latencies(engine: Engine, ended: Frame, longest: int | None) -> tuple[list[
     return edges, {_LABELS.get(cause, cause): each for cause, each in counts.items()}
 
 
-def _open_still(
-    engine: Engine, pending: Frame, output: Folder | LocalFolder, facts: dict[str, Any], tables: dict[str, Table]
-) -> None:
+def _open_still(engine: Engine, pending: Frame, output: Files, facts: dict[str, Any], tables: dict[str, Table]) -> None:
     grouped = engine.query(
         """select "group", state, count(*) as transactions, min(since) as oldest from $pending group by 1, 2""",
         pending=pending,
@@ -287,9 +283,7 @@ def _open_still(
     )
 
 
-def _of_audit(
-    engine: Engine, folder: Folder | LocalFolder, output: Folder | LocalFolder, tables: dict[str, Table], wanted: Wanted
-) -> dict[str, Any]:
+def _of_audit(engine: Engine, folder: Files, output: Files, tables: dict[str, Table], wanted: Wanted) -> dict[str, Any]:
     found = Tables(engine, folder)
     if found.run < 0:
         raise SourceError(f"{folder.uri!r} holds no audit that was finished: run halfway-pipeline audit first")

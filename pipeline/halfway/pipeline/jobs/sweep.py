@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import LONGEST_S
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.engines.engine import SparkEngine, union
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.transforms import sweep as transform
@@ -44,12 +45,15 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
         source.pin([topic])
     reading.require(source, ["op", "half"])
     engine = SparkEngine(spark)
-    op, half = (
-        reading.InternalRecords(source.committed([source.prefix + kind], headers.internal(engine.dialect, f"'{kind}'")))
+    # Spark counts the faults while it reads for the rest. Only if there are any, it reads again.
+    noted, faults = (Observation(), Observation()), F.count_if(F.col("fault").isNotNull()).alias("faults")
+    read = [
+        source.committed([source.prefix + kind], headers.internal(engine.dialect, f"'{kind}'"))
         for kind in ("op", "half")
-    )
+    ]
+    op, half = (frame.observe(of, faults).where("fault is null") for frame, of in zip(read, noted, strict=True))
     registered = engine.keep(reading.groups(engine, source))
-    open_still = transform.unresolved(half.records, headers.outcomes(engine, op.records), horizon_ms=options.horizon_ms)
+    open_still = transform.unresolved(half, headers.outcomes(engine, op), horizon_ms=options.horizon_ms)
     open_still.write.mode("overwrite").parquet(output.path(UNRESOLVED))
 
     def milliseconds(name: str) -> Column:
@@ -71,12 +75,13 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
         slack_ms=options.horizon_ms,
     )
     counts.coalesce(1).write.mode("overwrite").parquet(output.path(SWEEP))
-    unreadable = decoding.quarantined(registered)
-    wrong = reading.all_of([op.faulty(), half.faulty(), None if unreadable.isEmpty() else unreadable])
-    if wrong is None:
-        output.delete(QUARANTINE)
-    else:
-        wrong.write.mode("overwrite").parquet(output.path(QUARANTINE))
+    faulty = [
+        frame.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
+        for frame, of in zip(read, noted, strict=True)
+        if of.get.get("faults", 1)
+    ]
+    wrong = union(engine, [decoding.quarantined(registered), *faulty])
+    wrong.write.mode("overwrite").parquet(output.path(QUARANTINE))
     engine.close()
     written = spark.read.parquet(output.path(SWEEP)).orderBy(F.desc("rank"), "group")
     return [row.asDict() for row in written.collect()]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from halfway.pipeline.engines.duckdb import quoted
 from halfway.pipeline.engines.progress import Doing
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.sources.brokers import CLIENT_DEFAULTS, ClientBrokers, pin
@@ -93,7 +94,7 @@ class DuckReader:
         finally:
             self._engine.reading = None
         if any(Path(folder).iterdir()):
-            return self._engine.query(f"select * from read_parquet({_quoted(Path(folder, '*', '*.parquet'))})")  # noqa: S608
+            return self._engine.query(f"select * from read_parquet({quoted(Path(folder, '*', '*.parquet'))})")  # noqa: S608
         return self._nothing(rows)
 
     def _doing(self, parts: Sequence[Part], before: tuple[int, int]) -> Doing:
@@ -113,18 +114,14 @@ class DuckReader:
         if not folders:
             return self._nothing(rows)
         selects = (
-            f"""select "key", "value", {_quoted(topic)} as topic, "partition", "offset", "timestamp", headers
-            from read_parquet({_quoted(Path(folder, "*.parquet"))}, hive_partitioning = false)"""  # noqa: S608
+            f"""select "key", "value", {quoted(topic)} as topic, "partition", "offset", "timestamp", headers
+            from read_parquet({quoted(Path(folder, "*.parquet"))}, hive_partitioning = false)"""  # noqa: S608
             for topic, folder in folders
         )
         return self._engine.query(rows.sql, records=self._engine.query(" union all ".join(selects)))
 
     def _nothing(self, rows: Rows) -> Frame:
         return self._engine.query(rows.sql, records=self._engine.take(RECORD.empty_table()))
-
-
-def _quoted(text: object) -> str:
-    return "'" + str(text).replace("'", "''") + "'"
 
 
 _counts: Any = None

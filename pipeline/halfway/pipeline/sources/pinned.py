@@ -159,7 +159,25 @@ class KafkaSource:
         return [self.pins.topics[topic] for topic in topics if topic in self.pins.topics]
 
 
-class Archive:
+class Fixed:
+    """A source with the pins that it was made with."""
+
+    def pin(self, topics: Sequence[str]) -> None:
+        """Change nothing."""
+
+    def extend_unsettled(self, topic: str) -> None:
+        """Change nothing."""
+
+    def continue_from(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
+        """Refuse."""
+        raise SourceError("an archive cannot be continued")
+
+    def cover(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
+        """Refuse."""
+        raise SourceError("an archive cannot be read as of another time")
+
+
+class Archive(Fixed):
     """An archive that the job `archive` wrote."""
 
     def __init__(self, reader: Reader, folder: Files, *, with_later: bool = False) -> None:
@@ -173,20 +191,6 @@ class Archive:
     def reopened(self) -> Archive:
         """Return the same archive with what was written while it was made."""
         return Archive(self._reader, self._folder, with_later=True)
-
-    def pin(self, topics: Sequence[str]) -> None:
-        """Change nothing: an archive has the pins that it was made with."""
-
-    def extend_unsettled(self, topic: str) -> None:
-        """Change nothing: an archive has the pins that it was made with."""
-
-    def continue_from(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
-        """Refuse: an archive gets no new records."""
-        raise SourceError("an archive cannot be continued")
-
-    def cover(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
-        """Refuse: an archive has the pins that it was made with."""
-        raise SourceError("an archive cannot be read as of another time")
 
     def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
         """Return rows of the committed records."""

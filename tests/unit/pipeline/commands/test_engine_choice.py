@@ -155,16 +155,13 @@ def test_too_little_memory_for_duckdb_is_told_with_the_remedy(monkeypatch: pytes
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """With the reason."""
-    archive(tmp_path, 2)
     taken = tmp_path / "taken"
     taken.touch()
     with (
         pytest.raises(SourceError, match=rf"(?s)a table in '{taken}' cannot be used: .*Not a directory"),
-        engine_choice.on_duckdb(
-            Places(output=str(taken), snapshot=str(tmp_path), offsets=None, access=None), memory=None
-        ) as parts,
+        engine_choice.on_duckdb("audit", None, str(taken), [str(taken)]) as opened,
     ):
-        parts.engine.save(parts.engine.table([], "id string"), parts.output.path("verdicts"))
+        opened.engine.save(opened.engine.table([], "id string"), opened.folder(str(taken)).path("verdicts"))
 
 
 @pytest.mark.parametrize(
