@@ -58,6 +58,7 @@ class CommitVerdicts:
         """How many verdicts are kept when those of shards that are not served here are dropped next."""
         self._tasks: set[asyncio.Task[bool]] = set()
         """The recordings in progress. A shard is not released before they are done."""
+        shards.record_verdicts = self.record
 
     def keep(self, entry: Entry, checks: int, cause: Cause) -> None:
         """Keep a new verdict. If there are many, drop those of shards that are no longer served here."""

@@ -27,7 +27,7 @@ from halfway.protocol.records import Half
 from halfway.protocol.transactions import Cause, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from halfway.coordinator.ports import Clock, LaneWrite, LogLoss, Written
     from halfway.coordinator.requests import ServiceLimits
@@ -132,6 +132,8 @@ def stats_of(shard: Shard, now: int) -> ShardStats:
 
 log = structlog.get_logger(__name__)
 
+_PAUSE_S: Final = 0.05
+"""How long a shard that is given up waits before it tries again to record a commit verdict."""
 _MAX_OWN: Final = 100_000
 """Own records of one shard that the tail has not passed yet."""
 _OVERHEAD_BYTES: Final = 512
@@ -298,6 +300,8 @@ class ShardTable:
         self.claims: dict[str, Claim] = {}
         self.unwritten_commit_verdicts: dict[str, CommitVerdict] = {}
         """By id. The policy resolves none of these transactions."""
+        self.record_verdicts: Callable[[int], None] = lambda _: None
+        """Starts to record the commit verdicts of a shard; set by `CommitVerdicts`."""
         self._limits = limits
         self._clock = clock
         self._served: dict[int, Shard] = {}
@@ -561,20 +565,29 @@ class ShardTable:
         return not (isinstance(write.half, Tombstone) and isinstance(served.state.unresolved(write.id), Pending))
 
     async def revoked(self, shard: int) -> None:
-        """Accept no more ends for a shard, wait until those in flight are finished, and drop it."""
+        """Accept no more ends for a shard, wait until those in flight are finished, and drop it.
+
+        Every commit that was said is recorded first, because the next owner would not know it. The caller limits the
+        time.
+        """
         served = self._served.get(shard)
         if served is None:
             return
         served.leaving = True
         self._update_accepting()
-        while in_progress := self._in_progress(shard):
-            await asyncio.wait(in_progress)
+        while in_progress := self._in_progress(served):
+            done, _ = await asyncio.wait(in_progress)
+            if any(not future.cancelled() and future.result() is False for future in done):
+                await asyncio.sleep(_PAUSE_S)  # a record failed, for example because the lane is full
         if self._served.get(shard) is served:
             self.lost(shard)
             self.forget(shard)
 
-    def _in_progress(self, shard: int) -> list[asyncio.Future[Any]]:
+    def _in_progress(self, served: Shard) -> list[asyncio.Future[Any]]:
         """Return the changes in a shard that are in progress, and the recordings of commits that were said."""
+        shard = served.number
+        if self._served.get(shard) is served:
+            self.record_verdicts(shard)
         claims = [claim.released() for claim in self.claims.values() if claim.shard == shard]
         verdicts = [verdict for verdict in self.unwritten_commit_verdicts.values() if verdict.shard == shard]
         return [*claims, *(verdict.recording for verdict in verdicts if verdict.recording is not None)]

@@ -1,13 +1,14 @@
 """Whoever says commit is remembered, in the log before the answer, until the commit is written."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import pytest
 
 from halfway.coordinator.access import KeyedAccess
 from halfway.coordinator.commit_verdicts import CommitVerdicts
+from halfway.coordinator.ports import LaneWrite
 from halfway.coordinator.requests import End, GroupSpec, Prepare
 from halfway.coordinator.shards.shard_table import Shard
 from halfway.memory import Memory, topic, verdict
@@ -17,6 +18,7 @@ from halfway.protocol.errors import (
     HalfwayError,
     MessageTooLargeError,
     NotAuthorisedError,
+    OverloadedError,
     TopicUnavailableError,
     UnknownTransactionError,
 )
@@ -203,6 +205,47 @@ async def test_a_shard_is_not_released_before_what_was_said_is_recorded(rolling_
         assert [op.kind for op in ops(rolling_back, one.id)] == [OpKind.VERDICT]
     with pytest.raises(NotAuthorisedError):
         await ending
+
+
+async def test_a_commit_that_waits_for_its_turn_is_recorded_before_its_shard_is_released(rolling_back: World) -> None:
+    """One change has the claim, a second one waits for the release, and the commit for the turn of the second one."""
+    prepared = await rolling_back.prepare()
+    with rolling_back.memory.faults.lane_held():
+        ends = []
+        for outcome, remark in ((Outcome.UNKNOWN, "one"), (Outcome.UNKNOWN, "two"), (Outcome.COMMIT, None)):
+            ends.append(asyncio.create_task(rolling_back.end(prepared.id, outcome, remark=remark)))
+            await asyncio.sleep(0.01)
+        assert prepared.id in rolling_back.coordinator.shards.unwritten_commit_verdicts
+        stopping = asyncio.create_task(rolling_back.memory.membership.stop(deadline=rolling_back.deadline()))
+        await asyncio.sleep(0)
+    await stopping
+    assert OpKind.VERDICT in [op.kind for op in ops(rolling_back, prepared.id)]
+    for waiting in ends:
+        waiting.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def test_a_shard_is_not_released_before_a_record_that_a_full_lane_refused(
+    rolling_back: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the commit that the check said nor the first record of it finds room in the lane."""
+    prepared = await rolling_back.prepare()
+    rolling_back.memory.caller.always(verdict(Outcome.COMMIT))
+    lane, refusals = rolling_back.memory.lane, 0
+    submit = lane.submit
+
+    def refuse_twice(writes: Sequence[LaneWrite]) -> None:
+        nonlocal refusals
+        if refusals < 2:
+            refusals += 1
+            raise OverloadedError("the lane is full")
+        submit(writes)
+
+    monkeypatch.setattr(lane, "submit", refuse_twice)
+    await rolling_back.coordinator.check(prepared.id, deadline=rolling_back.deadline())
+    await rolling_back.until(lambda: refusals == 1 and not rolling_back.coordinator.shards.claims)
+    await rolling_back.memory.membership.stop(deadline=rolling_back.deadline())
+    assert [op.kind for op in ops(rolling_back, prepared.id)] == [OpKind.VERDICT]
 
 
 async def test_a_commit_for_a_transaction_that_was_replaced_is_not_kept_for_the_later_one(rolling_back: World) -> None:
