@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_027,
+    "lines of tests": 71_039,
     "lines of bench": 3_997,
     "bytes of pages": 404_617,
     "settings": 73,

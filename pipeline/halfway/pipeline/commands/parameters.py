@@ -145,8 +145,6 @@ HORIZON: Final = click.option(
     type=SECONDS,
     help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
 )
-
-
 BETWEEN: Final = several(
     click.option("--since", type=MOMENT, help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
     click.option("--until", type=MOMENT, help="Before this time."),

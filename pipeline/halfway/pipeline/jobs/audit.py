@@ -33,8 +33,6 @@ _SEARCHED: Final = (10_000, _NEVER)
 """The number of offsets after the first message of a partition in which a message that op names is searched, and how
 far it is searched in the partitions that have none there."""
 _PLACE: Final = 'topic, "partition", "offset"'
-
-
 _NO_ENDS: Final = Ends()
 
 

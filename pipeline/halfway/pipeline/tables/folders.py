@@ -72,6 +72,10 @@ class Folder:
         self._make_path = jvm.org.apache.hadoop.fs.Path
         self._configuration: Any = context._jsc.hadoopConfiguration()  # noqa: SLF001
         self.uri = uri.rstrip("/")
+        path, system = self._at()
+        if not path.isAbsolute():
+            # In SQL Delta takes the name of a relative path for that of a table in a catalog.
+            self.uri = str(system.makeQualified(path).toString())
 
     def path(self, *parts: str) -> str:
         """Return the path or URI of something in the folder."""

@@ -1,10 +1,12 @@
 """Small files beside tables."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from halfway.pipeline.engines.engine import Merge, SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.tables.folders import Folder, LocalFolder
 
@@ -28,3 +30,13 @@ def test_the_names_in_a_folder_are_the_same_with_and_without_spark(spark: "Spark
         for folder in (Folder(spark, uri), LocalFolder(uri)):
             assert folder.names("odd [%20]") == sorted(names)
             assert folder.names("odd [%20]", "y") == folder.names("nowhere") == []
+
+
+def test_a_table_of_spark_can_have_a_relative_path(spark: "SparkSession", tmp_path: Path) -> None:
+    """As the commands of the page have: from where Spark was started."""
+    folder, engine = Folder(spark, os.path.relpath(tmp_path)), SparkEngine(spark)
+    path, rows = folder.path("table"), engine.table([("a",)], "id string")
+    engine.save(rows, path)
+    engine.merge(rows, path, Merge(same="old.id = new.id", deletes="true", replaces="true", begins="true"))
+    engine.restore(path, 0)
+    assert engine.rows(engine.load(str(tmp_path / "table"))) == [{"id": "a"}]
