@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_326,
+    "lines of coordinator and adapters": 43_393,
     "files of coordinator and adapters": 200,
     "lines of halfway/protocol": 2_835,
-    "lines of halfway/coordinator": 9_956,
+    "lines of halfway/coordinator": 10_023,
     "lines of halfway/http": 6_512,
     "lines of halfway/app": 4_007,
     "lines of halfway/kafka": 9_876,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_039,
+    "lines of tests": 71_095,
     "lines of bench": 3_997,
-    "bytes of pages": 404_617,
+    "bytes of pages": 404_837,
     "settings": 73,
     "REST operations": 27,
     "calls between instances": 18,

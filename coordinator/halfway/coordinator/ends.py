@@ -306,7 +306,9 @@ class CallerRequests:
         The last check may not be counted yet.
         """
         name, _, attempt = check_id.rpartition(":")
-        in_flight = isinstance(entry, Pending) and (entry.attempts > entry.checks or self._is_checking(entry))
+        in_flight = isinstance(entry, Pending) and (
+            max(entry.attempts, entry.leased_check) > entry.checks or self._is_checking(entry)
+        )
         number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
         return number if name == entry.id and 1 <= number <= entry.checks + in_flight else None
 

@@ -449,10 +449,16 @@ class DueCall(msgspec.Struct, frozen=True, kw_only=True, tag="due"):
 
 
 class LeaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
-    """Hand out up to `at_most` checks that are due now."""
+    """Hand out up to `at_most` checks that are due now, and settle those of earlier calls."""
 
     group: str
     at_most: int
+    settles: bool = False
+    """Whether the caller settles the checks afterwards. If not (an older release), they are counted at once."""
+    settled: tuple[str, ...] = ()
+    """The ids of checks that earlier calls have leased."""
+    taken: bool = False
+    """Whether the poll has taken these: count them. If not, it was lost: they are due again."""
 
 
 class KnownJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="known_job"):

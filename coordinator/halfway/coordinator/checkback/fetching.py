@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from halfway.coordinator.shards.schedule import look_at
 from halfway.protocol.errors import HalfwayError, InvalidRequestError, OverloadedError
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import CheckMode, Group
+from halfway.protocol.transactions import shard_of
 
 if TYPE_CHECKING:
     from halfway.coordinator.checkback.dispatcher import CheckDispatcher
@@ -64,12 +65,19 @@ class FetchedChecks:
         self._observer = observer
 
     async def lease(
-        self, name: str, *, at_most: int, wait_s: float, principal: Principal, is_connected: IsConnected = always
+        self,
+        name: str,
+        *,
+        at_most: int,
+        wait_s: float,
+        principal: Principal,
+        is_connected: IsConnected = always,
+        counts: bool = True,
     ) -> list[LeasedCheck]:
         """Hand out up to `at_most` due checks of a group in pull mode; wait up to `wait_s` for the first.
 
         A check that is handed out counts as sent, and is not handed out again before its lease ends. No check is handed
-        out after `is_connected` has returned False.
+        out after `is_connected` has returned False. If `counts` is False, it counts only when `settle` says so.
 
         Raises:
             HalfwayError: the group does not fetch checks, or the caller may not fetch them, or may no longer.
@@ -77,18 +85,19 @@ class FetchedChecks:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        group = await self.require_pull_group(name, principal, until=until)
+        await self.require_pull_group(name, principal, until=until)
         queue = self._checks.queue(name)
         if not wait_s:
-            return await self._hand_out(group, queue, at_most, until=until + _HAND_OUT_S, is_connected=is_connected)
+            latest = until + _HAND_OUT_S
+            return await self._hand_out(queue, at_most, until=latest, is_connected=is_connected, counts=counts)
         with self.count_poll(name):
             while True:
-                hand_out_until = max(until, loop.time()) + _HAND_OUT_S
-                leased = await self._hand_out(group, queue, at_most, until=hand_out_until, is_connected=is_connected)
+                latest = max(until, loop.time()) + _HAND_OUT_S
+                leased = await self._hand_out(queue, at_most, until=latest, is_connected=is_connected, counts=counts)
                 if leased or self._checks.closed or not is_connected() or loop.time() >= until:
                     return leased
                 await self.wait_until_due(name, until=min(until, loop.time() + LOOK_EVERY_S))
-                group = await self.require_pull_group(name, principal, until=until)
+                await self.require_pull_group(name, principal, until=until)
 
     async def require_pull_group(self, name: str, principal: Principal, *, until: float) -> Group:
         """Return a group in pull mode whose checks the caller may fetch; HalfwayError otherwise.
@@ -134,7 +143,7 @@ class FetchedChecks:
         return bool(queue.due)
 
     async def _hand_out(
-        self, group: Group, queue: CheckQueue, at_most: int, *, until: float, is_connected: IsConnected
+        self, queue: CheckQueue, at_most: int, *, until: float, is_connected: IsConnected, counts: bool
     ) -> list[LeasedCheck]:
         taken: list[tuple[Shard, Pending]] = []
         size = 0
@@ -154,7 +163,7 @@ class FetchedChecks:
                 queue.add(shard.number, entry.id, first=True)
             return []
         return [
-            self._lease(group, shard, entry, half)
+            self._lease(shard, entry, half, counts=counts)
             for (shard, entry), half in zip(taken, halves, strict=True)
             if half is not None and self._checks.is_open(shard.number, entry.id)
         ]
@@ -166,17 +175,13 @@ class FetchedChecks:
             entry.last_error = f"{error.code}: {error.detail}"
             return None
 
-    def _lease(self, group: Group, shard: Shard, entry: Pending, half: Half) -> LeasedCheck:
-        now = self._clock.now_ms()
-        lease_until = now + round(self._limits.lease_s * 1000)
+    def _lease(self, shard: Shard, entry: Pending, half: Half, *, counts: bool) -> LeasedCheck:
+        lease_until = self._clock.now_ms() + round(self._limits.lease_s * 1000)
         attempt = entry.checks + 1
-        entry.attempts += 1
-        entry.checked_at = now
         entry.leased_check, entry.leased_until = attempt, lease_until
-        entry.checked_here = True
         shard.agenda.put(entry.id, lease_until)
-        self._observer.checked(group.name, "leased", sent=True, seconds=0.0)
-        self._checks.spawn(self._record_lease(shard.number, entry, attempt, now, lease_until))
+        if counts:
+            self._count(shard, entry)
         return LeasedCheck(
             check_id=check_id(entry.id, attempt),
             id=entry.id,
@@ -186,6 +191,34 @@ class FetchedChecks:
             messages=half.messages,
             lease_until=Moment(lease_until),
         )
+
+    def settle(self, name: str, check_ids: Sequence[str], *, is_taken: bool) -> None:
+        """Count leased checks that a poll has taken, or take back those of a poll that was lost."""
+        for given in check_ids:
+            transaction_id = given.rpartition(":")[0]
+            number = shard_of(transaction_id, self._shards.count)
+            shard = None if number is None else self._shards.find(number)
+            entry = None if shard is None else self._checks.pending(shard.number, transaction_id)
+            if shard is None or entry is None or entry.group != name or entry.leased_check <= entry.checks:
+                continue
+            if given != check_id(entry.id, entry.leased_check):
+                continue
+            if is_taken:
+                self._count(shard, entry)
+            elif entry.leased_until:
+                entry.leased_until = None
+                shard.agenda.put(entry.id, self._clock.now_ms() + RETRY_MS)
+                self._checks.queue(name).add(shard.number, entry.id, first=True)
+
+    def _count(self, shard: Shard, entry: Pending) -> None:
+        """Count the leased check as sent, and record it."""
+        now = self._clock.now_ms()
+        entry.attempts += 1
+        entry.checked_at = now
+        entry.checked_here = True
+        self._observer.checked(entry.group, "leased", sent=True, seconds=0.0)
+        lease_until = entry.leased_until or now
+        self._checks.spawn(self._record_lease(shard.number, entry, entry.leased_check, now, lease_until))
 
     async def _record_lease(self, number: int, entry: Pending, attempt: int, now: int, lease_until: int) -> None:
         await self._checks.record_check(entry, attempt, now, None)

@@ -208,6 +208,8 @@ class FanOut:
         self._groups = groups
         self._leases = leases
         self._waiting: dict[tuple[str, str], asyncio.Task[bool]] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        """The calls that tell other owners which of their checks were taken."""
 
     async def list(self, query: ListQuery, *, deadline: float, principal: Principal) -> Page:
         """List transactions of all shards in one order; raise an error if a shard is unavailable.
@@ -285,25 +287,46 @@ class FanOut:
     async def _lease_now(
         self, group: str, at_most: int, principal: Principal, is_connected: IsConnected
     ) -> Sequence[LeasedCheck]:
-        checks = await self._leases.lease(
-            group, at_most=at_most, wait_s=0, principal=principal, is_connected=is_connected
-        )
-        return [*checks, *await self._lease_elsewhere(group, at_most - len(checks), principal, is_connected)]
+        """Lease checks of this instance and of the other owners; they count only if the caller still waits then."""
+        leased: dict[OwnerHint | None, Sequence[LeasedCheck]] = {}
+        is_taken = False
+        try:
+            leased[None] = await self._leases.lease(
+                group, at_most=at_most, wait_s=0, principal=principal, is_connected=is_connected, counts=False
+            )
+            left = at_most - len(leased[None])
+            for owner in self._forwarder.others():
+                if left <= 0 or not is_connected():
+                    break
+                call = LeaseCall(group=group, at_most=left, settles=True)
+                # A later poll fetches the checks of an owner that is unavailable.
+                with suppress(HalfwayError):
+                    deadline = asyncio.get_running_loop().time() + _COUNT_S
+                    answer = await self._forwarder.ask(owner, call, deadline=deadline, principal=principal)
+                    leased[owner] = answer.checks
+                    left -= len(answer.checks)
+            is_taken = is_connected()
+        finally:
+            for holder, held in leased.items():
+                self._settle(holder, group, [check.check_id for check in held], principal, is_taken=is_taken)
+        return [check for held in leased.values() for check in held] if is_taken else []
 
-    async def _lease_elsewhere(
-        self, group: str, at_most: int, principal: Principal, is_connected: IsConnected
-    ) -> Sequence[LeasedCheck]:
-        checks: Sequence[LeasedCheck] = ()
-        for owner in self._forwarder.others():
-            if len(checks) >= at_most or not is_connected():
-                break
-            call = LeaseCall(group=group, at_most=at_most - len(checks))
-            # A later poll fetches the checks of an owner that is unavailable.
-            with suppress(HalfwayError):
-                deadline = asyncio.get_running_loop().time() + _COUNT_S
-                answer = await self._forwarder.ask(owner, call, deadline=deadline, principal=principal)
-                checks = (*checks, *answer.checks)
-        return checks
+    def _settle(
+        self, owner: OwnerHint | None, group: str, checks: Sequence[str], principal: Principal, *, is_taken: bool
+    ) -> None:
+        """Let the owner count checks, or take them back. If it never learns it, they are due after their leases."""
+        if owner is None:
+            self._leases.settle(group, checks, is_taken=is_taken)
+        elif checks:
+            call = LeaseCall(group=group, at_most=0, settles=True, settled=tuple(checks), taken=is_taken)
+            task = asyncio.create_task(self._tell(owner, call, principal))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+
+    async def _tell(self, owner: OwnerHint, call: LeaseCall, principal: Principal) -> None:
+        with suppress(HalfwayError):
+            deadline = asyncio.get_running_loop().time() + _COUNT_S
+            await self._forwarder.ask(owner, call, deadline=deadline, principal=principal)
 
     async def _wait_until_due(self, group: str, until: float, principal: Principal) -> None:
         """Wait until a check may be due at any owner, or until `until`; HalfwayError if the caller loses its rights."""

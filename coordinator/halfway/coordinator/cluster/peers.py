@@ -126,7 +126,10 @@ class PeerHandler:
                 until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
                 answer = DueResult(due=await self._leases.wait_until_due(call.group, until=until))
             case LeaseCall():
-                checks = await self._leases.lease(call.group, at_most=call.at_most, wait_s=0, principal=principal)
+                checks = await self._leases.lease(
+                    call.group, at_most=call.at_most, wait_s=0, principal=principal, counts=not call.settles
+                )
+                self._leases.settle(call.group, call.settled, is_taken=call.taken)
                 answer = LeaseResult(checks=tuple(checks))
             case _:
                 answer = await self._read(call, deadline, principal)

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.queries import queries as get_and_list
-from halfway.coordinator.records import CountCall, GetCall, ListCall
+from halfway.coordinator.records import CountCall, GetCall, LeaseCall, ListCall, PeerCall
 from halfway.coordinator.requests import End, ListQuery, Prepare
 from halfway.memory import Memory
 from halfway.protocol.errors import (
@@ -15,13 +17,14 @@ from halfway.protocol.errors import (
     GroupInUseError,
     NotServedError,
     OutcomeUnknownError,
+    PeerLostError,
     ShardUnavailableError,
     UnknownGroupError,
     UnknownTransactionError,
 )
 from halfway.protocol.principal import PEER
 from halfway.protocol.records import CheckMode, Message
-from halfway.protocol.transactions import Outcome, State, shard_of
+from halfway.protocol.transactions import Cause, Outcome, State, shard_of
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S
 
@@ -231,6 +234,58 @@ async def test_a_poll_hands_out_the_checks_of_every_owner_once(pair: tuple[World
     )
     leased = [check.id for checks in polls for check in checks]
     assert sorted(leased) == sorted(names)
+
+
+@pytest.mark.parametrize("shard, lost", [(0, "caller"), (1, "caller"), (1, "answer"), (1, "confirmation")])
+async def test_a_check_that_no_poll_has_taken_is_not_counted(pair: tuple[World, World], shard: int, lost: str) -> None:
+    """The caller hangs up, or the connection to the owner breaks: policy must not give up without a check."""
+    here, owner = pair[0], pair[shard]
+    ask, is_connected = here.memory.peers.ask, True
+
+    async def ask_and_lose(instance: OwnerHint, call: PeerCall, **given: Any) -> Any:
+        nonlocal is_connected
+        if lost == "confirmation" and isinstance(call, LeaseCall) and call.settled:
+            raise PeerLostError("the connection was closed")
+        answer = await ask(instance, call, **given)
+        if lost == "answer":
+            raise PeerLostError("the connection was closed")
+        is_connected = lost != "caller"
+        return answer
+
+    await here.group(mode=CheckMode.PULL)
+    name = (await here.prepare(transaction_id=own_id(shard))).id
+    await owner.scan(after_s=6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(here.memory.peers, "ask", ask_and_lose)
+        found = await here.coordinator.lease_checks("shop", at_most=5, wait_s=0, is_connected=lambda: is_connected)
+        await here.until(lambda: not here.coordinator._fan_out._settling)
+    assert [check.id for check in found] == [name] * (lost == "confirmation")
+    await owner.scan()
+    assert (await owner.get(name)).checks == 0
+    if lost == "confirmation":
+        await here.end(name, Outcome.COMMIT, check_id=found[0].check_id)
+        assert (await here.get(name)).cause is Cause.CHECK
+        return
+    if lost == "answer":
+        assert await here.coordinator.lease_checks("shop", at_most=5, wait_s=0) == []
+        await owner.scan(after_s=31)
+    [check] = await here.coordinator.lease_checks("shop", at_most=5, wait_s=0)
+    assert check.attempt == 1
+    await here.until(lambda: not here.coordinator._fan_out._settling)
+    await owner.scan()
+    assert (await owner.get(name)).checks == 1
+
+
+async def test_a_check_for_an_instance_of_an_older_release_is_counted_at_once(pair: tuple[World, World]) -> None:
+    """It confirms nothing."""
+    here, there = pair
+    await here.group(mode=CheckMode.PULL)
+    name = (await here.prepare(transaction_id=own_id(1))).id
+    await there.scan(after_s=6)
+    call = LeaseCall(group="shop", at_most=1)
+    await there.coordinator.peer_handler.answer(call, deadline=there.deadline(), principal=PEER)
+    await there.scan()
+    assert (await there.get(name)).checks == 1
 
 
 async def test_a_poll_that_waits_ends_with_a_check_that_comes_due_elsewhere(pair: tuple[World, World]) -> None:

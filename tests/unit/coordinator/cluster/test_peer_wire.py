@@ -196,6 +196,7 @@ LATER: list[tuple[PeerCall, msgspec.Struct]] = [
     ),
     (JobsCall(), JobList(jobs=(JOB,))),
     (StopJobCall(id="j"), JOB),
+    (LeaseCall(group="shop", at_most=0, settles=True, settled=("one:4",), taken=True), LeaseResult(checks=())),
 ]
 ALL = CALLS + LATER
 SHOP = Principal(kind=PrincipalKind.GROUP, name="shop", key_id="k")
