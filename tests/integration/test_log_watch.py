@@ -2,7 +2,7 @@
 
 import asyncio
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
@@ -45,20 +45,25 @@ async def test_an_end_that_is_too_low_is_believed_at_the_second_look(kafka: Kafk
     assert "ends at 3, but had records up to 4" in loss.detail
 
 
-async def test_a_start_behind_what_is_needed_is_reported_once(kafka: Kafka) -> None:
+async def test_starts_behind_what_is_needed_are_all_reported_once(kafka: Kafka) -> None:
+    """The records of half and of op are deleted between two looks: neither loss hides the other one."""
     config = config_for(kafka.bootstrap_servers)
     names = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
     create_topics(config, dict.fromkeys(names, 2), **{"cleanup.policy": "delete"})
-    records = [half(in_shard(0, name)) for name in ("a", "b", "c")]
-    await asyncio.to_thread(prepare, config, 0, *records)
+    cut = names[:2]
+    producer = Producer(config.producer())
+    for topic in cut * 3:
+        producer.produce(topic, b"a record", partition=0)
+    assert producer.flush(PATIENCE_S) == 0
     watch = LogWatch(config)
-    assert await watch.look(knows(half_end=3)) == []
+    known = knows(half_end=3, half_needed=1, op_end=1)
+    assert await watch.look(known) == []
     admin = admin_of(config)
-    for done in admin.delete_records([TopicPartition(config.half_topic, 0, 2)]).values():
+    for done in admin.delete_records([TopicPartition(topic, 0, 2) for topic in cut]).values():
         done.result(PATIENCE_S)
-    [(_, loss)] = await watch.look(knows(half_end=3, half_needed=1))
-    assert loss.half_start == 2
-    assert await watch.look(knows(half_end=3, half_needed=1)) == []
+    found = [(loss.topic, loss.half_start, loss.is_op_cut) for _, loss in await watch.look(known)]
+    assert found == [(config.half_topic, 2, False), (config.op_topic, None, True)]
+    assert await watch.look(known) == []
 
 
 async def test_a_topic_that_was_made_again_has_lost_everything(kafka: Kafka) -> None:

@@ -62,8 +62,9 @@ class LogWatch:
         for topic in await self._made_again():
             detail = f"topic {topic} was deleted and created again"
             losses |= {shard: LogLoss(topic=topic, detail=detail) for shard in known}
-        found = [losses] if losses else [await self._ends_lost(known), await self._starts_lost(known)]
-        return [loss for each in found for loss in each.items()]
+        if losses:
+            return list(losses.items())
+        return [*(await self._ends_lost(known)).items(), *await self._starts_lost(known)]
 
     def forget(self, shard: int) -> None:
         """Forget the ends of a shard that is not served any more: its log may have been found shorter."""
@@ -122,9 +123,10 @@ class LogWatch:
 
     # --- starts
 
-    async def _starts_lost(self, known: Mapping[int, KnownLog]) -> dict[int, LogLoss]:
+    async def _starts_lost(self, known: Mapping[int, KnownLog]) -> list[tuple[int, LogLoss]]:
+        """Return every loss, not one for each shard: the records of several topics may be deleted together."""
         half, op = self._config.half_topic, self._config.op_topic
-        losses: dict[int, LogLoss] = {}
+        losses: list[tuple[int, LogLoss]] = []
         now = time.monotonic()
         for place, start in (await self._offsets(known, _EARLIEST)).items():
             topic, shard = place
@@ -137,12 +139,13 @@ class LogWatch:
                 needed = samples[0][1]
             self._starts[place] = start
             if start > needed:
-                losses[shard] = LogLoss(
+                loss = LogLoss(
                     topic=topic,
                     detail=f"{topic}[{shard}] begins at {start}, but records from {needed} on are needed",
                     half_start=start if topic == half else None,
                     is_op_cut=topic == op,
                 )
+                losses.append((shard, loss))
         for shard, one in known.items():
             self._note_op_end(shard, one.op_end, now)
         return losses
