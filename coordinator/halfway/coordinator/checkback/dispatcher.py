@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -343,7 +343,12 @@ class CheckDispatcher:
             number, transaction_id = queue.take()
             shard = self._shards.find(number)
             entry = self.pending(number, transaction_id)
-            if shard is None or entry is None or transaction_id in self._shards.claims:
+            if shard is None or entry is None:
+                continue
+            claim = self._shards.claims.get(transaction_id)
+            if claim is not None:  # if the change leaves it prepared, the check is still due
+                queue.queued.add(transaction_id)
+                claim.released().add_done_callback(partial(self._offer_again, queue, number, transaction_id))
                 continue
             now = self._clock.now_ms()
             if queue.running and self._bytes_in_flight + entry.size > self._limits.check_bytes:
@@ -360,6 +365,12 @@ class CheckDispatcher:
             self._bytes_in_flight += entry.size
             queue.in_flight.add(transaction_id)
             self.spawn(self._check(name, queue, shard, entry))
+
+    def _offer_again(self, queue: CheckQueue, number: int, transaction_id: str, _: asyncio.Future[None]) -> None:
+        queue.queued.discard(transaction_id)
+        shard, entry = self._shards.find(number), self.pending(number, transaction_id)
+        if shard is not None and entry is not None:
+            self.offer(shard, entry, first=True)
 
     async def _check(self, name: str, queue: CheckQueue, shard: Shard, entry: Pending) -> None:
         reply: CheckReply | None = None

@@ -258,6 +258,21 @@ async def test_an_operator_asks_at_once(world: World) -> None:
         await world.coordinator.check(prepared.id, deadline=world.deadline())
 
 
+async def test_a_check_on_demand_waits_for_a_change_in_progress(world: World) -> None:
+    """It is sent once the change has released the id, not at a later look; once, however often it is demanded."""
+    prepared = await world.prepare()
+    with world.memory.faults.lane_held():
+        noting = asyncio.create_task(world.end(prepared.id, Outcome.UNKNOWN, remark="busy"))
+        await world.until(lambda: prepared.id in world.coordinator.shards.claims)
+        for _ in range(2):
+            await world.coordinator.check(prepared.id, deadline=world.deadline())
+        assert not world.memory.caller.requests
+    await noting
+    await world.until(lambda: world.memory.caller.requests)
+    await world.scan()
+    assert [request.attempt for request in world.memory.caller.requests] == [1]
+
+
 async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_allows(world: World) -> None:
     """Otherwise calls without a body could flood an endpoint with checks that carry the whole payload."""
     world.memory.caller.always(verdict(Outcome.UNKNOWN))
