@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_407,
+    "lines of coordinator and adapters": 43_427,
     "files of coordinator and adapters": 200,
-    "lines of halfway/protocol": 2_835,
-    "lines of halfway/coordinator": 10_034,
+    "lines of halfway/protocol": 2_840,
+    "lines of halfway/coordinator": 10_045,
     "lines of halfway/http": 6_512,
     "lines of halfway/app": 4_007,
-    "lines of halfway/kafka": 9_879,
+    "lines of halfway/kafka": 9_883,
     "lines of halfway/checks": 1_156,
     "lines of halfway/peers": 376,
     "lines of halfway/memory": 1_334,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_115,
+    "lines of tests": 71_153,
     "lines of bench": 3_997,
     "bytes of pages": 404_837,
     "settings": 73,

@@ -293,6 +293,8 @@ class KnownLog(msgspec.Struct, frozen=True, kw_only=True):
     """The offset after the last known record of op[s]."""
     half_needed: int
     """The lowest offset of a half that is still pending."""
+    op_needed: int | None = None
+    """The lowest offset of an op that has a verdict, or checks, that are nowhere else. None if there is none."""
 
 
 class LogLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,6 +305,8 @@ class LogLoss(msgspec.Struct, frozen=True, kw_only=True):
     half_start: int | None = None
     """The offset before which half[s] has no records any more. None if it is not known what is lost: then the shard is
     acquired again, and its fold compared with what its owner knew."""
+    op_start: int | None = None
+    """The same of op[s]."""
     is_op_cut: bool = False
     """True if op[s] begins after outcomes that are within the horizon."""
 

@@ -148,6 +148,11 @@ class ShardState:
         first = self._op_offsets.first()
         return self.op_tail if first is None else min(first[0], self.op_tail)
 
+    def in_op_before(self, offset: int) -> Iterator[Pending]:
+        """Iterate over the pending transactions whose verdict, or checks, only an op before an offset has."""
+        halves, op_offset = self._halves, self._op_offsets.get
+        return (halves[key] for key in list(halves) if (at := op_offset(key)) is not None and at < offset)
+
     # --- applying records
 
     def apply_half(self, offset: int, transaction_id: str, half: Half | Foreign | None) -> None:

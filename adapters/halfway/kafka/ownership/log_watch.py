@@ -132,18 +132,22 @@ class LogWatch:
             topic, shard = place
             if start <= self._starts.get(place, 0):
                 continue
-            needed = start
+            needed = outcomes = start
             if topic == half:
                 needed = known[shard].half_needed
-            elif topic == op and (samples := self._recent_op_ends(shard, now)):
-                needed = samples[0][1]
+            elif topic == op:
+                if samples := self._recent_op_ends(shard, now):
+                    outcomes = samples[0][1]
+                totals = known[shard].op_needed
+                needed = outcomes if totals is None else min(totals, outcomes)
             self._starts[place] = start
             if start > needed:
                 loss = LogLoss(
                     topic=topic,
                     detail=f"{topic}[{shard}] begins at {start}, but records from {needed} on are needed",
                     half_start=start if topic == half else None,
-                    is_op_cut=topic == op,
+                    op_start=start if topic == op else None,
+                    is_op_cut=start > outcomes,
                 )
                 losses.append((shard, loss))
         for shard, one in known.items():

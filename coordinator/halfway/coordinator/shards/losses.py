@@ -40,7 +40,7 @@ def missing(former: ShardState, state: ShardState, *, since: int | None) -> Miss
     """Compare two folds of a shard; outcomes from before `since` (ms since the epoch) may be forgotten. Blocks.
 
     An outcome that is known wins over a fold in which the transaction is still pending: its op marker is lost. Without
-    `since` outcomes, and what checks brought, are not compared.
+    `since` outcomes are not compared.
     """
     found = Missing()
     unresolved: Iterable[Pending | ParkedEntry] = chain(former.pending(), former.parked())
@@ -48,7 +48,7 @@ def missing(former: ShardState, state: ShardState, *, since: int | None) -> Miss
         now = state.find(entry.id)
         if now is None:
             found.unresolved.append(entry)
-        elif since is not None and isinstance(now, Pending) and isinstance(entry, Pending) and _is_behind(now, entry):
+        elif isinstance(now, Pending) and isinstance(entry, Pending) and _is_behind(now, entry):
             found.outdated.append(entry)
     if since is None:
         return found

@@ -154,6 +154,8 @@ class Shard:
         self.planned_by: dict[str, Group | None] = {}
         """The groups, by name, as they were when the looks at their pending transactions were planned."""
         self.leaving = False
+        self.half_start = 0
+        """The offset before which half[s] is known to have no records any more."""
         self.unwritten: dict[str, Half | None] = {}
         """Transactions that the log has lost, each with its half if its write needs one."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -442,7 +444,7 @@ class ShardTable:
         """Find what the former fold of a shard has and its new one lacks. Blocks; called on another thread."""
         former, since, had_unwritten = self._former.get(shard, (None, 0, False))
         if former is not None:
-            # To compare outcomes takes long. Halves may have been deleted just before, when nobody had noticed it yet.
+            # To compare outcomes takes long. The rest is always compared: records may have been deleted just before.
             compares_outcomes = suspect or had_unwritten or ends_before(former, state)
             self._missing[shard] = missing(former, state, since=since if compares_outcomes else None)
 
@@ -452,7 +454,10 @@ class ShardTable:
         if served is None:
             return None
         state = served.state
-        return KnownLog(half_end=state.half_end, op_end=state.op_tail, half_needed=state.half_cursor)
+        op_needed = state.op_cursor if state.op_cursor < state.op_tail else None
+        return KnownLog(
+            half_end=state.half_end, op_end=state.op_tail, half_needed=state.half_cursor, op_needed=op_needed
+        )
 
     def log_lost(self, shard: int, loss: LogLoss) -> None:
         """Record what Kafka has lost, and write it again if it is known what that is."""
@@ -460,13 +465,16 @@ class ShardTable:
         served = self._served.get(shard)
         if served is None:
             return
-        cut = served.state.half_cursor if loss.half_start is None else loss.half_start
-        lost = [entry for entry in served.state.halves.values() if entry.offset < cut]
-        ended = list(served.state.ended()) if loss.is_op_cut else []
-        self._write_again(served, lost, ended)
+        state, before = served.state, served.half_start
+        cut = served.half_start = max(before, loss.half_start or 0)
+        lost = [entry for entry in state.halves.values() if before <= entry.offset < cut]
+        # If a half is lost too, and not in memory, nothing can be written again.
+        in_op = state.in_op_before(loss.op_start or 0)
+        outdated = [entry for entry in in_op if entry.offset >= cut or self._remembered(entry) is not None]
+        self._write_again(served, lost, [*outdated, *(state.ended() if loss.is_op_cut else ())])
 
-    def _write_again(self, shard: Shard, unresolved: Sequence[Unresolved], ended: Sequence[Ended]) -> None:
-        """Let the scan write transactions again that the log has lost."""
+    def _write_again(self, shard: Shard, unresolved: Sequence[Unresolved], others: Sequence[Pending | Ended]) -> None:
+        """Let the scan write transactions again that the log has lost; it can read the halves of the others."""
         restored: list[str] = []
         lost: list[str] = []
         for entry in unresolved:
@@ -478,10 +486,10 @@ class ShardTable:
             else:
                 shard.unwritten[entry.id] = half
                 restored.append(entry.id)
-        for outcome in ended:
-            if outcome.id not in shard.unwritten:
-                shard.unwritten[outcome.id] = None
-                restored.append(outcome.id)
+        for other in others:
+            if other.id not in shard.unwritten:
+                shard.unwritten[other.id] = None
+                restored.append(other.id)
         if restored or lost:
             self.losses.note_missing(shard.number, restored, lost)
 
@@ -519,8 +527,7 @@ class ShardTable:
         for outdated in found.outdated:
             state.restore_totals(outdated)
         served = self._served[shard] = Shard(shard, state, self._limits.outcome_horizon_s)
-        self._write_again(served, found.unresolved, found.ended)
-        served.unwritten.update((outdated.id, None) for outdated in found.outdated)
+        self._write_again(served, found.unresolved, [*found.outdated, *found.ended])
         self._update_accepting()
         pending, parked, ended = state.counts
         log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)

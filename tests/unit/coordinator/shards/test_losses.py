@@ -1,6 +1,7 @@
 """What an instance knew of a shard that it served last, and what its new fold lacks."""
 
 import msgspec
+import pytest
 
 from halfway.coordinator.ports import LogLoss
 from halfway.coordinator.requests import ServiceLimits
@@ -76,19 +77,24 @@ async def test_an_id_that_was_prepared_again_after_its_outcome_stays_pending() -
     assert isinstance(acquired(shards, state).find(B.id), Pending)
 
 
-async def test_a_lost_commit_verdict_is_remembered() -> None:
-    """It was in op only. Without it the policy could roll back."""
-    clock = ManualClock()
-    shards = ShardTable(ServiceLimits(shards=1), clock)
-    former = fold(0)
-    former.apply_half(1, A.id, A)
-    verdict = msgspec.structs.replace(op(OpKind.VERDICT, A.id, checks=2), commit_verdict=True)
-    former.apply_op(1, verdict)
-    shards.acquired(0, former)
+def with_a_verdict() -> ShardTable:
+    """Return a table that serves a shard with a pending transaction whose commit verdict is in op only, at 1."""
+    shards = ShardTable(ServiceLimits(shards=1), ManualClock())
+    state = fold(0)
+    state.apply_half(1, A.id, A)
+    state.apply_op(1, msgspec.structs.replace(op(OpKind.VERDICT, A.id, checks=2), commit_verdict=True))
+    shards.acquired(0, state)
+    return shards
+
+
+@pytest.mark.parametrize("suspect", [True, False])
+async def test_a_lost_commit_verdict_is_remembered(*, suspect: bool) -> None:
+    """It was in op only, and may have been deleted just before. Without it the policy could roll back."""
+    shards = with_a_verdict()
     shards.lost(0)
     state = fold()
     state.apply_half(1, A.id, A)
-    entry = acquired(shards, state).find(A.id)
+    entry = acquired(shards, state, suspect=suspect).find(A.id)
     assert isinstance(entry, Pending)
     assert (entry.commit_verdict, entry.checks) == (True, 2)
     assert shards.get(0).unwritten == {A.id: None}
@@ -149,6 +155,33 @@ async def test_records_that_were_deleted_from_the_start_are_written_again_while_
     state.apply_half(200, "late", half_of("late", "late", 1_000))
     shards.log_lost(0, LogLoss(topic="half", detail="cut", half_start=150))
     assert shards.get(0).unwritten == {A.id: A}
+
+
+async def test_a_verdict_that_was_deleted_from_the_start_of_op_is_written_again() -> None:
+    """Its half is in the log, so the payload need not be in memory. Outcomes that are not lost are not written."""
+    shards = with_a_verdict()
+    state = shards.get(0).state
+    state.apply_half(2, B.id, B)
+    state.apply_end(2, op(OpKind.COMMITTED, B.id, half_offset=2), 3)
+    known = shards.known_log(0)
+    assert known is not None
+    assert known.op_needed == 1
+    shards.log_lost(0, LogLoss(topic="op", detail="cut before it", op_start=1))
+    assert shards.get(0).unwritten == {}
+    shards.log_lost(0, LogLoss(topic="op", detail="cut", op_start=2))
+    assert shards.get(0).unwritten == {A.id: None}
+    shards.log_lost(0, LogLoss(topic="op", detail="cut", op_start=3, is_op_cut=True))
+    assert shards.get(0).unwritten == {A.id: None, B.id: None}
+
+
+async def test_a_half_that_is_lost_with_its_verdict_is_lost_once() -> None:
+    """Nothing can write it again, so nothing waits to be written."""
+    shards = with_a_verdict()
+    for start in (2, 3):
+        shards.log_lost(0, LogLoss(topic="half", detail="cut", half_start=start))
+    shards.log_lost(0, LogLoss(topic="op", detail="cut", op_start=2))
+    assert shards.get(0).unwritten == {}
+    assert shards.losses.lost == 1
 
 
 async def test_payloads_that_the_fold_has_read_are_in_memory() -> None:
