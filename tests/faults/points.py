@@ -18,10 +18,10 @@ _GIVING_BACK = "halfway.kafka.ownership.incarnation"
 _SCAN = "halfway.coordinator.checkback.scan"
 _CHECKS = "halfway.coordinator.checkback.dispatcher"
 _VERDICTS = "halfway.coordinator.commit_verdicts"
-_ENDING = "halfway.coordinator.resolver"
+_ENDING = "halfway.coordinator.ending"
 _SHARDS = "halfway.coordinator.shards.shard_table"
 _STREAM = "halfway.http.stream.stream"
-_ACCUMULATOR = "halfway.http.stream.accumulator"
+_OPERATIONS = "halfway.http.stream.operations"
 
 STEPS: Mapping[str, tuple[str, str]] = {
     # docs/protocol.md#end-the-lane; the suspects' lane takes steps 1 to 5 too, on the thread halfway-suspects.
@@ -61,15 +61,14 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "scan.6.commit_cursors": (_SCAN, "Scan._commit_cursors"),
     "scan.carry_out": (_SCAN, "Scan._run"),
     "scan.give_up": (_SCAN, "Scan._give_up"),
-    "scan.write_again": (_ENDING, "Resolver.reanchor"),
-    "scan.correct": (_ENDING, "Resolver.correct"),
+    "scan.write_again": (_SCAN, "Scan._write_again"),
     "check.ask": (_CHECKS, "CheckDispatcher._send"),
     "check.judge": (_CHECKS, "CheckDispatcher._apply_reply"),
     "check.note": (_CHECKS, "CheckDispatcher.record_check"),
-    "check.record_verdict": (_VERDICTS, "CommitVerdicts._record"),
+    "check.record_verdict": (_ENDING, "Ending.record_verdict"),
     # docs/stream.md.
-    "stream.hand_over": (_ACCUMULATOR, "OperationAccumulator._hand_over"),
-    "stream.accept": (_ACCUMULATOR, "OperationAccumulator._accept"),
+    "stream.hand_over": (_OPERATIONS, "StreamOperations._begin"),
+    "stream.accept": (_OPERATIONS, "StreamOperations._accept"),
     "stream.answer": (_STREAM, "Stream.answer"),
 }
 """For each step its module and its qualified name there."""

@@ -11,17 +11,17 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.structure.figures import ROOT
 
 BOUNDS = {
-    "calls of a prepare": 192,
-    "modules of a prepare": 37,
-    "changes of module of a prepare": 106,
+    "calls of a prepare": 187,
+    "modules of a prepare": 34,
+    "changes of module of a prepare": 101,
     "definitions of one verb of a prepare": 8,
-    "calls of a commit": 230,
-    "modules of a commit": 37,
+    "calls of a commit": 225,
+    "modules of a commit": 36,
     "changes of module of a commit": 95,
-    "definitions of one verb of a commit": 13,
-    "calls of a check": 395,
-    "modules of a check": 41,
-    "changes of module of a check": 195,
+    "definitions of one verb of a commit": 12,
+    "calls of a check": 359,
+    "modules of a check": 40,
+    "changes of module of a check": 165,
     "definitions of one verb of a check": 11,
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from halfway.coordinator.answers import answer_all
+from halfway.coordinator.operations import answer_all
 from halfway.coordinator.ports import HalfLog, Lane, LaneAnswers, LaneWrite, Written
 from halfway.protocol.records import Half
 

@@ -1,14 +1,16 @@
-"""The changes of a transaction and their writes: pure functions (docs/protocol.md#end-the-lane)."""
+"""One change of one transaction, and what it decides and writes: pure functions (docs/protocol.md#end-the-lane)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+import asyncio
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from halfway.coordinator.operations import Operation
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Tombstone
-from halfway.coordinator.requests import EndResult
+from halfway.coordinator.requests import End, EndResult
 from halfway.protocol.entries import Ended, Entry, ParkedEntry, Pending, Unresolved
 from halfway.protocol.errors import (
     EndUnconfirmedError,
@@ -18,8 +20,14 @@ from halfway.protocol.errors import (
     OvertakenError,
     RetryableError,
 )
+from halfway.protocol.policy import COMMIT_SAID
+from halfway.protocol.principal import Permission
 from halfway.protocol.records import NO_BARRIER, Half, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.protocol.transactions import TRANSITIONS, Action, Cause, Outcome, State, conflict
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable
 
 ACTIONS = {Outcome.COMMIT: Action.COMMIT, Outcome.ROLLBACK: Action.ROLLBACK, Outcome.UNKNOWN: Action.UNKNOWN}
 """The action for each outcome of a caller or of a check."""
@@ -27,166 +35,238 @@ NO_HALF = -1
 """The half offset in an op of a parked transaction, whose half is already a tombstone."""
 
 
-class Change(Protocol):
-    """A change of a transaction."""
+class Record(StrEnum):
+    """What is written for a transaction without a change of its state."""
 
-    @property
-    def needs_payload(self) -> bool:
-        """Return whether its write holds the messages or their hashes."""
-
-    @property
-    def needs_whole_payload(self) -> bool:
-        """Return whether it cannot be written without the payload."""
-
-    def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
-        """Return the answer if no write is needed, None if one is; raise an error if the state forbids the change.
-
-        `tried` has the times (ms since the epoch) of earlier writes of this change whose lane was lost. An outcome with
-        one of these times and the same cause is its own (docs/protocol.md#end-the-lane).
-        """
-
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:
-        """Return the write for the current state. `at` is later than `now` if the transaction is dated ahead."""
+    VERDICT = "verdict"
+    """A commit that was said and could not be written."""
+    HALF = "half"
+    """The half of a prepared transaction, again at the tail."""
+    STRAY = "stray"
+    """The correction of a stray half: the half again if it is prepared, a tombstone if it is parked or has ended."""
+    LOST = "lost"
+    """What the log has lost, in the state in which this instance knows it. A second time changes nothing."""
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A change by a caller, a check or the policy. `checks` is the count to record, None for the current one.
+_COMMIT: Final = Action.COMMIT  # to read an attribute of an enum's class takes long
+_ROLLBACK: Final = Action.ROLLBACK
+_END: Final = Permission.END
+_WITHOUT_PAYLOAD: Final = (Action.CHECK, Action.UNKNOWN)
 
-    An act of the policy has `still_decided`, which is called at every write, under the claim: a verdict may have come
-    first.
+
+class Change(Operation[EndResult], kw_only=True, eq=False):
+    """One change of one transaction: an end, the answer to a check, a resume, what the policy decides, a repair.
+
+    It claims the id before its write, and has the claim until the write is done: other changes of the id wait.
     """
 
-    action: Action
+    # What is asked for.
+    id: str
+    action: Action | Record
     cause: Cause
+    says_commit: bool = False
+    """Whether a caller, an operator or a check has said commit by it."""
+    permission: Permission = _END
+    request: End | None = None
+    """The end of a caller."""
     remark: str | None = None
     checks: int | None = None
+    """The number of checks to record; None for the current one."""
     checked_at: int | None = None
-    commit_verdict: bool = False
+    check_id: str | None = None
+    """The id of the check that a caller says it answers, until that is looked up."""
     prepared_at: int | None = None
     """The prepare time of the transaction to change, ms since the epoch, since an id may be reused; None for any."""
-    still_decided: Callable[[Unresolved], bool] | None = None
+    still_wanted: Callable[[Unresolved], bool] | None = None
+    """Is called at every write, under the claim: a verdict may have come before a decision of the policy."""
+    waits_for_claim: bool = True
+    """False if it is not necessary when another change has claimed the id."""
+    is_manual: bool = False
+    """Whether an operator ends it, or a caller in an operator's place."""
+    is_audited: bool = False
+    """Whether the audit trail records its answer."""
+    # What is known of the transaction.
+    group: str = ""
+    shard: int = -1
+    mark: object = None
+    """The mark of the shard when it last read the entry for a write."""
+    entry: Entry | None = None
+    """The entry that it last read."""
+    meant: Entry | None = None
+    """The transaction, once it is known that the caller may change it and means this one."""
+    looked: bool = False
+    """Whether a read barrier has passed."""
+    half: Half | None = None
+    """The payload, if it had to be read."""
+    half_of: Entry | None = None
+    """The entry whose payload that is."""
+    goes_without_payload: bool = False
+    # How far it is.
+    begin_by: float = 0.0
+    """Until when its write may begin. The rest of the time is for recording a commit."""
+    tick: int = 0
+    """The tick of its deadline that is watched: `begin_by`, or the end of its time."""
+    has_begun: bool = False
+    """Whether it has claimed the id for its write. From then on it is finished, whether or not a caller waits."""
+    has_finished: bool = False
+    """Whether it goes no further: it has its answer, or gets it as soon as its commit is recorded."""
+    write: LaneWrite | None = None
+    """The write that the lane has yet to answer."""
+    written_at: int = 0
+    """The time of the last write, ms since the epoch."""
+    tried: tuple[int, ...] = ()
+    """The times (ms since the epoch) of the writes whose lane was lost: their results are not known yet.
 
-    @property
-    def needs_payload(self) -> bool:
-        """Return whether it uses the payload; a rollback does, for the hashes of the audit."""
-        return self.action not in (Action.CHECK, Action.UNKNOWN)
+    An outcome with one of these times and the same cause is its own (docs/protocol.md#end-the-lane).
+    """
+    is_commit_kept: bool = False
+    """Whether its commit is kept among the verdicts that are not written yet."""
+    queue: deque[Change] | None = None
+    """The changes that wait for the claim, first come, first served."""
+    _released: asyncio.Future[None] | None = None
 
     @property
     def needs_whole_payload(self) -> bool:
-        """Return whether it fails without the payload; a rollback does not."""
-        return self.action is not Action.ROLLBACK
+        """Whether it fails without the payload; a rollback does not: it uses the payload for the audit's hashes."""
+        return self.action is not _ROLLBACK
 
-    def answer_without_write(self, entry: Entry, tried: Sequence[int]) -> EndResult | None:
-        """Decide by the transitions in docs/protocol.md."""
-        if self.prepared_at is not None:
-            require_same_transaction(entry, self.prepared_at)
-        state = entry.state
-        target = TRANSITIONS.get((state, self.action))
-        if target is None:
-            raise conflict(entry.id, state)
-        if isinstance(entry, Ended):
-            own = entry.at in tried and entry.cause is self.cause
-            return EndResult(id=entry.id, state=state, changed=own and state is target)
-        if target is state and not self._leaves_note(entry):
-            return EndResult(id=entry.id, state=target, changed=bool(tried))
-        return None
+    def needs_payload(self, entry: Unresolved) -> bool:
+        """Return whether its write holds the messages or their hashes."""
+        if self.says_commit:
+            return True
+        if self.action in _WITHOUT_PAYLOAD:
+            return False
+        if self.action is Record.VERDICT:
+            return isinstance(entry, ParkedEntry)
+        return self.action is not Record.STRAY or isinstance(entry, Pending)
 
-    def _leaves_note(self, entry: Unresolved) -> bool:
-        """Return whether it writes an op marker but does not change the state."""
+    def released(self) -> asyncio.Future[None]:
+        """Return a future that is done when it has the claim no more. Others may wait for it too: do not cancel it."""
+        if self._released is None:
+            self._released = asyncio.get_running_loop().create_future()
+        return self._released
+
+    def release(self) -> None:
+        """Tell those that wait that it has the claim no more."""
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
+
+
+def decide(change: Change, entry: Entry) -> EndResult | None:
+    """Return the answer if no write is needed, None if one is; raise an error if the state forbids the change."""
+    action, state, tried = change.action, entry.state, change.tried
+    if isinstance(action, Record):
+        is_needed = _is_needed(action, change, entry)
+        return None if is_needed else EndResult(id=entry.id, state=state, changed=False)
+    if change.prepared_at is not None:
+        require_same_transaction(entry, change.prepared_at)
+    target = TRANSITIONS.get((state, action))
+    if target is None:
+        raise conflict(entry.id, state)
+    if isinstance(entry, Ended):
+        own = entry.at in tried and entry.cause is change.cause
+        return EndResult(id=entry.id, state=state, changed=own and state is target)
+    if target is state and not _leaves_note(change, entry):
+        return EndResult(id=entry.id, state=target, changed=bool(tried))
+    return None
+
+
+def _is_needed(action: Record, change: Change, entry: Entry) -> bool:
+    if action is Record.VERDICT:
+        if isinstance(entry, Ended) or entry.commit_verdict:
+            return False
+        return change.still_wanted is None or change.still_wanted(entry)
+    return action is not Record.HALF or isinstance(entry, Pending)
+
+
+def _leaves_note(change: Change, entry: Unresolved) -> bool:
+    """Return whether it writes an op marker but does not change the state."""
+    if isinstance(entry, ParkedEntry):
+        return False
+    return change.action is Action.CHECK or (change.action is Action.UNKNOWN and bool(change.remark))
+
+
+def write_of(change: Change, entry: Entry, half: Half | None, *, at: int, now: int) -> LaneWrite:
+    """Return the write for the current state. `at` is later than `now` if the transaction is dated ahead.
+
+    Raises:
+        OvertakenError: the policy no longer decides it.
+        NotWrittenError: it has to be decided again.
+
+    """
+    shard, action, deadline = change.shard, change.action, change.begin_by
+    if isinstance(action, Record):
+        return _recorded(action, change, entry, half, at)
+    if isinstance(entry, Ended):
+        raise NotWrittenError
+    if change.still_wanted is not None and not change.still_wanted(entry):
+        raise OvertakenError(id=entry.id)
+    fields = OpFields(
+        cause=change.cause,
+        at=at,
+        deadline=deadline,
+        checks=entry.checks if change.checks is None else change.checks,
+        checked_at=change.checked_at if change.checked_at is not None else getattr(entry, "checked_at", None),
+        remark=change.remark,
+    )
+    if action is _ROLLBACK:
+        return rolled_back(shard, entry, half, fields)
+    if half is None:
         if isinstance(entry, ParkedEntry):
-            return self.commit_verdict
-        return self.action is Action.CHECK or (self.action is Action.UNKNOWN and bool(self.remark))
-
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:
-        """Return the write for the current state; raise OvertakenError if the policy no longer decides it."""
-        if isinstance(entry, Ended):
             raise NotWrittenError
-        if self.still_decided is not None and not self.still_decided(entry):
-            raise OvertakenError(id=entry.id)
-        fields = OpFields(
-            cause=self.cause,
-            at=at,
-            deadline=deadline,
-            checks=entry.checks if self.checks is None else self.checks,
-            checked_at=self.checked_at if self.checked_at is not None else getattr(entry, "checked_at", None),
-            remark=self.remark,
-            commit_verdict=self.commit_verdict,
-        )
-        if self.action is Action.ROLLBACK:
-            return rolled_back(shard, entry, half, fields)
-        if half is None:
-            if isinstance(entry, ParkedEntry):
-                raise NotWrittenError
-            return noted(shard, entry, fields, OpKind.VERDICT if self.commit_verdict else OpKind.CHECKED)
-        if self.action is Action.COMMIT:
-            return committed(shard, entry, half, fields)
-        if isinstance(entry, Pending) or self.action is Action.PARK:
-            return parked(shard, entry, half, fields)
-        return resumed(shard, entry, half, msgspec.structs.replace(fields, checks=0, checked_at=None), since=now)
+        return noted(shard, entry, fields, OpKind.CHECKED)
+    if action is _COMMIT:
+        return committed(shard, entry, half, fields)
+    if isinstance(entry, Pending) or action is Action.PARK:
+        return parked(shard, entry, half, fields)
+    return resumed(shard, entry, half, msgspec.structs.replace(fields, checks=0, checked_at=None), since=now)
 
 
-class Reanchor(msgspec.Struct, frozen=True, gc=False):
-    """Write the half of a prepared transaction again at the tail."""
-
-    needs_payload: ClassVar[bool] = True
-    needs_whole_payload: ClassVar[bool] = True
-
-    def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
-        """Skip a transaction that is no longer prepared."""
-        return None if isinstance(entry, Pending) else EndResult(id=entry.id, state=entry.state, changed=False)
-
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has no outcome
-        """Return the write of the half with the current totals."""
-        if half is None or not isinstance(entry, Pending):
-            raise NotWrittenError
-        return written_again(shard, entry, half, deadline=deadline)
-
-
-class WriteTombstone(msgspec.Struct, frozen=True, gc=False):
-    """Write the tombstone of a stray half of a transaction that is parked or ended."""
-
-    needs_payload: ClassVar[bool] = False
-    needs_whole_payload: ClassVar[bool] = False
-
-    def answer_without_write(self, entry: Entry, _tried: Sequence[int]) -> EndResult | None:
-        """Skip a prepared transaction: its half is not a stray."""
-        return EndResult(id=entry.id, state=entry.state, changed=False) if isinstance(entry, Pending) else None
-
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - it has neither
-        """Return the write of the tombstone."""
+def _recorded(action: Record, change: Change, entry: Entry, half: Half | None, at: int) -> LaneWrite:
+    """Return the write of something that does not change the state."""
+    shard, deadline = change.shard, change.begin_by
+    if action is Record.VERDICT:
+        return _verdict(change, entry, half, at)
+    if action is Record.STRAY and not isinstance(entry, Pending):
         return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
+    if isinstance(entry, Ended):
+        return LaneWrite(
+            shard=shard,
+            id=entry.id,
+            group=entry.group,
+            state=entry.state,
+            prepared_at=entry.prepared_at,
+            half=TOMBSTONE,
+            op=entry.op,
+            deadline=deadline,
+        )
+    if half is None:
+        raise NotWrittenError
+    if isinstance(entry, Pending):
+        return written_again(shard, entry, half, deadline=deadline)
+    kept = current_half(entry, half)
+    record = Parked(half=kept, reason=entry.reason, parked_at=entry.parked_at, checks=entry.checks)
+    return _write(shard, entry, State.PARKED, deadline, parked=record)
 
 
-class Restore(msgspec.Struct, frozen=True, gc=False):
-    """Write a transaction again that the log has lost, in the state in which this instance knows it."""
-
-    needs_payload: ClassVar[bool] = True
-    needs_whole_payload: ClassVar[bool] = True
-
-    def answer_without_write(self, _entry: Entry, _tried: Sequence[int]) -> EndResult | None:
-        """Write it in any case: a second time changes nothing."""
-        return None
-
-    def write(self, shard: int, entry: Entry, half: Half | None, *, at: int, now: int, deadline: float) -> LaneWrite:  # noqa: ARG002 - the times are those of the transaction
-        """Return the write of the half, of the parked record, or of the op marker with the tombstone of the half."""
-        if isinstance(entry, Ended):
-            return LaneWrite(
-                shard=shard,
-                id=entry.id,
-                group=entry.group,
-                state=entry.state,
-                prepared_at=entry.prepared_at,
-                half=TOMBSTONE,
-                op=entry.op,
-                deadline=deadline,
-            )
-        if half is None:
-            raise NotWrittenError
-        if isinstance(entry, Pending):
-            return written_again(shard, entry, half, deadline=deadline)
-        kept = current_half(entry, half)
-        record = Parked(half=kept, reason=entry.reason, parked_at=entry.parked_at, checks=entry.checks)
-        return _write(shard, entry, State.PARKED, deadline, parked=record)
+def _verdict(change: Change, entry: Entry, half: Half | None, at: int) -> LaneWrite:
+    """Return the write of a commit verdict: an op VERDICT if the transaction is prepared, else a parked record."""
+    if isinstance(entry, Ended):
+        raise NotWrittenError
+    fields = OpFields(
+        cause=change.cause,
+        at=at,
+        deadline=change.begin_by,
+        checks=max(entry.checks, change.checks or 0),
+        checked_at=getattr(entry, "checked_at", None),
+        remark=f"{entry.reason}; {COMMIT_SAID}" if isinstance(entry, ParkedEntry) else None,
+        commit_verdict=True,
+    )
+    if isinstance(entry, Pending):
+        return noted(change.shard, entry, fields, OpKind.VERDICT)
+    if half is None:
+        raise NotWrittenError
+    return parked(change.shard, entry, half, fields)
 
 
 def require_same_transaction(entry: Entry, prepared_at: int | None) -> None:

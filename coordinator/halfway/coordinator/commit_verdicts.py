@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from halfway.coordinator.changes import Act
 from halfway.coordinator.logging import LogSummary
-from halfway.coordinator.resolver import background_deadline
 from halfway.coordinator.shards.shard_table import CommitVerdict
-from halfway.protocol.entries import Ended, ParkedEntry
+from halfway.protocol.entries import Ended
 from halfway.protocol.errors import (
     AlreadyEndedError,
     HalfwayError,
@@ -21,11 +18,11 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownTransactionError,
 )
-from halfway.protocol.policy import COMMIT_SAID
-from halfway.protocol.transactions import Action
 
 if TYPE_CHECKING:
-    from halfway.coordinator.resolver import Resolver
+    from collections.abc import Callable
+
+    from halfway.coordinator.changes import Change
     from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.entries import Entry, Unresolved
     from halfway.protocol.transactions import Cause
@@ -42,22 +39,27 @@ def leaves_nothing_to_keep(error: BaseException) -> bool:
     return isinstance(error, (*_ENDED, IdReplacedError))
 
 
+class RecordVerdict(Protocol):
+    """A function that writes a record of a commit verdict."""
+
+    def __call__(self, transaction_id: str, verdict: CommitVerdict, is_of: Callable[[Unresolved], bool], /) -> Change:
+        """Begin it; `is_of` returns whether the verdict concerns the transaction that has the id."""
+
+
 class CommitVerdicts:
     """Keeps a commit verdict from its arrival until it is written, as the commit or as an op VERDICT.
 
     A commit verdict is a commit that a caller, an operator or the answer to a check has said.
     """
 
-    def __init__(self, shards: ShardTable, resolver: Resolver, horizon_s: float) -> None:
+    def __init__(self, shards: ShardTable, record: RecordVerdict, horizon_s: float) -> None:
         """Store the parts."""
         self._horizon_ms = round(horizon_s * 1000)
         self._shards = shards
-        self._resolver = resolver
+        self._record = record
         self._not_recorded = LogSummary(log, "warning", "verdict_not_recorded")
         self._cleanup_at = _CLEANUP_AT
         """How many verdicts are kept when those of shards that are not served here are dropped next."""
-        self._tasks: set[asyncio.Task[bool]] = set()
-        """The recordings in progress. A shard is not released before they are done."""
         shards.record_verdicts = self.record
 
     def keep(self, entry: Entry, checks: int, cause: Cause) -> None:
@@ -94,7 +96,7 @@ class CommitVerdicts:
         later = entry.prepared_at >= verdict.prepared_at + self._horizon_ms
         return later or entry.fingerprint != verdict.fingerprint
 
-    def take_commit_result(self, transaction_id: str, error: BaseException | None) -> asyncio.Task[bool] | None:
+    def take_commit_result(self, transaction_id: str, error: BaseException | None) -> Change | None:
         """Handle the result of the commit. If it was not written, record the verdict instead.
 
         Return the recording, or None if there is none: the verdict is recorded already, or the lane is full, and the
@@ -113,7 +115,7 @@ class CommitVerdicts:
             if transaction_id not in self._shards.claims:
                 self._start_recording(transaction_id)
 
-    def _start_recording(self, transaction_id: str) -> asyncio.Task[bool] | None:
+    def _start_recording(self, transaction_id: str) -> Change | None:
         verdict = self._shards.unwritten_commit_verdicts.get(transaction_id)
         if verdict is None:
             return None
@@ -123,50 +125,28 @@ class CommitVerdicts:
             if entry is not None and entry.commit_verdict and not self.is_of_another(verdict, entry):
                 del self._shards.unwritten_commit_verdicts[transaction_id]
                 return None
-            verdict.recording = asyncio.create_task(self._record(transaction_id, verdict))
-            self._tasks.add(verdict.recording)
-            verdict.recording.add_done_callback(self._tasks.discard)
+            verdict.recording = self._record(transaction_id, verdict, partial(self._is_of, verdict))
+            verdict.recording.add_done_callback(partial(self._recorded, transaction_id, verdict))
         return verdict.recording
 
-    async def _record(self, transaction_id: str, verdict: CommitVerdict) -> bool:
-        """Record a commit verdict, and return whether it is in the log, or the transaction has ended.
+    def _recorded(self, transaction_id: str, verdict: CommitVerdict, recording: Change) -> None:
+        """Keep a verdict no longer that is in the log: the policy never rolls the transaction back."""
+        verdict.recording = None
+        if self.is_settled(recording):
+            if self._shards.unwritten_commit_verdicts.get(transaction_id) is verdict:
+                del self._shards.unwritten_commit_verdicts[transaction_id]
+            return
+        error = recording.result
+        if not isinstance(error, HalfwayError):
+            log.error("verdict_not_recorded", id=transaction_id, exc_info=error)
+        elif not isinstance(error, OverloadedError):
+            self._not_recorded.note({"error": error.code}, id=transaction_id)
 
-        From then on the policy never rolls the transaction back.
-        """
-        try:
-            await self._resolver.resolve_open(
-                verdict.shard, transaction_id, partial(self._recording_act, verdict), deadline=background_deadline()
-            )
-        except HalfwayError as error:
-            if not isinstance(error, OverloadedError):
-                self._not_recorded.note({"error": error.code}, id=transaction_id)
-            return False
-        except Exception:
-            log.exception("verdict_not_recorded", id=transaction_id)
-            return False
-        finally:
-            verdict.recording = None
-        if self._shards.unwritten_commit_verdicts.get(transaction_id) is verdict:
-            del self._shards.unwritten_commit_verdicts[transaction_id]
-        return True
+    @staticmethod
+    def is_settled(recording: Change) -> bool:
+        """Return whether a commit verdict is in the log, or its transaction has ended."""
+        result = recording.result
+        return not isinstance(result, Exception) or leaves_nothing_to_keep(result)
 
-    def _recording_act(self, verdict: CommitVerdict, entry: Unresolved) -> Act | None:
-        """Return the act that records a verdict: an op VERDICT if the transaction is prepared, else a parked record.
-
-        If a parked transaction is resumed in between, the act must not park it: `resolve_open` asks for another act.
-        """
-        if entry.commit_verdict or self.is_of_another(verdict, entry):
-            return None
-        parked = _is_parked(entry)
-        return Act(
-            action=Action.PARK if parked else Action.CHECK,
-            cause=verdict.cause,
-            remark=f"{entry.reason}; {COMMIT_SAID}" if isinstance(entry, ParkedEntry) else None,
-            checks=max(entry.checks, verdict.checks),
-            commit_verdict=True,
-            still_decided=_is_parked if parked else None,
-        )
-
-
-def _is_parked(entry: Unresolved) -> bool:
-    return isinstance(entry, ParkedEntry)
+    def _is_of(self, verdict: CommitVerdict, entry: Unresolved) -> bool:
+        return not self.is_of_another(verdict, entry)

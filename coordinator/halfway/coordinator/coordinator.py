@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from halfway.coordinator.answers import Answers, CallsOfTurn
 from halfway.coordinator.checkback.dispatcher import CheckDispatcher
 from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected, always
 from halfway.coordinator.checkback.scan import Scan
@@ -14,7 +12,7 @@ from halfway.coordinator.cluster.forward import FanOut, Forwarder
 from halfway.coordinator.cluster.jobs import Jobs
 from halfway.coordinator.cluster.peers import PeerHandler
 from halfway.coordinator.cluster.statistics import ClusterStatistics
-from halfway.coordinator.ends import CallerRequests
+from halfway.coordinator.ending import Ending
 from halfway.coordinator.fairness import Turns
 from halfway.coordinator.prepare import Preparer
 from halfway.coordinator.queries.action_log import Auditor, describe_group_change
@@ -35,7 +33,6 @@ from halfway.coordinator.records import (
     StartJobCall,
     StopJobCall,
 )
-from halfway.coordinator.resolver import Resolver
 from halfway.coordinator.shards.groups import Groups
 from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.keys import CheckSecrets
@@ -47,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.coordinator.access import Keys
+    from halfway.coordinator.changes import Change
+    from halfway.coordinator.operations import Operation
     from halfway.coordinator.ports import (
         AuditTrail,
         Authority,
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
         Peers,
         Topics,
     )
+    from halfway.coordinator.prepare import Preparation
     from halfway.coordinator.records import FindResult, HistoryView
     from halfway.coordinator.requests import (
         End,
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         ServiceLimits,
         TransactionView,
     )
+    from halfway.protocol.errors import NotServedError
 
 
 class Coordinator:
@@ -123,48 +124,49 @@ class Coordinator:
         self.group_here = self._lookup.group_here
         activity = Activity.around(observer, clock)
         activity.is_registered = self.is_registered = self._groups.is_registered
-        self._resolver = Resolver(self._shards, self._lookup, lane, clock, activity)
+        self._ending = Ending(
+            authority,
+            self._shards,
+            self._groups,
+            self._lookup,
+            lane,
+            clock,
+            activity,
+            horizon_s=limits.outcome_horizon_s,
+        )
+        self._ending.audit = self.auditor.record_end
         self._preparer = Preparer(
             limits,
             authority,
             self._shards,
             half_log,
             self._groups,
+            self._lookup,
             topics,
             clock,
             activity,
-            self._resolver.write_again,
+            self._ending,
         )
         self.turns = Turns()
         """The turns in which long reads and batches are done, slice by slice."""
         self._checks = CheckDispatcher(
-            limits, self._shards, self._groups, self._lookup, self._resolver, caller, clock, activity
+            limits, self._shards, self._groups, self._lookup, self._ending, caller, clock, activity
         )
         self._leases = FetchedChecks(limits, self._shards, self._groups, self._lookup, self._checks, clock, activity)
-        self._caller_requests = CallerRequests(
-            authority,
-            self._shards,
-            self._groups,
-            self._lookup,
-            self._resolver,
-            self._checks.verdicts,
-            self._checks.is_checking,
-            activity,
-        )
-        self._scan = Scan(limits, self._shards, self._groups, self._resolver, self._checks, cursors, clock, observer)
+        self._scan = Scan(limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer)
         self._queries = Queries(authority, self._shards, self._groups, self._lookup, self.turns)
         self._histories = Histories(authority, self._shards, self._lookup, history, activity.journal)
         self._forwarder = Forwarder(self._shards, owners, peers, observer)
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
-        self._prepares = CallsOfTurn(self.begin_prepares)
-        self._ends = CallsOfTurn(self.begin_ends)
-        work = JobWork(self._fan_out, self._forwarder, self._checks, self._caller_requests, self.auditor, clock)
+        self._preparer.forward = self._forward_prepare
+        self._ending.forward = self._forward_end
+        work = JobWork(self._fan_out, self._forwarder, self._checks, self._ending, self.auditor, clock)
         self._jobs = Jobs(work.find, work.act, clock, instance)
         self.jobs = ClusterJobs(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
         """Starts, lists and stops jobs."""
         self.peer_handler = PeerHandler(
             self._preparer,
-            self._caller_requests,
+            self._ending,
             self._queries,
             self._groups,
             self._checks,
@@ -188,34 +190,29 @@ class Coordinator:
         self.peer_handler.register(self.statistics.answer, FiguresCall)
         self.peer_handler.register(self.jobs.answer, KnownJobCall, StartJobCall, JobCall, JobsCall, StopJobCall)
 
-    def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[Prepared]:
+    def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> Operation[Prepared]:
         """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""
-        return self._prepares.add(request, deadline=deadline, principal=principal)
+        return self._preparer.prepare(request, deadline=deadline, principal=principal, forwards=True)
 
-    def begin_prepares(
-        self, requests: Sequence[Prepare], *, deadline: float, principal: Principal = ANYBODY
-    ) -> Answers[Prepared]:
-        """Begin many prepares. When this returns, each has progressed as far as it can without waiting."""
-        answers: Answers[Prepared] = Answers(
-            [None] * len(requests), partial(self._forwarder.begin, requests, PrepareCall, deadline, principal)
-        )
-        self._preparer.begin(requests, answers, deadline=deadline, principal=principal)
-        return answers
-
-    def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> asyncio.Future[EndResult]:
+    def end(self, request: End, *, deadline: float, principal: Principal = ANYBODY) -> Operation[EndResult]:
         """Commit or roll back a transaction, or report its outcome as unknown (docs/protocol.md#end-the-lane)."""
-        return self._ends.add(request, deadline=deadline, principal=principal)
-
-    def begin_ends(
-        self, requests: Sequence[End], *, deadline: float, principal: Principal = ANYBODY
-    ) -> Answers[EndResult]:
-        """Begin many ends. When this returns, each has progressed as far as it can without waiting."""
-        answers: Answers[EndResult] = Answers(
-            [None] * len(requests), partial(self._forwarder.begin, requests, EndCall, deadline, principal)
+        return self._ending.end(
+            request,
+            deadline=deadline,
+            principal=principal,
+            forwards=True,
+            is_audited=True,
         )
-        if self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal):
-            self.auditor.watch_ends(requests, answers, principal)
-        return answers
+
+    def _forward_prepare(self, one: Preparation, error: NotServedError) -> asyncio.Task[Any] | None:
+        call = PrepareCall(request=one.request)
+        return self._forwarder.begin(call, error, deadline=one.deadline, principal=one.principal)
+
+    def _forward_end(self, change: Change, error: NotServedError) -> asyncio.Task[Any] | None:
+        if change.request is None:
+            return None
+        call = EndCall(request=change.request)
+        return self._forwarder.begin(call, error, deadline=change.deadline, principal=change.principal)
 
     async def get(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
         """Return one transaction, with its messages while it is prepared or parked."""
@@ -243,7 +240,7 @@ class Coordinator:
 
     async def resume(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
         """Make a parked transaction prepared again, with its check count at 0. A prepared one is unchanged."""
-        here = self._caller_requests.resume(transaction_id, deadline=deadline, principal=principal)
+        here = self._ending.resume(transaction_id, deadline=deadline, principal=principal)
         work = self._forwarder.run_or_forward(here, lambda: ResumeCall(id=transaction_id), deadline, principal)
         return await self.auditor.audit(work, principal, Audited.RESUME, transaction_id, describe=_group_of)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
-from weakref import WeakValueDictionary
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
 from uuid_utils import uuid7
 
 from halfway.coordinator import prepare_rules
+from halfway.coordinator.changes import Record
+from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, log_late, tick_of
 from halfway.coordinator.prepare_rules import GroupLimits
 from halfway.coordinator.requests import Moment, Prepare, Prepared
 from halfway.coordinator.shards.schedule import check_at, look_and_check_at
@@ -28,11 +29,12 @@ from halfway.protocol.records import NO_BARRIER, Half, Origin, fingerprint
 from halfway.protocol.transactions import State, server_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from halfway.coordinator.answers import Answers
+    from halfway.coordinator.ending import Ending
     from halfway.coordinator.ports import Authority, Clock, HalfLog, TopicFacts, Topics
     from halfway.coordinator.queries.activity import Activity
+    from halfway.coordinator.queries.queries import Lookup
     from halfway.coordinator.requests import ServiceLimits
     from halfway.coordinator.shards.groups import Groups
     from halfway.coordinator.shards.shard_table import Shard, ShardTable
@@ -44,21 +46,12 @@ log = structlog.get_logger(__name__)
 _MAX_AMBIGUOUS: Final = 100_000
 
 
-class WriteAgain(Protocol):
-    """A function that lets the lane write the half of a prepared transaction again, or raises a HalfwayError."""
-
-    async def __call__(self, transaction_id: str, *, deadline: float) -> None:
-        """Return when it is written, or the transaction is not prepared any more."""
-
-
-class _Preparation(msgspec.Struct, eq=False):
+class Preparation(Operation[Prepared], kw_only=True, eq=False):
     """A prepare, from its request to its answer."""
 
-    answers: Answers[Prepared]
-    index: int
     request: Prepare
-    deadline: float
-    began: float
+    is_relayed: bool = False
+    """Whether another instance has forwarded it."""
     shard: int = -1
     half: Half | None = None
     """The half that is appended to the log."""
@@ -70,9 +63,13 @@ class _Preparation(msgspec.Struct, eq=False):
     """Facts about its topics, if Kafka was asked for them."""
     doubt: object | None = None
     """The mark of an earlier half of its id that may still arrive: the order of the log decides which one counts."""
+    queue: deque[Preparation] | None = None
+    """The prepares of the same id that wait until this one is stored."""
+    held_bytes: int = 0
+    """The bytes that it takes of those that its group may have in flight."""
 
 
-class Preparer:
+class Preparer(Path[Preparation]):
     """Stores half messages."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - its collaborators, once
@@ -82,48 +79,45 @@ class Preparer:
         shards: ShardTable,
         half_log: HalfLog,
         groups: Groups,
+        lookup: Lookup,
         topics: Topics,
         clock: Clock,
         activity: Activity,
-        write_again: WriteAgain,
+        ending: Ending,
     ) -> None:
-        """Store the parts; nothing is started. `write_again` lets the lane write a pending half again."""
+        """Store the parts; nothing is started."""
+        super().__init__(authority)
         self._limits = limits
-        self._authority = authority
         self._group_limits = GroupLimits(limits, shards, groups)
         self._shards = shards
         self._half_log = half_log
         self._groups = groups
+        self._lookup = lookup
         self._topics = topics
         self._clock = clock
         self._activity = activity
-        self._write_again = write_again
-        self._reserved: dict[str, asyncio.Future[None]] = {}
-        """Ids whose halves are being produced. Another prepare of such an id waits."""
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By id; prepares that wait take turns."""
+        self._ending = ending
+        self._reserved: dict[str, Preparation] = {}
+        """By id: the prepare whose half is being stored. Others of the id wait."""
+        self._deadlines: Deadlines[Preparation] = Deadlines(self._late)
         self._ambiguous: dict[str, object] = {}
         """Ids of prepares whose half may be in the log, each with a mark of the last such prepare."""
-        self._storing: dict[tuple[int, float], list[tuple[Half, _Preparation]]] = {}
-        """The halves that this turn of the event loop hands to the log, by shard and deadline."""
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(
+    def prepare(
         self,
-        requests: Sequence[Prepare],
-        answers: Answers[Prepared],
+        request: Prepare,
         *,
         deadline: float,
         principal: Principal,
-        forwarded: bool = False,
-    ) -> None:
-        """Store half messages for a caller. Each is answered when its half is durable.
+        forwards: bool = False,
+        is_relayed: bool = False,
+    ) -> Preparation:
+        """Store a half message for a caller, and answer when it is durable.
 
-        All halves of one turn of the event loop go to the log together. Only a prepare that waits for something other
-        than the log has a task of its own; if the answers are abandoned, such a prepare stops. A prepare that
-        another instance has `forwarded` takes no token of its group's rate.
+        If another instance serves its shard, it `forwards` it. One that another instance has forwarded (`is_relayed`)
+        takes no token of its group's rate.
 
-        Answers:
+        Raises:
             OutcomeUnknownError: it is not known whether the half was stored: roll back, or send the same id again.
             IdReusedError: the id has other content.
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
@@ -131,73 +125,93 @@ class Preparer:
             UnauthenticatedError, GroupLimitedError: the caller may not make it now.
 
         """
+        preparation = Preparation(
+            path=self,
+            request=request,
+            deadline=deadline,
+            principal=principal,
+            forwards=forwards,
+            is_relayed=is_relayed,
+        )
+        self.add(preparation)
+        return preparation
+
+    # --- the turn
+
+    def _turn(self) -> None:
+        """Take the prepares of this turn as far as they go, and append their halves together."""
         began, unresolved = asyncio.get_running_loop().time(), self._shards.unresolved
-        admit = self._group_limits.admission(answers, forwarded=forwarded)
-        allowed: set[str] = set()
-        for index, request in enumerate(requests):
+        storing: dict[tuple[int, int], list[tuple[Half, Preparation]]] = {}
+        appending: list[tuple[Half, Preparation]] = []
+        number, deadline = -1, 0.0
+        for one in self._take():
+            one.began = one.began or began
             try:
-                if request.group not in allowed:
-                    self._authority.require(principal, Permission.PREPARE, request.group)
-                    allowed.add(request.group)
-                if admit is not None:
-                    admit(index, request)
+                self._step(one, unresolved)
             except Exception as error:  # noqa: BLE001 - the caller gets any error
-                answers.answer(index, error)
+                self._fail(one, error)
             else:
-                self._advance(_Preparation(answers, index, request, deadline, began), unresolved)
+                if one.half is not None:
+                    if one.shard != number or one.deadline != deadline:
+                        number, deadline = one.shard, one.deadline
+                        appending = storing.setdefault((number, tick_of(deadline)), [])
+                    appending.append((one.half, one))
+        for (number, _), halves in storing.items():
+            try:
+                self._half_log.append(number, halves, self._stored, deadline=min([one.deadline for _, one in halves]))
+            except Exception as error:  # noqa: BLE001 - the callers get any error
+                self._stored([(one, error) for _, one in halves])
 
-    def _advance(self, preparation: _Preparation, unresolved: int) -> None:
-        """Apply the rules. If one of them has to wait, start again with the first rule after that."""
-        try:
-            wait = self._apply_rules(preparation, unresolved)
-        except Exception as error:  # noqa: BLE001 - the caller gets any error
-            self._answer(preparation, error)
-            return
-        if wait is not None:
-            task = asyncio.get_running_loop().create_task(self._wait(preparation, wait))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+    def _step(self, one: Preparation, unresolved: int) -> None:
+        """Take a prepare as far as it goes without waiting: up to its `half`, which is to be appended."""
+        if one.result is not None:
+            return  # its caller is gone
+        if not one.allowed:
+            group = one.request.group
+            if self._permitted is not one.principal or self._permission != group:
+                self._authority.require(one.principal, Permission.PREPARE, group)
+                self._permitted, self._permission = one.principal, group
+            if self._group_limits.limit_each:
+                one.held_bytes = self._group_limits.admit(one.request, is_relayed=one.is_relayed)
+            one.allowed = True
+        self._apply_rules(one, unresolved)
 
-    async def _wait(self, preparation: _Preparation, wait: Awaitable[None]) -> None:
-        try:
-            await wait
-        except Exception as error:  # noqa: BLE001 - as above
-            self._answer(preparation, error)
-        except asyncio.CancelledError:
-            preparation.answers.answer(preparation.index, ConnectionAbortedError("halfway is stopped"))
-            raise
-        else:
-            if preparation.answers.waits_for(preparation.index):
-                self._advance(preparation, self._shards.unresolved)
-            else:
-                preparation.answers.answer(preparation.index, ConnectionAbortedError("the caller is gone"))
+    def _fail(self, one: Preparation, error: BaseException) -> None:
+        if not isinstance(error, NotServedError) or not self._begin_forward(one, error):
+            self._answer(one, error if isinstance(error, Exception) else ConnectionAbortedError("halfway is stopped"))
 
-    def _apply_rules(self, preparation: _Preparation, unresolved: int) -> Awaitable[None] | None:
-        """Apply the rules in order, and store the half or answer.
+    def abandon(self, one: Preparation) -> None:
+        """Let a prepare whose half is not on its way go no further: its caller is gone."""
+        if one.forwarded is not None:
+            one.forwarded.cancel()
+        elif one.half is None:
+            self._answer(one, ConnectionAbortedError("the caller is gone"))
 
-        Return what to wait for before the rules are applied again, None if the half is on its way or answered.
-        """
-        request = preparation.request
+    def _apply_rules(self, one: Preparation, unresolved: int) -> None:
+        """Apply the rules in order, and make the half. If one of them has to wait, begin again after that."""
+        request = one.request
         transaction_id, messages = request.id, request.messages
         names = {message.topic for message in messages}
         group = self._groups.find(request.group)
-        if not preparation.refreshed and (group is None or not names.issubset(group.topics)):
-            return self._refresh(preparation)  # another instance may have just changed the group
+        if not one.refreshed and (group is None or not names.issubset(group.topics)):
+            self._wait(one, Waits.GROUPS, self._refresh(one))  # another instance may have just changed the group
+            return
         prepare_rules.require_prepares_enabled(self._limits)
         group = self._groups.get_for_prepare(request.group)
         if transaction_id is not None:
             prepare_rules.require_legal_id(transaction_id)
-            if transaction_id in self._reserved:
-                return self._wait_until_free(transaction_id, preparation.deadline)
-        preparation.fingerprint = preparation.fingerprint or fingerprint(
-            request.group, messages, request.check_after_ms
-        )
+            holder = self._reserved.get(transaction_id)
+            if holder is not None and holder is not one:
+                self._wait_for_claim(one, holder)
+                return
+        one.fingerprint = one.fingerprint or fingerprint(request.group, messages, request.check_after_ms)
         if transaction_id is None:
             shard = self._shards.choose()
         else:
             shard = self._shards.of(transaction_id)
             if (known := shard.state.find(transaction_id)) is not None:
-                return self._answer_known(preparation, shard, known)
+                self._answer_known(one, shard, known)
+                return
             prepare_rules.require_outcome_remembered(transaction_id, shard.state, self._limits)
         prepare_rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
@@ -205,48 +219,68 @@ class Preparer:
                 request.check_after_ms, self._groups.policy(group.name).max_age_s
             )
         prepare_rules.require_topics_of_group(request, group)
-        facts = preparation.facts or self._topics.known(names)
+        facts = one.facts or self._topics.known(names)
         if facts is None:
-            return self._describe(preparation)
+            self._wait(one, Waits.TOPICS, self._describe(one))
+            return
         prepare_rules.require_topics_take_messages(request, facts)
         prepare_rules.require_room(unresolved, self._limits)
-        if transaction_id is not None and self._ambiguous.get(transaction_id) is not preparation.doubt:
-            return self._wait_for_fold(transaction_id, preparation)
+        if transaction_id is not None and self._ambiguous.get(transaction_id) is not one.doubt:
+            self._wait(one, Waits.TAIL, self._wait_for_fold(transaction_id, one))
+            return
         self._group_limits.require_room(group.name)
-        self._store(shard, preparation)
-        return None
+        self._make_half(shard, one)
 
-    def _answer_known(self, preparation: _Preparation, shard: Shard, known: Entry) -> Awaitable[None] | None:
-        """Answer the prepare of a known id, or return what to wait for first."""
-        if known.group != preparation.request.group or known.fingerprint != preparation.fingerprint:
+    def _answer_known(self, one: Preparation, shard: Shard, known: Entry) -> None:
+        """Answer the prepare of a known id, or wait for what has to be done first."""
+        if known.group != one.request.group or known.fingerprint != one.fingerprint:
             raise IdReusedError(known.id)
         if isinstance(known, Pending) and known.origin is Origin.PREPARE and known.barrier < shard.state.barrier:
-            return self._make_final(known.id, preparation.deadline)
-        self._answer(preparation, self._known(known))
-        return None
+            self._wait(one, Waits.LANE, self._make_final(known.id, one.deadline))
+        else:
+            self._answer(one, self._known(known))
 
-    async def _refresh(self, preparation: _Preparation) -> None:
+    async def _refresh(self, preparation: Preparation) -> None:
         """Read the groups again."""
         await self._groups.refresh(deadline=preparation.deadline)
         preparation.refreshed = True
 
-    async def _describe(self, preparation: _Preparation) -> None:
+    async def _describe(self, preparation: Preparation) -> None:
         """Read the facts about the topics from Kafka."""
         names = list(dict.fromkeys(message.topic for message in preparation.request.messages))
         preparation.facts = await self._topics.describe(names, deadline=preparation.deadline)
 
-    async def _wait_until_free(self, transaction_id: str, deadline: float) -> None:
-        """Wait until no other prepare of an id is being produced.
+    def _wait_for_claim(self, one: Preparation, holder: Preparation) -> None:
+        """Wait until no other prepare of the id is being stored; they come in the order in which they waited."""
+        one.waits = Waits.CLAIM
+        if holder.queue is None:
+            holder.queue = deque()
+        holder.queue.append(one)
+        self._deadlines.watch(one, tick_of(one.deadline))
 
-        Prepares of one id take turns. If each one that fails woke all of them, the cost of many prepares of one id
-        would grow with the square of their number.
-        """
-        try:
-            async with asyncio.timeout_at(deadline), self._turns.setdefault(transaction_id, asyncio.Lock()):
-                while (other := self._reserved.get(transaction_id)) is not None:
-                    await asyncio.shield(other)
-        except TimeoutError:
-            raise OutcomeUnknownError("another prepare with this id is not decided yet: send it again") from None
+    def _late(self, one: Preparation) -> None:
+        log_late(one, group=one.request.group)
+        self._answer(one, OutcomeUnknownError("another prepare with this id is not decided yet: send it again"))
+
+    def _release(self, one: Preparation) -> None:
+        """Give the id to the next prepare that waits for it, or wait for it no more."""
+        name = one.request.id
+        holder = None if name is None else self._reserved.get(name)
+        if name is None or holder is None:
+            return
+        if holder is not one:
+            if one.waits is Waits.CLAIM and holder.queue is not None:
+                holder.queue.remove(one)
+                self._deadlines.forget(one, tick_of(one.deadline))
+            return
+        queue, one.queue = one.queue, None
+        if not queue:
+            del self._reserved[name]
+            return
+        following = self._reserved[name] = queue.popleft()
+        self._deadlines.forget(following, tick_of(following.deadline))
+        following.queue, following.waits = queue, Waits.TURN
+        self.add(following)
 
     async def _make_final(self, transaction_id: str, deadline: float) -> None:
         """Let the lane write the half of a former owner again, before its prepare is acknowledged here.
@@ -254,23 +288,21 @@ class Preparer:
         Until then a half of the same id with other content may still arrive from a later owner than its own, and count.
         """
         try:
-            await self._write_again(transaction_id, deadline=deadline)
+            await self._ending.write_again(transaction_id, Record.HALF, deadline=deadline, waits=True)
         except (RetryableError, MessageTooLargeError):  # whatever it is: the former owner has stored it
             raise OutcomeUnknownError("the prepare could not be confirmed now: send it again") from None
 
-    async def _wait_for_fold(self, transaction_id: str, preparation: _Preparation) -> None:
+    async def _wait_for_fold(self, transaction_id: str, preparation: Preparation) -> None:
         """Wait until the tail has reached the end of the log: an earlier half of this id may be there.
 
         It may also come behind this end, so the id stays marked until a later half of it is in the log.
         """
         deadline, mark = preparation.deadline, self._ambiguous.get(transaction_id)
-        number = self._shards.of(transaction_id).number
-        end = await self._half_log.half_end(number, deadline=deadline)
-        await self._shards.get(number).wait_for_tail(end, deadline=deadline)
+        await self._lookup.read_barrier(self._shards.of(transaction_id).number, deadline=deadline)
         preparation.doubt = mark
 
-    def _store(self, shard: Shard, preparation: _Preparation) -> None:
-        """Hand the half to the log. It cannot be cancelled: its result is applied even if the caller is gone."""
+    def _make_half(self, shard: Shard, preparation: Preparation) -> None:
+        """Make the half, which goes to the log: its result is applied even if the caller is gone."""
         request, now = preparation.request, self._clock.now_ms()
         transaction_id, prepared_at, barrier = request.id, now, NO_BARRIER
         if transaction_id is None:
@@ -279,7 +311,7 @@ class Preparer:
         else:
             # The clock may have been set back since an outcome was forgotten. Checks go by the clock all the same.
             prepared_at, barrier = max(now, shard.state.reusable_from), shard.state.barrier
-            self._reserved[transaction_id] = asyncio.get_running_loop().create_future()
+            self._reserved[transaction_id] = preparation
         half = preparation.half = Half(
             id=transaction_id,
             group=request.group,
@@ -292,25 +324,16 @@ class Preparer:
         )
         preparation.shard = shard.number
         self._shards.preparing[half.group] += 1
-        if not self._storing:
-            asyncio.get_running_loop().call_soon(self._hand_over)
-        self._storing.setdefault((shard.number, preparation.deadline), []).append((half, preparation))
+        preparation.waits = Waits.LOG
 
-    def _hand_over(self) -> None:
-        """Append the halves of this turn to the log."""
-        storing, self._storing = self._storing, {}
-        for (number, deadline), halves in storing.items():
-            try:
-                self._half_log.append(number, halves, self._take_stored, deadline=deadline)
-            except Exception as error:  # noqa: BLE001 - the callers get any error
-                self._take_stored([(preparation, error) for _, preparation in halves])
+    # --- the answers of the log
 
-    def _take_stored(self, results: Sequence[tuple[_Preparation, int | Exception]]) -> None:
+    def _stored(self, results: Sequence[tuple[Preparation, int | Exception]]) -> None:
         """Apply the stored halves as the tail would, and answer; answer the others with their errors."""
         now, preparing = self._clock.now_ms(), self._shards.preparing
         for preparation, outcome in results:
-            half, preparation.half = preparation.half, None
-            if half is None:
+            half = preparation.half
+            if half is None or preparation.waits is not Waits.LOG:
                 continue  # it is answered already
             preparing[half.group] -= 1
             if not preparing[half.group]:
@@ -318,13 +341,14 @@ class Preparer:
             if not isinstance(outcome, int):
                 self._finish(preparation, half, outcome)
             elif preparation.doubt is not None:
+                preparation.waits = Waits.TAIL
                 task = asyncio.get_running_loop().create_task(self._answer_by_log(preparation, half, outcome))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:
                 self._finish(preparation, half, self._applied(preparation, half, outcome, now))
 
-    async def _answer_by_log(self, preparation: _Preparation, half: Half, offset: int) -> None:
+    async def _answer_by_log(self, preparation: Preparation, half: Half, offset: int) -> None:
         """Answer when the tail has read the stored half: an earlier one of its id may have arrived before it."""
         result: Prepared | Exception = _unconfirmed()
         try:
@@ -339,26 +363,24 @@ class Preparer:
         finally:
             self._finish(preparation, half, result)
 
-    def _applied(self, preparation: _Preparation, half: Half, offset: int, now: int) -> Prepared | Exception:
+    def _applied(self, preparation: Preparation, half: Half, offset: int, now: int) -> Prepared | Exception:
         """Apply a stored half, and return the answer or its error."""
         try:
             return self._apply(preparation, half, offset, now)
         except Exception as error:  # noqa: BLE001 - the caller gets any error
             return error
 
-    def _finish(self, preparation: _Preparation, half: Half, result: Prepared | Exception) -> None:
+    def _finish(self, preparation: Preparation, half: Half, result: Prepared | Exception) -> None:
         """Release the id of a half that was handed to the log, and answer."""
         if isinstance(result, OutcomeUnknownError):
             self._add_ambiguous(half.id)
             result.fields["id"] = half.id
-        if preparation.request.id is not None and (reserved := self._reserved.pop(half.id, None)) is not None:
-            reserved.set_result(None)
         try:
             self._answer(preparation, result)
         except Exception:
             log.exception("reply_failed")  # the others must still get their answers
 
-    def _apply(self, preparation: _Preparation, half: Half, offset: int, now: int) -> Prepared:
+    def _apply(self, preparation: Preparation, half: Half, offset: int, now: int) -> Prepared:
         """Apply a stored half, if its shard is still served here, and return the answer.
 
         A half with a client's id counts only if this is still the owner that wrote it: another owner may have taken
@@ -390,15 +412,23 @@ class Preparer:
             created=True,
         )
 
-    def _answer(self, preparation: _Preparation, result: Prepared | Exception) -> None:
-        """Count a prepare, and answer it."""
+    def _answer(self, preparation: Preparation, result: Prepared | Exception) -> None:
+        """Count a prepare, and answer it, unless it has an answer."""
+        if preparation.result is not None:
+            return
+        self._release(preparation)
+        preparation.half, preparation.waits = None, Waits.DONE
+        if preparation.held_bytes:
+            self._group_limits.release(preparation.request.group, preparation.held_bytes)
         group = preparation.request.group
-        if isinstance(result, Prepared):
+        if not preparation.allowed or preparation.forwarded is not None:
+            pass  # a refused caller is not counted; a forwarded prepare is counted by the owner of the shard
+        elif isinstance(result, Prepared):
             self._activity.note_prepare(group, "prepared" if result.created else "repeated", preparation.began)
-        elif not isinstance(result, NotServedError):  # else the owner of the shard counts it
+        elif not isinstance(result, NotServedError):
             label = result.code if isinstance(result, HalfwayError) else "internal"
             self._activity.note_prepare("" if self._groups.find(group) is None else group, label, preparation.began)
-        preparation.answers.answer(preparation.index, result)
+        preparation.answer(result)
 
     def _add_ambiguous(self, transaction_id: str) -> None:
         self._ambiguous[transaction_id] = object()

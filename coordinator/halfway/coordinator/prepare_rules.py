@@ -23,11 +23,10 @@ from halfway.protocol.records import size_of
 from halfway.protocol.transactions import CLIENT_ID, parse_server_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from halfway.coordinator.answers import Answers
     from halfway.coordinator.ports import TopicFacts
-    from halfway.coordinator.requests import Prepare, Prepared, ServiceLimits
+    from halfway.coordinator.requests import Prepare, ServiceLimits
     from halfway.coordinator.shards.groups import Groups
     from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.records import Group, Message
@@ -177,37 +176,18 @@ class GroupLimits:
         self._pending = limits.group_max_pending
         self._rate = limits.group_prepares_per_s
         self._bytes = limits.group_bytes_in_flight
+        self.limit_each = self._bytes is not None or self._rate is not None
+        """Whether each prepare must be admitted."""
         self._shards = shards
         self._groups = groups
         self._buckets: dict[str, _Bucket] = {}
         self._in_flight: Counter[str] = Counter()
 
-    def admission(self, answers: Answers[Prepared], *, forwarded: bool) -> Callable[[int, Prepare], None] | None:
-        """Return a function that admits a prepare of a list by its index; None if groups have no such limit.
+    def admit(self, request: Prepare, *, is_relayed: bool) -> int:
+        """Admit a prepare, and return the bytes to release with its answer; GroupLimitedError at a limit.
 
-        The function raises GroupLimitedError if the group has reached its limit on rate or bytes. The bytes of a
-        prepare are released with its answer. A forwarded prepare takes no token: it has taken one at the instance that
-        forwards it.
+        A prepare that another instance has relayed takes no token: it has taken one there.
         """
-        if self._bytes is None and self._rate is None:
-            return None
-        reserved: dict[int, tuple[str, int]] = {}
-
-        def release(index: int, _: object) -> None:
-            if index in reserved:
-                self._release(*reserved.pop(index))
-
-        def admit(index: int, request: Prepare) -> None:
-            size = self._admit(request, forwarded=forwarded)
-            if size:
-                reserved[index] = request.group, size
-
-        if self._bytes is not None:
-            answers.on_each_answer(release)
-        return admit
-
-    def _admit(self, request: Prepare, *, forwarded: bool) -> int:
-        """Admit a prepare, and return the bytes to release later."""
         group = request.group
         size = 0
         if self._bytes is not None:
@@ -215,13 +195,13 @@ class GroupLimits:
             in_flight = self._in_flight[group]
             if in_flight and in_flight + size > self._bytes:
                 raise GroupLimitedError(group, "bytes_in_flight", self._bytes, retry_after_s=_BYTES_RETRY_S)
-        if self._rate is not None and not forwarded:
+        if self._rate is not None and not is_relayed:
             self._take_token(group, self._rate)
         if size:
             self._in_flight[group] += size
         return size
 
-    def _release(self, group: str, size: int) -> None:
+    def release(self, group: str, size: int) -> None:
         """Release the bytes of an answered prepare."""
         self._in_flight[group] -= size
         if self._in_flight[group] <= 0:

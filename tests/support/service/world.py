@@ -1,6 +1,7 @@
 """A coordinator with the ports in memory, and a clock that a test advances."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halfway.coordinator.coordinator import Coordinator
@@ -9,6 +10,7 @@ from halfway.memory import Memory, topic
 from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
+from tests.support.service.begun import Begun
 from tests.support.waiting import GENEROUS_S
 
 SHARDS = 2
@@ -97,6 +99,12 @@ class World:
         return await self.coordinator.end(
             End(id=transaction_id, outcome=outcome, remark=remark, check_id=check_id), deadline=self.deadline()
         )
+
+    def begin_ends(self, ends: Sequence[End], *, deadline: float) -> Begun[EndResult]:
+        return Begun([self.coordinator.end(one, deadline=deadline) for one in ends])
+
+    def begin_prepares(self, prepares: Sequence[Prepare], *, deadline: float) -> Begun[Prepared]:
+        return Begun([self.coordinator.prepare(one, deadline=deadline) for one in prepares])
 
     async def get(self, transaction_id: str) -> TransactionView:
         return await self.coordinator.get(transaction_id, deadline=self.deadline())

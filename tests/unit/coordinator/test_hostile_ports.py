@@ -8,13 +8,14 @@ from typing import TypeVar
 
 import pytest
 
-from halfway.coordinator.answers import Answers
+from halfway.coordinator.operations import Operation
 from halfway.coordinator.ports import Appended, Cursors, LaneAnswers, LaneWrite, Written
 from halfway.coordinator.requests import End, EndResult, Prepared
 from halfway.memory.cluster import fold
 from halfway.protocol.errors import AlreadyEndedError, LaneLostError, OutcomeUnknownError
 from halfway.protocol.records import Half, Op, OpKind
 from halfway.protocol.transactions import Outcome, State
+from tests.support.service.begun import Begun
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.unit.coordinator.test_many_at_once import SENT, end, nothing_is_held, prepare
 
@@ -125,15 +126,15 @@ async def test_every_answer_is_true_and_comes_once(seed: int, monkeypatch: pytes
     chance, world = random.Random(seed), await World.start()
     await world.group()
     hostile = Hostile(world, chance, monkeypatch)
-    prepares: list[Answers[Prepared]] = []
-    ends: list[tuple[list[End], Answers[EndResult]]] = []
-    single: list[tuple[End, asyncio.Future[EndResult]]] = []
+    prepares: list[Begun[Prepared]] = []
+    ends: list[tuple[list[End], Begun[EndResult]]] = []
+    single: list[tuple[End, Operation[EndResult]]] = []
     for _ in range(LISTS):
         made = [one.id for answers in prepares for one in answers.results if isinstance(one, Prepared)]
         wanted = [end(chance, SENT + made) for _ in range(chance.randint(1, 6))]
         deadline = world.deadline(chance.choice([0.001, 0.02, 5, 5, 5]))
-        prepares.append(world.coordinator.begin_prepares([prepare(chance) for _ in wanted], deadline=deadline))
-        ends.append((wanted, world.coordinator.begin_ends(wanted, deadline=deadline)))
+        prepares.append(world.begin_prepares([prepare(chance) for _ in wanted], deadline=deadline))
+        ends.append((wanted, world.begin_ends(wanted, deadline=deadline)))
         single.append((wanted[0], world.coordinator.end(wanted[0], deadline=deadline)))
         for _ in range(chance.randint(0, 4)):
             await asyncio.sleep(chance.choice([0, 0, 0, 0.001]))
@@ -144,7 +145,7 @@ async def test_every_answer_is_true_and_comes_once(seed: int, monkeypatch: pytes
     hostile.stop()
     await world.until(lambda: not any(answers.left for answers in prepares))
     await world.until(lambda: not any(answers.left for _, answers in ends))
-    await world.until(lambda: all(answer.done() for _, answer in single) and nothing_is_held(world))
+    await world.until(lambda: all(answer.result is not None for _, answer in single) and nothing_is_held(world))
     await world.until(lambda: len(world.coordinator.shards.served) == SHARDS)
     await asyncio.sleep(2 * max(DELAYS_S))
 
@@ -153,7 +154,7 @@ async def test_every_answer_is_true_and_comes_once(seed: int, monkeypatch: pytes
     answered: list[tuple[End, object]] = []
     for wanted, answers in ends:
         answered += zip(wanted, answers.results, strict=True)
-    answered += [(asked, answer.exception() or answer.result()) for asked, answer in single if not answer.cancelled()]
+    answered += [(asked, answer.result) for asked, answer in single]
     for asked, answer in answered:
         judge(asked, answer, outcome)
         changed[asked.id] += isinstance(answer, EndResult) and answer.changed

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from halfway.coordinator.answers import Answers
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.memory import Memory
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.records import Message, Op
 from halfway.protocol.transactions import Cause, Outcome, shard_of
+from tests.support.service.begun import Begun
 from tests.support.service.world import LIMITS, SHARDS, World
 
 LISTS = 50
@@ -52,15 +52,15 @@ def end(chance: random.Random, names: list[str]) -> End:
 def nothing_is_held(world: World) -> bool:
     """Return whether every claim, reservation, count and timer was released."""
     service = world.coordinator
-    resolver, preparer = service._resolver, service._preparer
+    ending, preparer = service._ending, service._preparer
     return not (
         service.shards.claims
         or service.shards.preparing
-        or resolver._outgoing
-        or resolver._deadlines._watched
-        or service._caller_requests.deadlines._watched
+        or ending._new
+        or ending._deadlines._watched
+        or preparer._new
+        or preparer._deadlines._watched
         or preparer._reserved
-        or preparer._storing
         or preparer._group_limits._in_flight
     )
 
@@ -69,8 +69,8 @@ def nothing_is_held(world: World) -> bool:
 async def test_every_place_is_answered_and_gives_back_what_it_took(seed: int) -> None:
     """Even if callers disconnect and answers are lost; and each id is decided once."""
     chance, worlds = random.Random(seed), await two_instances()
-    prepares: list[Answers[Prepared]] = []
-    ends: list[tuple[list[End], Answers[EndResult]]] = []
+    prepares: list[Begun[Prepared]] = []
+    ends: list[tuple[list[End], Begun[EndResult]]] = []
     for _ in range(LISTS):
         world = chance.choice(worlds)
         if chance.random() < 0.15:
@@ -80,9 +80,9 @@ async def test_every_place_is_answered_and_gives_back_what_it_took(seed: int) ->
         made = [one.id for answers in prepares for one in answers.results if isinstance(one, Prepared)]
         wanted = [end(chance, SENT + made) for _ in range(chance.randint(0, 8))]
         deadline = world.deadline(chance.choice([0.001, 0.02, 5, 5, 5]))
-        ends.append((wanted, world.coordinator.begin_ends(wanted, deadline=deadline)))
+        ends.append((wanted, world.begin_ends(wanted, deadline=deadline)))
         halves = [prepare(chance) for _ in range(chance.randint(0, 8))]
-        prepares.append(world.coordinator.begin_prepares(halves, deadline=deadline))
+        prepares.append(world.begin_prepares(halves, deadline=deadline))
         for _ in range(chance.randint(0, 3)):
             await asyncio.sleep(0)
         if chance.random() < 0.2:

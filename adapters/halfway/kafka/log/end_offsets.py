@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
     OffsetSpec,
 )
 
-from halfway.coordinator.answers import answer_all
+from halfway.coordinator.operations import answer_all
 from halfway.coordinator.ports import Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop, drop_last

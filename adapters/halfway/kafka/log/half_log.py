@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from halfway.coordinator.answers import Deadlines, answer_all
+from halfway.coordinator.operations import Deadlines, answer_all, tick_of
 from halfway.coordinator.ports import Appended, Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
@@ -134,7 +134,7 @@ class RecordWriter:
         # On the loop's thread.
         self._appends: set[_Append[Any]] = set()
         self._empty = asyncio.Event()
-        self._deadlines = Deadlines()
+        self._deadlines: Deadlines[_Append[Any]] = Deadlines(_Append.answer_late)
         self._records = 0
         self._bytes = 0
         self._reported_at = 0.0
@@ -228,7 +228,7 @@ class RecordWriter:
                 self._reported_at = time.monotonic()
             self._appends.add(one)
             self._empty.clear()
-            self._deadlines.watch(one.answer_late, deadline)
+            self._deadlines.watch(one, tick_of(deadline))
         if refused:
             appended(refused)
 
@@ -242,7 +242,7 @@ class RecordWriter:
         return stored
 
     def _forget(self, one: _Append[Any]) -> None:
-        self._deadlines.forget(one.answer_late, one.deadline)
+        self._deadlines.forget(one, tick_of(one.deadline))
         self._appends.discard(one)
         if not self._appends:
             self._empty.set()

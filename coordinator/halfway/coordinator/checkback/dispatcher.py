@@ -16,12 +16,11 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from halfway.coordinator.changes import ACTIONS, Act, require_same_transaction
-from halfway.coordinator.commit_verdicts import CommitVerdicts
+from halfway.coordinator.changes import require_same_transaction
+from halfway.coordinator.ending import WRITE_LIMIT_S, background_deadline
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.queries.queries import view
-from halfway.coordinator.resolver import WRITE_LIMIT_S, background_deadline
 from halfway.coordinator.shards.schedule import look_at
 from halfway.protocol.entries import Pending
 from halfway.protocol.errors import AlreadyEndedError, HalfwayError, InvalidRequestError
@@ -32,11 +31,11 @@ from halfway.protocol.transactions import TRANSITIONS, Action, Cause, Outcome, c
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from halfway.coordinator.ending import Ending
     from halfway.coordinator.ports import CheckCaller, Clock
     from halfway.coordinator.queries.activity import Activity
     from halfway.coordinator.queries.queries import Lookup
     from halfway.coordinator.requests import ServiceLimits, TransactionView
-    from halfway.coordinator.resolver import Resolver
     from halfway.coordinator.shards.groups import Groups
     from halfway.coordinator.shards.shard_table import Shard, ShardTable
     from halfway.protocol.entries import Entry
@@ -222,7 +221,7 @@ class CheckDispatcher:
         shards: ShardTable,
         groups: Groups,
         lookup: Lookup,
-        resolver: Resolver,
+        ending: Ending,
         caller: CheckCaller,
         clock: Clock,
         observer: Activity,
@@ -232,7 +231,8 @@ class CheckDispatcher:
         self._shards = shards
         self._groups = groups
         self._lookup = lookup
-        self._resolver = resolver
+        self._ending = ending
+        ending.is_checking = self.is_checking
         self._caller = caller
         self._clock = clock
         self._observer = observer
@@ -245,7 +245,7 @@ class CheckDispatcher:
         self._rates = HostRateLimits(limits.check_host_rate)
         self._floor_ms = round(limits.min_check_interval_s * 1000)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.verdicts = CommitVerdicts(shards, resolver, limits.outcome_horizon_s)
+        self.verdicts = ending.verdicts
         self.closed = False
 
     def queue(self, group: str) -> CheckQueue:
@@ -474,29 +474,20 @@ class CheckDispatcher:
         if reply.outcome is Outcome.UNKNOWN:
             return
         checks = None if entry is None else entry.checks + 1
-        act = Act(action=ACTIONS[reply.outcome], cause=Cause.CHECK, remark=reply.remark, checks=checks, checked_at=now)
-        failure: BaseException | None = None
         try:
-            await self._resolver.resolve(transaction_id, act, deadline=background_deadline())
-        except AlreadyEndedError as error:
-            failure = error
+            await self._ending.answer_check(
+                transaction_id, reply.outcome, remark=reply.remark, checks=checks, checked_at=now
+            )
+        except AlreadyEndedError:
             self._overtaken.note({"group": checked.group, "verdict": reply.outcome.value}, id=transaction_id)
         except HalfwayError as error:
-            failure = error
             kind = {"group": checked.group, "verdict": reply.outcome.value, "error": error.code}
             self._not_written.note(kind, id=transaction_id)
-        except asyncio.CancelledError as error:  # this instance stops: the verdict is recorded before it releases
-            failure = error
-            raise
-        finally:
-            if reply.outcome is Outcome.COMMIT:
-                self.verdicts.take_commit_result(transaction_id, failure)
 
     async def record_check(self, entry: Pending, checks: int, now: int, remark: str | None) -> None:
         """Write the op CHECKED of a check that was sent. If it cannot be written, the check is not counted."""
-        act = Act(action=Action.CHECK, cause=Cause.CHECK, remark=remark, checks=checks, checked_at=now)
         try:
-            await self._resolver.resolve(entry.id, act, deadline=background_deadline())
+            await self._ending.note_check(entry.id, remark=remark, checks=checks, checked_at=now)
         except HalfwayError as error:
             self._not_noted.note({"group": entry.group, "error": error.code}, id=entry.id)
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from halfway.coordinator.changes import Act
+from halfway.coordinator.changes import Record
+from halfway.coordinator.ending import WRITE_LIMIT_S
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import Cursors
-from halfway.coordinator.resolver import WRITE_LIMIT_S
 from halfway.coordinator.shards.schedule import jitter, look_at
 from halfway.protocol.entries import Pending, Unresolved
 from halfway.protocol.errors import HalfwayError, OvertakenError
 from halfway.protocol.policy import Check, Park, ReAnchor, RollBack, decide, is_of_wrong_clock, reanchor_distance
 from halfway.protocol.records import CheckMode
-from halfway.protocol.transactions import Action, Cause
+from halfway.protocol.transactions import Action
 
 if TYPE_CHECKING:
     from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+    from halfway.coordinator.ending import Ending
     from halfway.coordinator.ports import Clock, CursorStore, Observer
     from halfway.coordinator.requests import ServiceLimits
-    from halfway.coordinator.resolver import Resolver
     from halfway.coordinator.shards.groups import Groups
     from halfway.coordinator.shards.shard_table import Shard, ShardTable
     from halfway.protocol.policy import Decision
@@ -51,7 +51,7 @@ class Scan:
         limits: ServiceLimits,
         shards: ShardTable,
         groups: Groups,
-        resolver: Resolver,
+        ending: Ending,
         checks: CheckDispatcher,
         cursors: CursorStore,
         clock: Clock,
@@ -61,7 +61,7 @@ class Scan:
         self._limits = limits
         self._shards = shards
         self._groups = groups
-        self._resolver = resolver
+        self._ending = ending
         self._checks = checks
         self._cursors = cursors
         self._clock = clock
@@ -123,12 +123,12 @@ class Scan:
             if shard.state.find(transaction_id) is None:
                 del shard.unwritten[transaction_id]
             elif transaction_id not in self._writing:
-                self._carry_out(shard, transaction_id, self._resolver.restore)
+                self._carry_out(shard, transaction_id, partial(self._write_again, Record.LOST))
 
     def _correct_strays(self, shard: Shard) -> None:
         """Step 1: correct the stray halves."""
         for transaction_id, _ in shard.state.strays()[: self._limits.scan_batch]:
-            self._carry_out(shard, transaction_id, self._resolver.correct)
+            self._carry_out(shard, transaction_id, partial(self._write_again, Record.STRAY))
 
     async def _commit_cursors(self, shard: Shard) -> None:
         """Step 6: commit the cursors. The store skips cursors that have not moved."""
@@ -159,6 +159,9 @@ class Scan:
             shard = self._shards.find(number)
             if shard is not None and isinstance(shard.state.unresolved(transaction_id), Pending):
                 shard.agenda.put(transaction_id, self._clock.now_ms() + _RETRY_MS)
+
+    async def _write_again(self, record: Record, transaction_id: str, *, deadline: float) -> None:
+        await self._ending.write_again(transaction_id, record, deadline=deadline)
 
     def _decide(self, shard: Shard, entry: Pending, now: int) -> Decision:
         return decide(
@@ -242,7 +245,7 @@ class Scan:
             elif isinstance(decision, Park | RollBack):
                 self._carry_out(shard, name, partial(self._give_up, entry.group, decision, entry.last_error))
             elif isinstance(decision, ReAnchor):
-                self._carry_out(shard, name, self._resolver.reanchor)
+                self._carry_out(shard, name, partial(self._write_again, Record.HALF))
             else:
                 shard.agenda.put(name, decision.until)
 
@@ -254,7 +257,7 @@ class Scan:
         for entry in shard.state.oldest_first(self._limits.scan_batch):
             if not isinstance(self._decide(shard, entry, now), ReAnchor):
                 return
-            self._carry_out(shard, entry.id, self._resolver.reanchor)
+            self._carry_out(shard, entry.id, partial(self._write_again, Record.HALF))
 
     async def _give_up(
         self, group: str, decision: Park | RollBack, last_error: str | None, transaction_id: str, *, deadline: float
@@ -268,9 +271,9 @@ class Scan:
             action = Action.PARK
             if last_error is not None:
                 reason = f"{reason}; last error: {last_error}"
-        still_decided = partial(self._still_decides, decision)
-        act = Act(action=action, cause=Cause.POLICY, remark=reason, still_decided=still_decided)
-        result = await self._resolver.resolve(transaction_id, act, deadline=deadline)
+        result = await self._ending.give_up(
+            transaction_id, action, reason, partial(self._still_decides, decision), deadline=deadline
+        )
         if result.changed:
             self._gave_up.note({"group": group, "action": action.value}, id=transaction_id, reason=reason)
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 import msgspec
 
-from halfway.coordinator.answers import Answers, CallsOfTurn
 from halfway.coordinator.cluster.jobs import MAX_ITEMS_OF_GROUP_JOB, ActResult
 from halfway.coordinator.records import (
     AllJobs,
     Away,
     CheckCall,
-    EndCall,
     FindResult,
     ItemResult,
     JobAction,
@@ -46,11 +43,11 @@ if TYPE_CHECKING:
     from halfway.coordinator.checkback.dispatcher import CheckDispatcher
     from halfway.coordinator.cluster.forward import FanOut, Forwarder
     from halfway.coordinator.cluster.jobs import Jobs
-    from halfway.coordinator.ends import CallerRequests
+    from halfway.coordinator.ending import Ending
     from halfway.coordinator.ports import Authority, Clock, OwnerHint
     from halfway.coordinator.queries.action_log import Auditor
     from halfway.coordinator.records import AnyJobCall, JobItem, JobSpec
-    from halfway.coordinator.requests import EndResult, TransactionView
+    from halfway.coordinator.requests import TransactionView
     from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.principal import Principal
 
@@ -78,7 +75,7 @@ class JobWork:
         fan_out: FanOut,
         forwarder: Forwarder,
         checks: CheckDispatcher,
-        caller_requests: CallerRequests,
+        ending: Ending,
         auditor: Auditor,
         clock: Clock,
     ) -> None:
@@ -86,10 +83,9 @@ class JobWork:
         self._fan_out = fan_out
         self._forwarder = forwarder
         self._checks = checks
-        self._caller_requests = caller_requests
+        self._ending = ending
         self._auditor = auditor
         self._clock = clock
-        self._ends = CallsOfTurn(self._begin_ends)
 
     async def find(self, spec: JobSpec, principal: Principal, deadline: float) -> FindResult:
         """Find the matches of a job's filter; raise an error if a shard is unavailable."""
@@ -141,7 +137,7 @@ class JobWork:
             view = await self._forwarder.run_or_forward(here, lambda: check, deadline, principal)
             return ActResult(view.state, changed=True, group=view.group)
         if spec.action is JobAction.RESUME:
-            here = self._caller_requests.resume(
+            here = self._ending.resume(
                 transaction_id, remark=spec.reason, prepared_at=prepared_at, deadline=deadline, principal=principal
             )
             resume = ResumeCall(id=transaction_id, remark=spec.reason, prepared_at=prepared_at)
@@ -154,15 +150,8 @@ class JobWork:
             cause=Cause.OPERATOR,
             prepared_at=prepared_at,
         )
-        ended = await self._ends.add(end, deadline=deadline, principal=principal)
+        ended = await self._ending.end(end, deadline=deadline, principal=principal, forwards=True)
         return ActResult(ended.state, ended.changed)
-
-    def _begin_ends(self, ends: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
-        answers: Answers[EndResult] = Answers(
-            [None] * len(ends), partial(self._forwarder.begin, ends, EndCall, deadline, principal)
-        )
-        self._caller_requests.begin(ends, answers, deadline=deadline, principal=principal)
-        return answers
 
 
 def _group_of(result: ActResult) -> dict[str, str]:

@@ -71,18 +71,12 @@ class Forwarder:
         self._next_owner = 0
 
     def begin(
-        self,
-        requests: Sequence[Any],
-        call: Callable[..., PeerCall],
-        deadline: float,
-        principal: Principal,
-        index: int,
-        error: NotServedError,
+        self, call: PeerCall, error: NotServedError, *, deadline: float, principal: Principal
     ) -> asyncio.Task[Any] | None:
-        """Forward the request at an index to the owner of the shard that `error` names; None on a single instance."""
+        """Forward a call to the owner of the shard that `error` names; return None on a single instance."""
         if self.is_single:
             return None
-        forwarded = self._forward(error, call(request=requests[index]), deadline=deadline, principal=principal)
+        forwarded = self._forward(error, call, deadline=deadline, principal=principal)
         return asyncio.get_running_loop().create_task(forwarded)
 
     async def run_or_forward(

@@ -6,12 +6,11 @@ The calls are MessagePack, with many calls in a request, and a frame for each an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import msgspec
 
-from halfway.coordinator.answers import Answers, CallsOfTurn
 from halfway.coordinator.records import (
     ANSWERS,
     CheckCall,
@@ -41,12 +40,11 @@ from halfway.protocol.principal import PEER, Permission, Principal, PrincipalKin
 if TYPE_CHECKING:
     from halfway.coordinator.checkback.dispatcher import CheckDispatcher
     from halfway.coordinator.checkback.fetching import FetchedChecks
-    from halfway.coordinator.ends import CallerRequests
+    from halfway.coordinator.ending import Ending
     from halfway.coordinator.fairness import Turns
     from halfway.coordinator.prepare import Preparer
     from halfway.coordinator.queries.history import Histories
     from halfway.coordinator.queries.queries import Queries
-    from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
     from halfway.coordinator.shards.groups import Groups
 
 
@@ -65,7 +63,7 @@ class PeerHandler:
     def __init__(
         self,
         preparer: Preparer,
-        caller_requests: CallerRequests,
+        ending: Ending,
         queries: Queries,
         groups: Groups,
         checks: CheckDispatcher,
@@ -73,14 +71,12 @@ class PeerHandler:
     ) -> None:
         """Store the parts."""
         self._preparer = preparer
-        self._caller_requests = caller_requests
+        self._ending = ending
         self._queries = queries
         self._groups = groups
         self._checks = checks
         self._leases = leases
         self._handlers: dict[type, InstanceCallHandler] = {}
-        self._prepares = CallsOfTurn(self._begin_prepares)
-        self._ends = CallsOfTurn(self._begin_ends)
 
     def register(self, handler: InstanceCallHandler, *calls: type) -> None:
         """Answer calls of these types with `handler`."""
@@ -104,15 +100,17 @@ class PeerHandler:
     async def _answer(self, call: ShardCall, deadline: float, principal: Principal) -> msgspec.Struct:
         match call:
             case PrepareCall():
-                answer: msgspec.Struct = await self._prepares.add(call.request, deadline=deadline, principal=principal)
+                answer: msgspec.Struct = await self._preparer.prepare(
+                    call.request, deadline=deadline, principal=principal, is_relayed=True
+                )
             case EndCall():
-                answer = await self._ends.add(call.request, deadline=deadline, principal=principal)
+                answer = await self._ending.end(call.request, deadline=deadline, principal=principal)
             case CheckCall():
                 answer = await self._checks.check_now(
                     call.id, prepared_at=call.prepared_at, deadline=deadline, principal=principal
                 )
             case ResumeCall():
-                answer = await self._caller_requests.resume(
+                answer = await self._ending.resume(
                     call.id,
                     remark=call.remark,
                     prepared_at=call.prepared_at,
@@ -134,18 +132,6 @@ class PeerHandler:
             case _:
                 answer = await self._read(call, deadline, principal)
         return answer
-
-    def _begin_prepares(
-        self, requests: Sequence[Prepare], *, deadline: float, principal: Principal
-    ) -> Answers[Prepared]:
-        answers: Answers[Prepared] = Answers([None] * len(requests))
-        self._preparer.begin(requests, answers, deadline=deadline, principal=principal, forwarded=True)
-        return answers
-
-    def _begin_ends(self, requests: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
-        answers: Answers[EndResult] = Answers([None] * len(requests))
-        self._caller_requests.begin(requests, answers, deadline=deadline, principal=principal)
-        return answers
 
     async def _read(self, call: ReadCall, deadline: float, principal: Principal) -> msgspec.Struct:
         """Answer a call that changes no transaction."""

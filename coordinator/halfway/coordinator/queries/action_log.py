@@ -7,7 +7,7 @@ Events of transactions that are in no record are kept as this instance saw them,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 from sys import getsizeof, intern
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -20,14 +20,12 @@ from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.records import HistoryEvent
 from halfway.coordinator.requests import EndResult, Moment
 from halfway.protocol.errors import ForbiddenError, HalfwayError, UnauthenticatedError
-from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.records import Audited, AuditEvent
-from halfway.protocol.transactions import Cause
 
 if TYPE_CHECKING:
-    from halfway.coordinator.answers import Answers
+    from halfway.coordinator.changes import Change
     from halfway.coordinator.ports import AuditTrail, CheckReply, Clock
-    from halfway.coordinator.requests import End, GroupView
+    from halfway.coordinator.requests import GroupView
     from halfway.protocol.policy import CheckPolicy
     from halfway.protocol.principal import Principal
     from halfway.protocol.records import Group
@@ -98,26 +96,19 @@ class Auditor:
         self._record(principal, fields if describe is None else {**fields, **describe(result)}, DONE, of_job=of_job)
         return result
 
-    def watch_ends(self, ends: Sequence[End], answers: Answers[EndResult], principal: Principal) -> None:
-        """Record the manual ends among `ends` when they are answered."""
-
-        def answered(index: int, result: EndResult | Exception) -> None:
-            end = ends[index]
-            if isinstance(result, ForbiddenError | UnauthenticatedError):
-                return  # only counted
-            if end.cause is not Cause.OPERATOR and principal.kind is not PrincipalKind.OPERATOR:
-                return
-            fields: dict[str, str | None] = {
-                "action": Audited.END_BY_HAND.value,
-                "subject": end.id,
-                "group": None,
-                "remark": end.remark,
-                "detail": end.outcome.value,
-            }
-            failure = result.code if isinstance(result, HalfwayError) else "interrupted"
-            self._record(principal, fields, DONE if isinstance(result, EndResult) else failure)
-
-        answers.on_each_answer(answered)
+    def record_end(self, change: Change, result: EndResult | Exception) -> None:
+        """Record the answer to a manual end."""
+        if isinstance(result, ForbiddenError | UnauthenticatedError) or change.request is None:
+            return  # only counted
+        fields: dict[str, str | None] = {
+            "action": Audited.END_BY_HAND.value,
+            "subject": change.id,
+            "group": None,
+            "remark": change.remark,
+            "detail": change.request.outcome.value,
+        }
+        failure = result.code if isinstance(result, HalfwayError) else "interrupted"
+        self._record(change.principal, fields, DONE if isinstance(result, EndResult) else failure)
 
     def _record(
         self, principal: Principal, fields: dict[str, str | None], result: str, *, of_job: bool = False

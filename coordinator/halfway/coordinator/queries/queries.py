@@ -137,41 +137,39 @@ class Lookup:
 
         Raises:
             ForbiddenError: the caller may do this to no transaction. It does not reveal whether this one exists.
-            HalfwayError: as for `locate_any`.
-
-        """
-        self._authority.require(principal, permission)
-        return await self._locate(transaction_id, principal.group, deadline=deadline)
-
-    async def locate_any(self, transaction_id: str, *, deadline: float) -> tuple[Shard, Entry]:
-        """Find the entry of an id in its shard.
-
-        An unknown id is looked up again after a read barrier: by then the tail has reached the end of half[s] as of
-        this call (docs/protocol.md#ownership-and-fencing).
-
-        Raises:
             UnknownTransactionError, OutcomeExpiredError: it is certainly not pending. Neither means "rolled back".
             ShardUnavailableError: its shard is not served here now.
 
         """
-        return await self._locate(transaction_id, None, deadline=deadline)
-
-    async def _locate(self, transaction_id: str, group: str | None, *, deadline: float) -> tuple[Shard, Entry]:
+        self._authority.require(principal, permission)
         shard = self._shards.of(transaction_id)
-        entry = _visible_entry(shard, transaction_id, group)
-        if entry is not None:
-            return shard, entry
-        end = await self._half_log.half_end(shard.number, deadline=deadline)
-        await self._shards.get(shard.number).wait_for_tail(end, deadline=deadline)
-        shard = self._shards.get(shard.number)
-        entry = _visible_entry(shard, transaction_id, group)
-        if entry is not None:
-            return shard, entry
+        entry = _visible_entry(shard, transaction_id, principal.group)
+        if entry is None:
+            await self.read_barrier(shard.number, deadline=deadline)
+            shard = self._shards.get(shard.number)
+            entry = _visible_entry(shard, transaction_id, principal.group)
+        if entry is None:
+            raise self.unknown(transaction_id)
+        return shard, entry
+
+    async def read_barrier(self, number: int, *, deadline: float) -> None:
+        """Return when the tail has reached the end of half[s] as of this call (docs/protocol.md#ownership-and-fencing).
+
+        Raises:
+            KafkaUnavailableError: it did not in time.
+            ShardUnavailableError: the shard is not served here now.
+
+        """
+        end = await self._half_log.half_end(number, deadline=deadline)
+        await self._shards.get(number).wait_for_tail(end, deadline=deadline)
+
+    def unknown(self, transaction_id: str) -> HalfwayError:
+        """Return the error for an id that is certainly not pending. It does not mean "rolled back"."""
         made = parse_server_id(transaction_id)
         horizon_s = self._limits.outcome_horizon_s
         if made is not None and made[1] < self._clock.now_ms() - horizon_s * 1000:
-            raise OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
-        raise UnknownTransactionError(transaction_id)
+            return OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
+        return UnknownTransactionError(transaction_id)
 
     async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:
         """Return the half of a prepared or parked transaction. It is read by offset if it is not in memory."""

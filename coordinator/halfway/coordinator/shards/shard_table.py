@@ -8,7 +8,7 @@ from collections import OrderedDict, defaultdict
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
@@ -29,30 +29,13 @@ from halfway.protocol.transactions import Cause, shard_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from halfway.coordinator.changes import Change
     from halfway.coordinator.ports import Clock, LaneWrite, LogLoss, Written
     from halfway.coordinator.requests import ServiceLimits
     from halfway.protocol.entries import Ended, Unresolved
     from halfway.protocol.records import Foreign, Group
     from halfway.protocol.shard import ShardState
     from halfway.protocol.transactions import Cause
-
-
-class Claim(msgspec.Struct, eq=False):
-    """The claim of an id by a change in progress. Other changes may wait for its release."""
-
-    shard: int
-    mark: object
-    """The mark of the shard when the change last read the entry."""
-    write: LaneWrite | None = None
-    """The write of the change that the lane has yet to answer."""
-    waiter: asyncio.Future[None] | None = None
-    """A future that is done when the id is free; None if nothing waits for that."""
-
-    def released(self) -> asyncio.Future[None]:
-        """Return a future that is done when the id is free. Shield it, because other changes may wait for it too."""
-        if self.waiter is None:
-            self.waiter = asyncio.get_running_loop().create_future()
-        return self.waiter
 
 
 class CommitVerdict(msgspec.Struct, kw_only=True, eq=False):
@@ -65,8 +48,8 @@ class CommitVerdict(msgspec.Struct, kw_only=True, eq=False):
     """Who said it."""
     prepared_at: int
     fingerprint: bytes
-    recording: asyncio.Task[bool] | None = None
-    """Writes a record of it; returns whether that is in the log."""
+    recording: Change | None = None
+    """What writes a record of it."""
 
 
 SLICE_S: Final = 0.05
@@ -299,7 +282,8 @@ class ShardTable:
     def __init__(self, limits: ServiceLimits, clock: Clock) -> None:
         """Start without a shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
-        self.claims: dict[str, Claim] = {}
+        self.claims: dict[str, Change] = {}
+        """By id: the change that may write. Others of the id wait for it."""
         self.unwritten_commit_verdicts: dict[str, CommitVerdict] = {}
         """By id. The policy resolves none of these transactions."""
         self.record_verdicts: Callable[[int], None] = lambda _: None
@@ -582,22 +566,20 @@ class ShardTable:
             return
         served.leaving = True
         self._update_accepting()
-        while in_progress := self._in_progress(served):
-            done, _ = await asyncio.wait(in_progress)
-            if any(not future.cancelled() and future.result() is False for future in done):
+        while True:
+            if self._served.get(shard) is served:
+                self.record_verdicts(shard)
+            claims = [claim.released() for claim in self.claims.values() if claim.shard == shard]
+            verdicts = [one for one in self.unwritten_commit_verdicts.values() if one.shard == shard]
+            recordings = [one.recording for one in verdicts if one.recording is not None]
+            if not claims and not recordings:
+                break
+            await asyncio.wait([*claims, *(one.waiter() for one in recordings)])
+            if any(isinstance(one.result, Exception) for one in recordings):
                 await asyncio.sleep(_PAUSE_S)  # a record failed, for example because the lane is full
         if self._served.get(shard) is served:
             self.lost(shard)
             self.forget(shard)
-
-    def _in_progress(self, served: Shard) -> list[asyncio.Future[Any]]:
-        """Return the changes in a shard that are in progress, and the recordings of commits that were said."""
-        shard = served.number
-        if self._served.get(shard) is served:
-            self.record_verdicts(shard)
-        claims = [claim.released() for claim in self.claims.values() if claim.shard == shard]
-        verdicts = [verdict for verdict in self.unwritten_commit_verdicts.values() if verdict.shard == shard]
-        return [*claims, *(verdict.recording for verdict in verdicts if verdict.recording is not None)]
 
     def lost(self, shard: int) -> None:
         """Drop a shard at once."""

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
+from halfway.coordinator.operations import results_of
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.http.requests import models
 from halfway.http.requests.validation import cause_of, to_batch_end
@@ -22,7 +23,7 @@ from halfway.protocol.errors import HalfwayError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from halfway.coordinator.answers import Answers
+    from halfway.coordinator.operations import Operation
     from halfway.http.handlers.handlers import Call
     from halfway.protocol.transactions import Cause
 
@@ -67,15 +68,17 @@ async def batch(call: Call) -> Answer:
     """
     coordinator, cause = call.site.coordinator, cause_of(call.request.headers)
     prepares, ends = await _wanted(call, cause)
-    begun: list[Answers[Any]] = []
+    ended: list[Operation[EndResult]] = []
+    prepared: list[Operation[Prepared]] = []
     try:
-        ended = await _begun(call, ends, coordinator.begin_ends, begun)
-        prepared = await _begun(call, prepares, coordinator.begin_prepares, begun)
+        await _begin(call, ends, coordinator.end, ended)
+        await _begin(call, prepares, coordinator.prepare, prepared)
         end_results = await _results(ends, ended)
         prepare_results = await _results(prepares, prepared)
     except BaseException:
-        for answers in begun:
-            answers.abandon()  # nobody waits for the remaining answers any more
+        for begun in (ended, prepared):
+            for one in begun:
+                one.cancel()  # nobody waits for the remaining answers any more
         raise
     shown_ends = [_ended_item(one) for one in end_results]
     shown_prepares = [_prepared_item(one) for one in prepare_results]
@@ -137,23 +140,18 @@ async def _each(read: Callable[..., T], raws: Sequence[msgspec.Raw], convert_one
     return found
 
 
-async def _begun(
-    call: Call, wanted: Wanted[T], begin: Callable[..., Answers[R]], begun: list[Answers[Any]]
-) -> list[Answers[R]]:
-    """Hand the items that are right to the service, in order; also append what it answers to `begun`."""
+async def _begin(call: Call, wanted: Wanted[T], begin: Callable[..., Operation[R]], begun: list[Operation[R]]) -> None:
+    """Hand the items that are right to the service, in order."""
+    deadline, principal = call.deadline, call.principal
     right = [one for one in wanted if not isinstance(one, HalfwayError)]
-    mine = []
     for first in range(0, len(right), _SLICE_ITEMS):
-        await call.site.coordinator.turns.next(call.principal.group)
-        some = right[first : first + _SLICE_ITEMS]
-        mine.append(begin(some, deadline=call.deadline, principal=call.principal))
-        begun.append(mine[-1])
-    return mine
+        await call.site.coordinator.turns.next(principal.group)
+        begun += [begin(one, deadline=deadline, principal=principal) for one in right[first : first + _SLICE_ITEMS]]
 
 
-async def _results(wanted: Wanted[T], begun: Sequence[Answers[R]]) -> Sequence[R | Exception]:
+async def _results(wanted: Wanted[T], begun: Sequence[Operation[R]]) -> Sequence[R | Exception]:
     """Return the answer to every item, in the order of the request."""
-    found = [result for answers in begun for result in await answers.all()]
+    found = await results_of(begun)
     if len(found) == len(wanted):
         return found
     rest = iter(found)

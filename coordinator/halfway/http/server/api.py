@@ -35,7 +35,7 @@ from halfway.http.responses.problems import (
 from halfway.http.responses.slices import Unsent
 from halfway.http.server.events import Events
 from halfway.http.server.server import call_on_data, cancelled_when_lost, note_caller
-from halfway.http.stream.accumulator import OperationAccumulator, StreamObserver
+from halfway.http.stream.operations import StreamObserver, StreamOperations
 from halfway.http.stream.streams import Streams
 from halfway.protocol.errors import (
     EndUnconfirmedError,
@@ -167,7 +167,7 @@ class Api:
 
     def _streams(self, coordinator: Coordinator) -> Streams:
         limits = self._limits
-        accumulator = OperationAccumulator(
+        operations = StreamOperations(
             coordinator,
             in_flight=self.in_flight,
             admission=self.admission,
@@ -176,7 +176,7 @@ class Api:
             observer=self._observer,
             refusals=self._site.refusals,
         )
-        return Streams(accumulator, self.in_flight, limits)
+        return Streams(operations, self.in_flight, limits)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. No input of a client causes a 500."""

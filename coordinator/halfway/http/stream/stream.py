@@ -17,8 +17,8 @@ from halfway.http.requests.bodies import demand_few_members
 from halfway.http.requests.validation import cause_of
 from halfway.http.responses.problems import InternalError, invalid
 from halfway.http.stream import frames
-from halfway.http.stream.accumulator import ArrivingPayload
 from halfway.http.stream.frames import ServerFrame
+from halfway.http.stream.operations import ArrivingPayload
 from halfway.protocol.errors import (
     ForbiddenError,
     HalfwayError,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from halfway.http.handlers.handlers import Call
     from halfway.http.requests.admission import ApiLimits
     from halfway.http.requests.models import StreamChecks
-    from halfway.http.stream.accumulator import OperationAccumulator
     from halfway.http.stream.frames import Answer, FrameReader
+    from halfway.http.stream.operations import StreamOperations
     from halfway.protocol.principal import Principal
 
 
@@ -180,7 +180,7 @@ class Stream:
         *,
         call: Call,
         reader: FrameReader,
-        accumulator: OperationAccumulator,
+        operations: StreamOperations,
         limits: ApiLimits,
         on_frame: Callable[[Stream, int], None],
     ) -> None:
@@ -197,7 +197,7 @@ class Stream:
         self._authority = call.site.coordinator.authority
         self._has_room = partial(call.site.unsent.has_room, call.principal.group)
         self._reader = reader
-        self._accumulator = accumulator
+        self._operations = operations
         self._on_frame = on_frame
         self._open: set[int] = set()
         """The numbers of the operations that are not answered yet."""
@@ -236,7 +236,7 @@ class Stream:
                 await writing
         finally:
             self.lost = True
-            self._accumulator.forget(self)
+            self._operations.forget(self)
             for subscription in self._subscriptions.values():
                 subscription.end()
             for task in (writing, *self._tasks):
@@ -296,7 +296,7 @@ class Stream:
             if end.check_id is not None:
                 for subscription in self._subscriptions.values():
                     subscription.answered(end.check_id)
-        self._accumulator.add(self, requested, len(data))
+        self._operations.add(self, requested, len(data))
         for n, wanted in requested.checks:
             self._spawn(self._subscribe(n, wanted))
 

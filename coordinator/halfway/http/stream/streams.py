@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from halfway.http.handlers.handlers import Call
     from halfway.http.requests.admission import ApiLimits, InFlight
-    from halfway.http.stream.accumulator import OperationAccumulator
+    from halfway.http.stream.operations import StreamOperations
     from halfway.protocol.principal import Principal
 
 log = structlog.get_logger(__name__)
@@ -32,9 +32,9 @@ _CLOSE_S: Final = 2.0
 class Streams:
     """Every open stream of this instance."""
 
-    def __init__(self, accumulator: OperationAccumulator, in_flight: InFlight, limits: ApiLimits) -> None:
+    def __init__(self, operations: StreamOperations, in_flight: InFlight, limits: ApiLimits) -> None:
         """Take what does the operations of all streams, and what counts their bytes; nothing is open."""
-        self._accumulator = accumulator
+        self._operations = operations
         self._in_flight = in_flight
         self._limits = limits
         self._open: dict[Stream, web.BaseRequest] = {}
@@ -73,7 +73,7 @@ class Streams:
             socket,
             call=call,
             reader=FrameReader(call.site.validation, max_operations=limits.max_batch_items),
-            accumulator=self._accumulator,
+            operations=self._operations,
             limits=limits,
             on_frame=self.read,
         )

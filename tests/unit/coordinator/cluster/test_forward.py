@@ -354,10 +354,10 @@ async def test_a_call_whose_caller_went_away_is_answered_all_the_same(pair: tupl
     """Resources of an answer, such as a group's bytes, are released; the other instance is not called again."""
     here, _ = pair
     request = Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id=own_id(1))
-    answers = here.coordinator.begin_prepares([request], deadline=here.deadline())
+    answers = here.begin_prepares([request], deadline=here.deadline())
     answers.abandon()
     await here.until(lambda: not answers.left)
-    ends = here.coordinator.begin_ends([End(id=own_id(1), outcome=Outcome.UNKNOWN)], deadline=here.deadline())
+    ends = here.begin_ends([End(id=own_id(1), outcome=Outcome.UNKNOWN)], deadline=here.deadline())
     ends.abandon()
     await here.until(lambda: not ends.left)
     assert here.memory.observer.count("forwarded", call="end") == 0

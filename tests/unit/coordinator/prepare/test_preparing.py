@@ -303,7 +303,7 @@ async def test_what_a_prepare_holds_is_given_back_if_its_caller_goes_away_while_
         patched.setattr(world.memory.topics, "known", lambda _: None)
         patched.setattr(world.memory.topics, "describe", slowly)
         request = Prepare(group="shop", messages=(Message(topic="orders", value=b"x" * 8),))
-        answers = world.coordinator.begin_prepares([request], deadline=world.deadline())
+        answers = world.begin_prepares([request], deadline=world.deadline())
         await asked.wait()
         answers.abandon()
         go_on.set()
@@ -324,7 +324,7 @@ async def test_one_that_breaks_when_it_is_admitted_keeps_no_other_of_its_list_fr
     monkeypatch.setattr(world.coordinator.authority, "require", require)
     messages = (Message(topic="orders", value=b"v"),)
     requests = [Prepare(group=group, messages=messages) for group in ("shop", "broken", "shop")]
-    first, second, third = await world.coordinator.begin_prepares(requests, deadline=world.deadline()).all()
+    first, second, third = await world.begin_prepares(requests, deadline=world.deadline()).all()
     assert isinstance(first, Prepared)
     assert second is broken
     assert isinstance(third, Prepared)
@@ -348,7 +348,7 @@ async def test_prepares_of_one_id_that_wait_do_not_all_look_again_after_each_tha
     monkeypatch.setattr(groups, "get_for_prepare", counted)
     monkeypatch.setattr(world.memory.half_log, "append", refuse)
     prepares = [Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id="same")] * many
-    answers = await world.coordinator.begin_prepares(prepares, deadline=world.deadline()).all()
+    answers = await world.begin_prepares(prepares, deadline=world.deadline()).all()
     assert [type(answer) for answer in answers] == [OverloadedError] * many
     assert looks <= 3 * many
-    assert not world.coordinator._preparer._turns
+    assert not world.coordinator._preparer._reserved

@@ -128,10 +128,10 @@ async def test_a_repeat_is_not_refused_as_not_stored_if_a_former_owner_has_store
     await world.prepare(ONE, transaction_id=ID)
     again = await world.restart()
 
-    async def refuse(_id: str, *, deadline: float) -> None:
+    async def refuse(*_: object, **__: object) -> None:
         raise refusal
 
-    monkeypatch.setattr(again.coordinator._preparer, "_write_again", refuse)
+    monkeypatch.setattr(again.coordinator._ending, "write_again", refuse)
     with pytest.raises(OutcomeUnknownError):
         await again.prepare(ONE, transaction_id=ID)
     await again.stop()

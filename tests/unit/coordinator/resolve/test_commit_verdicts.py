@@ -102,7 +102,7 @@ async def test_each_refused_commit_of_a_list_is_recorded(rolling_back: World) ->
     prepared = [await rolling_back.prepare() for _ in range(3)]
     rolling_back.memory.faults.denied_topics.add("orders")
     ends = [End(id=one.id, outcome=Outcome.COMMIT) for one in prepared]
-    answers = await rolling_back.coordinator.begin_ends(ends, deadline=rolling_back.deadline()).all()
+    answers = await rolling_back.begin_ends(ends, deadline=rolling_back.deadline()).all()
     assert [type(answer) for answer in answers] == [NotAuthorisedError] * 3
     assert [[op.kind for op in ops(rolling_back, one.id)] for one in prepared] == [[OpKind.VERDICT]] * 3
     assert (await rolling_back.end(prepared[0].id, Outcome.ROLLBACK)).changed
@@ -164,7 +164,7 @@ async def test_a_commit_whose_caller_went_away_while_it_waited_is_recorded(rolli
     with rolling_back.memory.faults.lane_held():
         noting = asyncio.create_task(rolling_back.end(prepared.id, Outcome.UNKNOWN, remark="busy"))
         await rolling_back.until(lambda: prepared.id in rolling_back.coordinator.shards.claims)
-        waiting = rolling_back.coordinator.begin_ends(
+        waiting = rolling_back.begin_ends(
             [End(id=prepared.id, outcome=Outcome.COMMIT)], deadline=rolling_back.deadline()
         )
         await asyncio.sleep(0)
@@ -291,7 +291,7 @@ async def test_to_keep_many_commits_costs_each_of_them_as_much_as_one(
     """While Kafka takes no writes, every commit is kept. Those of shards served elsewhere are dropped now and then."""
     monkeypatch.setattr("halfway.coordinator.commit_verdicts._CLEANUP_AT", 10)
     shards = rolling_back.coordinator.shards
-    verdicts, looks, find = CommitVerdicts(shards, rolling_back.coordinator._resolver, 900), 0, shards.find
+    verdicts, looks, find = CommitVerdicts(shards, rolling_back.coordinator._ending.record_verdict, 900), 0, shards.find
     prepared = await rolling_back.prepare()
     entry = shards.of(prepared.id).state.find(prepared.id)
     assert isinstance(entry, Pending)

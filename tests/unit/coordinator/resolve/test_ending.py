@@ -5,6 +5,7 @@ import gc
 
 import pytest
 
+from halfway.coordinator.changes import Change
 from halfway.coordinator.ports import LaneWrite, Written
 from halfway.coordinator.requests import End, EndResult
 from halfway.memory import Memory
@@ -124,7 +125,7 @@ async def test_an_end_that_may_stand_is_unconfirmed_if_nobody_serves_its_shard(
     with monkeypatch.context() as patched:
         patched.setattr(membership, "_begin", lambda: None)
         # The timer of its call would give the same answer at nearly the same moment.
-        patched.setattr(world.coordinator._caller_requests.deadlines, "watch", lambda *_: None)
+        patched.setattr(world.coordinator._ending._deadlines, "watch", lambda *_: None)
         world.memory.faults.lose_next_batch(written=True)
         with pytest.raises(EndUnconfirmedError):
             await world.coordinator.end(End(id=prepared.id, outcome=Outcome.COMMIT), deadline=world.deadline(0.05))
@@ -149,26 +150,27 @@ async def test_late_ends_that_cannot_be_noted_are_answered_nevertheless(
 ) -> None:
     """Each end of a list gets its error by the deadline, even if another one fails; no timer is left."""
     ends = [End(id=(await world.prepare()).id, outcome=Outcome.COMMIT, cause=Cause.OPERATOR) for _ in range(3)]
-    requests = world.coordinator._caller_requests
+    ending = world.coordinator._ending
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(requests.verdicts, "take_commit_result", broken)
+    monkeypatch.setattr(ending.verdicts, "take_commit_result", broken)
     with world.memory.faults.lane_held():
-        answers = world.coordinator.begin_ends(ends, deadline=world.deadline(0.05))
+        answers = world.begin_ends(ends, deadline=world.deadline(0.05))
         await world.until(lambda: not answers.left)
     assert [type(error) for error in answers.results] == [EndUnconfirmedError] * 3
-    assert not requests.deadlines._watched
+    assert not ending._deadlines._watched
 
 
 async def test_an_end_that_waits_for_another_goes_no_further_if_its_caller_goes_away(world: World) -> None:
     """It is answered at once, long before its deadline; the change that has claimed the id is not affected."""
     prepared = await world.prepare()
-    coordinator, wanted = world.coordinator, [End(id=prepared.id, outcome=Outcome.COMMIT)]
+    wanted = [End(id=prepared.id, outcome=Outcome.COMMIT)]
     with world.memory.faults.lane_held():
-        first = coordinator.begin_ends(wanted, deadline=world.deadline())
-        second = coordinator.begin_ends(wanted, deadline=world.deadline(3600))
+        first = world.begin_ends(wanted, deadline=world.deadline())
+        second = world.begin_ends(wanted, deadline=world.deadline(3600))
+        await asyncio.sleep(0)
         second.abandon()
         await world.until(lambda: not second.left)
         assert first.left
@@ -447,7 +449,7 @@ async def test_one_end_that_breaks_at_once_keeps_no_other_of_its_list_from_being
 
     monkeypatch.setattr(world.coordinator.shards, "number_of", number_of)
     ends = [End(id=name, outcome=Outcome.COMMIT) for name in (bad, good)]
-    broken, ended = await world.coordinator.begin_ends(ends, deadline=world.deadline()).all()
+    broken, ended = await world.begin_ends(ends, deadline=world.deadline()).all()
     assert isinstance(broken, RuntimeError)
     assert ended == EndResult(id=good, state=State.COMMITTED, changed=True)
 
@@ -457,17 +459,17 @@ async def test_ends_of_one_id_that_wait_do_not_all_look_again_after_each_other(
 ) -> None:
     """One batch may hold 1000 of them. They are written in the order in which they came."""
     prepared = await world.prepare()
-    lookup, looks, count = world.coordinator._lookup, 0, 100
-    locate_any = lookup.locate_any
+    ending, looks, count = world.coordinator._ending, 0, 100
+    step = ending._step
 
-    async def counted(transaction_id: str, *, deadline: float) -> object:
+    def counted(change: Change, now: int) -> LaneWrite | None:
         nonlocal looks
         looks += 1
-        return await locate_any(transaction_id, deadline=deadline)
+        return step(change, now)
 
-    monkeypatch.setattr(lookup, "locate_any", counted)
+    monkeypatch.setattr(ending, "_step", counted)
     ends = [End(id=prepared.id, outcome=Outcome.UNKNOWN, remark=f"{number}") for number in range(count)]
-    answers = await world.coordinator.begin_ends(ends, deadline=world.deadline()).all()
+    answers = await world.begin_ends(ends, deadline=world.deadline()).all()
     assert answers == [EndResult(id=prepared.id, state=State.PREPARED, changed=False)] * count
     assert [op.remark for op in ops(world, prepared.id)] == [f"{number}" for number in range(count)]
     assert looks <= 3 * count
@@ -489,4 +491,4 @@ async def test_an_end_that_gives_up_its_turn_does_not_hold_up_the_next(world: Wo
     assert (await last).changed
     del gone, late
     gc.collect()
-    assert not world.coordinator._resolver._turns
+    assert not world.coordinator.shards.claims

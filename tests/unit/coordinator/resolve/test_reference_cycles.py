@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from halfway.coordinator.answers import Answers
+from halfway.coordinator.operations import Operation
 from halfway.protocol.errors import UnknownTransactionError
 from halfway.protocol.transactions import Outcome
 from tests.support.service.world import World
@@ -15,7 +15,9 @@ from tests.support.service.world import World
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_an_end_that_had_to_look_its_id_up_leaves_no_cycle(world: World, cancelled: bool) -> None:
     def alive() -> Counter[str]:
-        return Counter(type(one).__name__ for one in gc.get_objects() if issubclass(type(one), Answers | asyncio.Task))
+        return Counter(
+            type(one).__name__ for one in gc.get_objects() if issubclass(type(one), Operation | asyncio.Task)
+        )
 
     gc.collect()
     gc.disable()

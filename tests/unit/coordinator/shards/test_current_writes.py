@@ -2,18 +2,26 @@
 
 import msgspec
 
-from halfway.coordinator.changes import tombstone_again
+from halfway.coordinator.access import OpenAccess
+from halfway.coordinator.changes import Change, Record, tombstone_again
+from halfway.coordinator.operations import Path
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite
 from halfway.coordinator.requests import ServiceLimits
-from halfway.coordinator.shards.shard_table import Claim, ShardTable
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.memory.surroundings import ManualClock
 from halfway.protocol.entries import Pending
 from halfway.protocol.records import FOREIGN, OpKind
 from halfway.protocol.shard import ShardState
-from halfway.protocol.transactions import State
+from halfway.protocol.transactions import Cause, State
 from tests.support.domain.shard_records import ID, A, B, op
 
 HORIZON_MS = 60_000
+
+
+def claim(table: ShardTable, write: LaneWrite | None = None) -> Change:
+    path, mark = Path[Change](OpenAccess()), table.get(0).mark
+    of_stray = {"path": path, "id": ID, "action": Record.STRAY, "cause": Cause.POLICY, "deadline": 0}
+    return Change(**of_stray, shard=0, mark=mark, write=write)  # type: ignore[arg-type]
 
 
 async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None:
@@ -27,7 +35,7 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, state)
     stray = tombstone_again(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
-    table.claims[ID] = Claim(0, table.get(0).mark, stray)
+    table.claims[ID] = claim(table, stray)
     assert table.may_still_be_written(stray)
     later = ended.at + HORIZON_MS
     table.appended(0, [(6, ID, msgspec.structs.replace(B, prepared_at=later, since=later))], 7)
@@ -50,7 +58,7 @@ async def test_a_write_for_a_fold_that_another_owner_may_have_changed_is_no_long
         half=TOMBSTONE,
         deadline=0,
     )
-    table.claims[ID] = Claim(0, table.get(0).mark)
+    table.claims[ID] = claim(table)
     assert not table.may_still_be_written(write), "the claim waits for another write, or for none"
     table.claims[ID].write = write
     assert table.may_still_be_written(write)

@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from halfway.coordinator.answers import Answers
+from halfway.coordinator.operations import Operation
 from halfway.coordinator.ports import OpsRead
 from halfway.coordinator.queries import queries as get_and_list
 from halfway.coordinator.queries.queries import Filter
@@ -291,14 +291,19 @@ async def test_batches_of_one_group_leave_every_other_turn_to_another(
     """Each begins up to 200 items in a turn, and no two batches do so in the same turn."""
     async with guarded() as world:
         coordinator = world.here.coordinator
-        begin = coordinator.begin_ends
+        end, next_turn, begun = coordinator.end, coordinator.turns.next, [0]
 
-        def note(ends: Sequence[End], *, deadline: float, principal: Principal) -> Answers[EndResult]:
-            loop_turns.note(principal.name)
-            assert len(ends) <= 200
-            return begin(ends, deadline=deadline, principal=principal)
+        async def note_turn(caller: str | None) -> None:
+            await next_turn(caller)
+            loop_turns.note(caller or "")
+            begun.append(0)
 
-        monkeypatch.setattr(coordinator, "begin_ends", note)
+        def note(request: End, *, deadline: float, principal: Principal) -> Operation[EndResult]:
+            begun[-1] += 1
+            return end(request, deadline=deadline, principal=principal)
+
+        monkeypatch.setattr(coordinator.turns, "next", note_turn)
+        monkeypatch.setattr(coordinator, "end", note)
 
         async def batch(caller: str, count: int) -> None:
             ends = [{"id": own_id(0, f"{caller}-{number}"), "outcome": "commit"} for number in range(count)]
@@ -310,6 +315,7 @@ async def test_batches_of_one_group_leave_every_other_turn_to_another(
         await batch("shop", 400)
         await asyncio.gather(*many)
         assert loop_turns.most_in_one == 1
+        assert max(begun) <= 200
 
 
 async def test_large_answers_of_one_group_let_one_of_another_be_made_next(loop_turns: LoopTurns) -> None:

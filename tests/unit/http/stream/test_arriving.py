@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from halfway.http.stream.accumulator import ArrivingPayload
+from halfway.http.stream.operations import ArrivingPayload
 
 TEXT, PING, CONTINUATION = 0x81, 0x89, 0x00
 

@@ -1,4 +1,4 @@
-"""Collects the operations of all streams in one turn of the event loop; the coordinator gets one list of each kind.
+"""The operations of all streams: what they hold, and how their answers are sent together.
 
 What arrives on a WebSocket counts until its message is read.
 """
@@ -6,23 +6,23 @@ What arrives on a WebSocket counts until its message is read.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import structlog
 
+from halfway.coordinator.operations import Waits
 from halfway.http.requests.admission import held_s
 from halfway.http.responses.problems import InternalError, status_of
 from halfway.http.stream import frames
 from halfway.protocol.errors import GroupLimitedError, HalfwayError
 
 if TYPE_CHECKING:
-    from halfway.coordinator.answers import Answers
     from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.requests import End, Prepare
+    from halfway.coordinator.operations import Operation
     from halfway.http.requests.admission import Admission, InFlight
     from halfway.http.responses.problems import RefusalLog
     from halfway.http.stream.frames import Answer, FrameOperations
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 
 log = structlog.get_logger(__name__)
-
-R = TypeVar("R")
-
-_AT_ONCE: Final = 250
-"""Operations of one kind that are handed over before other work of the event loop goes on."""
 
 
 class StreamObserver(Protocol):
@@ -45,7 +40,7 @@ class StreamObserver(Protocol):
 
 
 class Connection(Protocol):
-    """A connection, as the accumulator sees it."""
+    """A connection, as its operations see it."""
 
     principal: Principal
     lost: bool
@@ -69,8 +64,8 @@ class _Frame(msgspec.Struct, eq=False):
     left: int
 
 
-class _Operation(msgspec.Struct, eq=False):
-    """One operation on its way."""
+class _Item(msgspec.Struct, eq=False):
+    """One operation of a frame."""
 
     connection: Connection
     frame: _Frame
@@ -82,8 +77,8 @@ class _Operation(msgspec.Struct, eq=False):
     """True if it was answered 202. Its result is not sent then."""
 
 
-class OperationAccumulator:
-    """Operations that wait for the end of this turn of the event loop."""
+class StreamOperations:
+    """The operations of all streams, from their frames to their answers."""
 
     def __init__(
         self,
@@ -107,9 +102,10 @@ class OperationAccumulator:
         self._hold_s = hold_s
         self._observer = observer
         self._refusals = refusals
-        self._prepares: deque[_Operation] = deque()
-        self._ends: deque[_Operation] = deque()
-        self._scheduled = False
+        self._unconfirmed: list[tuple[_Item, Operation[Any]]] = []
+        """Ends that want no confirmation, until their turn has come."""
+        self._answered: list[tuple[_Item, Operation[Any]]] = []
+        """What has been answered in this turn of the event loop."""
         self._waiting: dict[Connection, set[asyncio.Task[None]]] = {}
         """Prepares that wait for a place."""
 
@@ -133,94 +129,89 @@ class OperationAccumulator:
             refusal = self._in_flight.refusal()
             self._refuse_all(connection, requested.ends[len(ends) :], "end", refusal)
             self._refuse_all(connection, requested.prepares[len(prepares) :], "prepare", refusal)
-        self._ends += [_Operation(connection, frame, "end", n, end, confirm) for n, end, confirm in ends]
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        for n, end, confirm in ends:
+            self._begin(_Item(connection, frame, "end", n, end, confirm), deadline)
         admitted = self._admission.take(len(prepares))
         for index, (n, prepare) in enumerate(prepares):
-            operation = _Operation(connection, frame, "prepare", n, prepare)
+            item = _Item(connection, frame, "prepare", n, prepare)
             if index < admitted:
-                self._prepares.append(operation)
+                self._begin(item, deadline)
             else:
-                self._wait(operation)
-        self._schedule()
+                self._wait(item)
 
     def forget(self, connection: Connection) -> None:
         """Begin no more for a connection that is lost: nobody would end a transaction that begins now."""
         for task in self._waiting.pop(connection, ()):
             task.cancel()
 
-    def _schedule(self) -> None:
-        if not self._scheduled and (self._ends or self._prepares):
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._hand_over)
+    def _begin(self, item: _Item, deadline: float) -> None:
+        principal = item.connection.principal
+        begin = self._coordinator.end if item.kind == "end" else self._coordinator.prepare
+        operation: Operation[Any] = begin(item.request, deadline=deadline, principal=principal)
+        operation.add_done_callback(partial(self._take_answer, item))
+        if not item.confirm:
+            if not self._unconfirmed:
+                asyncio.get_running_loop().call_soon(self._accept)
+            self._unconfirmed.append((item, operation))
 
-    def _hand_over(self) -> None:
-        self._scheduled = False
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
-        for principal, ends in _by_principal(self._ends):
-            requests: list[End] = [one.request for one in ends]
-            ending = self._coordinator.begin_ends(requests, deadline=deadline, principal=principal)
-            self._follow(ending, ends, frames.ended, partial(self._done, principal.group))
-            self._accept(ends)
-        for principal, prepares in _by_principal(self._prepares):
-            operations = [one for one in prepares if not self._given_up(one)]
-            wanted: list[Prepare] = [one.request for one in operations]
-            preparing = self._coordinator.begin_prepares(wanted, deadline=deadline, principal=principal)
-            self._follow(preparing, operations, frames.prepared, partial(self._prepared, principal.group))
-        self._schedule()
-
-    def _given_up(self, prepare: _Operation) -> bool:
-        """Return whether the connection of a prepare is lost: no client would end a transaction that begins now."""
-        if not prepare.connection.lost:
-            return False
-        self._finish(prepare)
-        self._prepared(prepare.connection.principal.group, 1)
-        return True
-
-    def _accept(self, operations: Sequence[_Operation]) -> None:
+    def _accept(self) -> None:
         """Answer 202 to the ends that are on their way and want no confirmation."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
         accepted = 0
-        for one in operations:
-            if not one.confirm and one.request is not None:
-                one.accepted = True
-                one.connection.accept(one.n)
+        for item, operation in unconfirmed:
+            if operation.waits is Waits.TURN:
+                self._unconfirmed.append((item, operation))
+            elif operation.result is None:
+                item.accepted = True
+                item.connection.accept(item.n)
                 accepted += 1
+        if self._unconfirmed:
+            asyncio.get_running_loop().call_soon(self._accept)
         if accepted:
             self._observer.streamed("end", 202, accepted)
 
-    def _follow(
-        self,
-        answers: Answers[R],
-        operations: Sequence[_Operation],
-        shown: Callable[[int, R], Answer],
-        done: Callable[[int], None],
-    ) -> None:
-        """Send the answers to their connections as they come. `done` is called with the number of answers."""
-        results = answers.results
+    # --- answers
 
-        def send(indexes: Sequence[int]) -> None:
-            counts: Counter[int] = Counter()
-            for index in indexes:
-                one = operations[index]
-                result = results[index]
-                error = _error(result) if isinstance(result, Exception) else None
-                if error is not None:
-                    self._note_refused(one.kind, one.connection, error, one.request)
-                self._finish(one)
-                if one.accepted:
-                    one.connection.settled()
-                    continue
-                answer = frames.refused(one.n, error) if error is not None else shown(one.n, cast("R", result))
-                counts[answer.status] += 1
-                if isinstance(result, GroupLimitedError):
-                    # As in REST: it slows down a caller that sends the next prepare at once.
-                    asyncio.get_running_loop().call_later(held_s(self._hold_s), one.connection.answer, answer)
-                else:
-                    one.connection.answer(answer)
-            done(len(indexes))
-            for status, count in counts.items():
-                self._observer.streamed(operations[0].kind, status, count)
+    def _take_answer(self, item: _Item, operation: Operation[Any]) -> None:
+        """Send the answers of one turn of the event loop together."""
+        if not self._answered:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._answered.append((item, operation))
 
-        answers.on_answers(send)
+    def _send(self) -> None:
+        answered, self._answered = self._answered, []
+        counts: Counter[tuple[str, int]] = Counter()
+        done: Counter[tuple[str, str | None]] = Counter()
+        for item, operation in answered:
+            connection, kind = item.connection, item.kind
+            done[kind, connection.principal.group] += 1
+            result: Any = operation.result
+            error = _error(result) if isinstance(result, Exception) else None
+            if error is not None:
+                self._note_refused(kind, connection, error, item.request)
+            self._finish(item)
+            if item.accepted:
+                connection.settled()
+                continue
+            if error is not None:
+                answer = frames.refused(item.n, error)
+            elif kind == "end":
+                answer = frames.ended(item.n, result)
+            else:
+                answer = frames.prepared(item.n, result)
+            counts[kind, answer.status] += 1
+            if isinstance(error, GroupLimitedError):
+                # As in REST: it slows down a caller that sends the next prepare at once.
+                asyncio.get_running_loop().call_later(held_s(self._hold_s), connection.answer, answer)
+            else:
+                connection.answer(answer)
+        for (kind, caller), count in done.items():
+            self._in_flight.leave(count, caller)
+            if kind == "prepare":
+                self._admission.leave(count)
+        for (kind, status), count in counts.items():
+            self._observer.streamed(kind, status, count)
 
     def _note_refused(self, kind: str, connection: Connection, error: HalfwayError, request: object) -> None:
         self._refusals.note(
@@ -232,24 +223,17 @@ class OperationAccumulator:
             request_id=connection.id,
         )
 
-    def _finish(self, operation: _Operation) -> None:
-        operation.request = None
-        frame = operation.frame
+    def _finish(self, item: _Item) -> None:
+        item.request = None
+        frame = item.frame
         frame.left -= 1
         if not frame.left:
-            self._in_flight.free(frame.size, operation.connection.principal.group)
-
-    def _done(self, caller: str | None, count: int) -> None:
-        self._in_flight.leave(count, caller)
-
-    def _prepared(self, caller: str | None, count: int) -> None:
-        self._in_flight.leave(count, caller)
-        self._admission.leave(count)
+            self._in_flight.free(frame.size, item.connection.principal.group)
 
     # --- prepares that wait for a place
 
-    def _wait(self, operation: _Operation) -> None:
-        connection = operation.connection
+    def _wait(self, item: _Item) -> None:
+        connection = item.connection
         task = asyncio.get_running_loop().create_task(self._admission.enter(connection.principal.group))
         waiting = self._waiting.setdefault(connection, set())
         waiting.add(task)
@@ -260,14 +244,15 @@ class OperationAccumulator:
             if not waiting and self._waiting.get(connection) is waiting:
                 del self._waiting[connection]
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            if error is None:
-                self._prepares.append(operation)
-                self._schedule()
+            if error is None and not connection.lost:
+                self._begin(item, asyncio.get_running_loop().time() + self._timeout_s)
                 return
-            self._finish(operation)
+            if error is None:  # no client would end a transaction that begins now
+                self._admission.leave()
+            self._finish(item)
             self._in_flight.leave(1, connection.principal.group)
             if isinstance(error, Exception):
-                self._refuse_all(connection, [(operation.n,)], operation.kind, _error(error))
+                self._refuse_all(connection, [(item.n,)], item.kind, _error(error))
 
         task.add_done_callback(over)
 
@@ -287,15 +272,6 @@ class OperationAccumulator:
             self._note_refused(kind, connection, error, one[1] if len(one) > 1 else None)
             connection.answer(frames.Answer(n=one[0], status=status, problem=document))
         self._observer.streamed(kind, status, len(requested))
-
-
-def _by_principal(waiting: deque[_Operation]) -> list[tuple[Principal, list[_Operation]]]:
-    """Take what waits, up to a bound, by who asks for it."""
-    found: dict[Principal, list[_Operation]] = {}
-    for _ in range(min(len(waiting), _AT_ONCE)):
-        one = waiting.popleft()
-        found.setdefault(one.connection.principal, []).append(one)
-    return list(found.items())
 
 
 def _error(error: Exception) -> HalfwayError:
