@@ -48,26 +48,29 @@ async def test_an_end_that_is_too_low_is_believed_at_the_second_look(kafka: Kafk
 
 @pytest.mark.parametrize("op_end", [1, 2])
 async def test_starts_behind_what_is_needed_are_all_reported_once(kafka: Kafka, op_end: int) -> None:
-    """The records of half and of op are deleted between two looks: neither loss hides the other one.
+    """The records of all three topics are deleted between two looks: no loss hides another one.
 
     If op ended at 2 one horizon ago, all outcomes of the horizon are left, but not what it has of pending transactions.
     """
     config = config_for(kafka.bootstrap_servers)
     names = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
     create_topics(config, dict.fromkeys(names, 2), **{"cleanup.policy": "delete"})
-    cut = names[:2]
+    cut = names[:3]
     producer = Producer(config.producer())
     for topic in cut * 3:
         producer.produce(topic, b"a record", partition=0)
     assert producer.flush(PATIENCE_S) == 0
     watch = LogWatch(config)
-    known = knows(half_end=3, half_needed=1, op_end=op_end, op_needed=1)
+    known = knows(half_end=3, half_needed=1, op_end=op_end, op_needed=1, parked_needed=1)
     assert await watch.look(known) == []
     admin = admin_of(config)
     for done in admin.delete_records([TopicPartition(topic, 0, 2) for topic in cut]).values():
         done.result(PATIENCE_S)
-    found = [(loss.topic, loss.half_start, loss.op_start, loss.is_op_cut) for _, loss in await watch.look(known)]
-    assert found == [(config.half_topic, 2, None, False), (config.op_topic, None, 2, op_end < 2)]
+    found = [loss for _, loss in await watch.look(known)]
+    assert [loss.topic for loss in found] == list(cut)
+    starts = [(loss.half_start, loss.op_start, loss.parked_start) for loss in found]
+    assert starts == [(2, None, None), (None, 2, None), (None, None, 2)]
+    assert [loss.is_op_cut for loss in found] == [False, op_end < 2, False]
     assert await watch.look(known) == []
 
 

@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_330,
+    "lines of coordinator and adapters": 43_347,
     "files of coordinator and adapters": 199,
-    "lines of halfway/protocol": 2_840,
-    "lines of halfway/coordinator": 9_974,
+    "lines of halfway/protocol": 2_848,
+    "lines of halfway/coordinator": 9_985,
     "lines of halfway/http": 6_486,
     "lines of halfway/app": 4_007,
     "lines of halfway/kafka": 9_883,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_152,
+    "lines of tests": 71_173,
     "lines of bench": 3_997,
     "bytes of pages": 405_620,
     "settings": 73,

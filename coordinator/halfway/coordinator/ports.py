@@ -295,6 +295,8 @@ class KnownLog(msgspec.Struct, frozen=True, kw_only=True):
     """The lowest offset of a half that is still pending."""
     op_needed: int | None = None
     """The lowest offset of an op that has a verdict, or checks, that are nowhere else. None if there is none."""
+    parked_needed: int | None = None
+    """The lowest offset of a record of a transaction that is still parked. None if there is none."""
 
 
 class LogLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,6 +309,8 @@ class LogLoss(msgspec.Struct, frozen=True, kw_only=True):
     acquired again, and its fold compared with what its owner knew."""
     op_start: int | None = None
     """The same of op[s]."""
+    parked_start: int | None = None
+    """The same of parked[s]."""
     is_op_cut: bool = False
     """True if op[s] begins after outcomes that are within the horizon."""
 

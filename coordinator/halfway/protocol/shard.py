@@ -46,6 +46,7 @@ class ShardState:
         """Tombstones in half[s] of ids without an outcome; an outcome has its own."""
         self._parked_tombstones: dict[str, int] = {}
         self._half_offsets = OffsetOrder(self._halves)
+        self._parked_offsets = OffsetOrder(self._parked)
         self._op_offsets = IndexedHeap()
         self.group_counts: dict[str, tuple[int, int]] = {}
         """The numbers of pending and parked transactions by group, for groups that have any."""
@@ -152,6 +153,12 @@ class ShardState:
         """Iterate over the pending transactions whose verdict, or checks, only an op before an offset has."""
         halves, op_offset = self._halves, self._op_offsets.get
         return (halves[key] for key in list(halves) if (at := op_offset(key)) is not None and at < offset)
+
+    @property
+    def oldest_parked_offset(self) -> int | None:
+        """The lowest offset of a record of a parked transaction, None if parked[s] has none."""
+        first = self._parked_offsets.first()
+        return None if first is None else first[0]
 
     # --- applying records
 
@@ -312,6 +319,7 @@ class ShardState:
         if held is None:
             self._count(parked.half.group, 0, 1)
         self._parked[transaction_id] = ParkedEntry.of(offset, parked)
+        self._parked_offsets.note(transaction_id, offset)
         shadow = self._halves.get(transaction_id)
         if shadow is not None and shadow.origin is Origin.PREPARE:
             self._drop_half(transaction_id)

@@ -125,21 +125,18 @@ class LogWatch:
 
     async def _starts_lost(self, known: Mapping[int, KnownLog]) -> list[tuple[int, LogLoss]]:
         """Return every loss, not one for each shard: the records of several topics may be deleted together."""
-        half, op = self._config.half_topic, self._config.op_topic
+        half, op, parked, _ = self._topics
         losses: list[tuple[int, LogLoss]] = []
         now = time.monotonic()
         for place, start in (await self._offsets(known, _EARLIEST)).items():
             topic, shard = place
             if start <= self._starts.get(place, 0):
                 continue
-            needed = outcomes = start
-            if topic == half:
-                needed = known[shard].half_needed
-            elif topic == op:
-                if samples := self._recent_op_ends(shard, now):
-                    outcomes = samples[0][1]
-                totals = known[shard].op_needed
-                needed = outcomes if totals is None else min(totals, outcomes)
+            one, outcomes = known[shard], start
+            if topic == op and (samples := self._recent_op_ends(shard, now)):
+                outcomes = samples[0][1]
+            lowest = {half: one.half_needed, op: one.op_needed, parked: one.parked_needed}[topic]
+            needed = outcomes if lowest is None else min(lowest, outcomes)
             self._starts[place] = start
             if start > needed:
                 loss = LogLoss(
@@ -147,6 +144,7 @@ class LogWatch:
                     detail=f"{topic}[{shard}] begins at {start}, but records from {needed} on are needed",
                     half_start=start if topic == half else None,
                     op_start=start if topic == op else None,
+                    parked_start=start if topic == parked else None,
                     is_op_cut=start > outcomes,
                 )
                 losses.append((shard, loss))

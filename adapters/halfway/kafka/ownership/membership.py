@@ -347,7 +347,7 @@ class KafkaMembership:
         """Tell the service; if it is not known what is lost, acquire the shards again and compare."""
         for shard, loss in losses:
             self._listener.log_lost(shard, loss)
-        unknown = [loss for _, loss in losses if loss.half_start is None and loss.op_start is None]
+        unknown = [loss for _, loss in losses if loss.half_start is loss.op_start is loss.parked_start is None]
         if unknown:
             self.lost_records(unknown[0].detail)
 

@@ -137,8 +137,8 @@ class Shard:
         self.planned_by: dict[str, Group | None] = {}
         """The groups, by name, as they were when the looks at their pending transactions were planned."""
         self.leaving = False
-        self.half_start = 0
-        """The offset before which half[s] is known to have no records any more."""
+        self.half_start = self.parked_start = 0
+        """The offsets before which half[s] and parked[s] are known to have no records any more."""
         self.unwritten: dict[str, Half | None] = {}
         """Transactions that the log has lost, each with its half if its write needs one."""
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -440,7 +440,11 @@ class ShardTable:
         state = served.state
         op_needed = state.op_cursor if state.op_cursor < state.op_tail else None
         return KnownLog(
-            half_end=state.half_end, op_end=state.op_tail, half_needed=state.half_cursor, op_needed=op_needed
+            half_end=state.half_end,
+            op_end=state.op_tail,
+            half_needed=state.half_cursor,
+            op_needed=op_needed,
+            parked_needed=state.oldest_parked_offset,
         )
 
     def log_lost(self, shard: int, loss: LogLoss) -> None:
@@ -451,7 +455,10 @@ class ShardTable:
             return
         state, before = served.state, served.half_start
         cut = served.half_start = max(before, loss.half_start or 0)
-        lost = [entry for entry in state.halves.values() if before <= entry.offset < cut]
+        lost: list[Unresolved] = [entry for entry in state.halves.values() if before <= entry.offset < cut]
+        before = served.parked_start
+        served.parked_start = max(before, loss.parked_start or 0)
+        lost += [entry for entry in state.parked() if before <= entry.offset < served.parked_start]
         # If a half is lost too, and not in memory, nothing can be written again.
         in_op = state.in_op_before(loss.op_start or 0)
         outdated = [entry for entry in in_op if entry.offset >= cut or self._remembered(entry) is not None]

@@ -174,6 +174,24 @@ async def test_a_verdict_that_was_deleted_from_the_start_of_op_is_written_again(
     assert shards.get(0).unwritten == {A.id: None, B.id: None}
 
 
+async def test_a_parked_record_that_was_deleted_is_written_again_or_counted_as_lost_once() -> None:
+    shards = ShardTable(ServiceLimits(shards=1), ManualClock())
+    state = fold(0)
+    for offset, half in enumerate((A, B, C), 1):
+        state.apply_parked(offset, half.id, parked_of(half))
+    shards.acquired(0, state)
+    shards.payloads.put(B, B.size)
+    known = shards.known_log(0)
+    assert known is not None
+    assert known.parked_needed == 1
+    for start in (3, 3):
+        shards.log_lost(0, LogLoss(topic="parked", detail="cut", parked_start=start))
+    assert shards.get(0).unwritten == {B.id: B}
+    assert shards.losses.lost == 1
+    state.apply_parked(4, A.id, None)
+    assert state.oldest_parked_offset == 2
+
+
 async def test_a_half_that_is_lost_with_its_verdict_is_lost_once() -> None:
     """Nothing can write it again, so nothing waits to be written."""
     shards = with_a_verdict()
