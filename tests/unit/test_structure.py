@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_173,
+    "lines of tests": 71_175,
     "lines of bench": 3_997,
     "bytes of pages": 405_620,
     "settings": 73,
