@@ -134,6 +134,7 @@ class Coordinator:
             activity,
             horizon_s=limits.outcome_horizon_s,
         )
+        self.changes_waiting = self._ending.waiting
         self._ending.audit = self.auditor.record_end
         self._preparer = Preparer(
             limits,

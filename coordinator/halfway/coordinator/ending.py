@@ -108,7 +108,6 @@ class Ending(Path[Change]):
         """Records the answer to a manual end."""
         lane.listen(self._written)
 
-    @property
     def waiting(self) -> Mapping[str, int]:
         """How many changes without an answer wait for what."""
         return Counter(one.waits.value for one in self._deadlines)

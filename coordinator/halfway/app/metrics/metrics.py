@@ -252,6 +252,8 @@ class Metrics:
             partial(_figures_of, shards, api),
         ):
             self.registry.register(_Read(read))
+        text = "Ends and other changes without an answer, by what they wait for"
+        self.show_gauges("halfway_changes_waiting", text, "on", coordinator.changes_waiting)
 
     def export_zeros(
         self,

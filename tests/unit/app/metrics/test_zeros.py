@@ -1,5 +1,6 @@
 """Counters have a sample with value 0 before their first event, so that an alert on their increase finds it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
@@ -10,6 +11,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import SKIP_REASONS
 from tests.support.rest.client import RestWorld
+from tests.support.waiting import until_true
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000, prefix="h.")
 
@@ -70,3 +72,15 @@ def test_an_event_counts_in_the_sample_that_was_zero() -> None:
 def test_every_reason_to_skip_a_record_is_listed() -> None:
     kinds: list[type[UndecodableError]] = [UndecodableError, *UndecodableError.__subclasses__()]
     assert {kind.reason for kind in kinds} == set(SKIP_REASONS)
+
+
+async def test_a_gauge_shows_what_the_changes_without_an_answer_wait_for(world: RestWorld) -> None:
+    metrics = Metrics()
+    metrics.show(world.coordinator, world.api)
+    await world.put_shop()
+    await world.prepared(id="held")
+    with world.memory.faults.lane_held():
+        ending = asyncio.create_task(world.end("held", "commit"))
+        await until_true(lambda: b'halfway_changes_waiting{on="lane"} 1.0' in metrics.render()[0])
+    assert (await ending).status == 200
+    assert b"halfway_changes_waiting{on=" not in metrics.render()[0]
