@@ -9,11 +9,11 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_349,
+    "lines of coordinator and adapters": 43_391,
     "files of coordinator and adapters": 199,
     "lines of halfway/protocol": 2_848,
-    "lines of halfway/coordinator": 9_985,
-    "lines of halfway/http": 6_486,
+    "lines of halfway/coordinator": 10_008,
+    "lines of halfway/http": 6_505,
     "lines of halfway/app": 4_009,
     "lines of halfway/kafka": 9_881,
     "lines of halfway/checks": 1_156,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_189,
+    "lines of tests": 71_305,
     "lines of bench": 3_997,
     "bytes of pages": 405_770,
     "settings": 73,

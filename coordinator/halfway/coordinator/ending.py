@@ -355,7 +355,7 @@ class Ending(Path[Change]):
         half = None
         if not isinstance(entry, Ended) and change.needs_payload(entry) and not change.goes_without_payload:
             half = change.half if change.half_of is entry else shards.payloads.get(name)
-            if half is None or (half is not change.half and half.fingerprint != entry.fingerprint):
+            if half is None or (change.half_of is not entry and half.fingerprint != entry.fingerprint):
                 self._claim(change, shard)
                 self._wait(change, Waits.PAYLOAD, self._read_payload(change, shard, entry))
                 return None
@@ -513,13 +513,18 @@ class Ending(Path[Change]):
         if change.has_finished:
             return
         change.has_finished = True
+        recording = None
         try:
-            recording = None
             if change.is_commit_kept or (change.says_commit and not isinstance(result, EndResult)):
                 recording = self._settle_commit(change, result)
-            if change.waits is _CLAIM:
-                self._leave(change)
-            self._release(change)
+        except Exception:
+            log.exception("commit_not_settled")
+            if not isinstance(result, EndResult):
+                result = unconfirmed(change.id)  # any other error would mean that the commit is recorded
+        if change.waits is _CLAIM:
+            self._leave(change)
+        self._release(change)
+        try:
             if recording is None or change.done() or not isinstance(result, Exception):
                 self._answer(change, result)
             else:
@@ -574,12 +579,12 @@ class Ending(Path[Change]):
         elif not isinstance(result, Exception):
             result = unconfirmed(change.id)
         change.answer(result)
-        if request is None or not change.allowed:
+        if request is None:
             return
-        if change.is_audited:
+        if change.is_audited and (change.allowed or not change.is_cancelled):
             self.audit(change, result)
-        if change.forwarded is not None:
-            return  # the owner counts it
+        if not change.allowed or change.forwarded is not None:
+            return  # a refused caller is not counted; the owner counts what is forwarded
         if isinstance(result, EndResult):
             label = "changed" if result.changed else "unchanged"
             if result.changed and change.is_manual:
@@ -649,5 +654,5 @@ def background_deadline() -> float:
 
 def log_late_error(transaction_id: str, error: BaseException) -> None:
     """Log an end that failed when no caller waited any more, unless a repeat of the end would succeed."""
-    if isinstance(error, Exception) and not isinstance(error, RetryableError):
+    if isinstance(error, Exception) and not isinstance(error, RetryableError | ConnectionAbortedError):
         _late_ends.note({"error": getattr(error, "code", type(error).__name__)}, id=transaction_id, detail=str(error))

@@ -111,7 +111,10 @@ class Operation(msgspec.Struct, Generic[R], kw_only=True, eq=False, weakref=True
         if callbacks is not None:
             self._callbacks = None
             for callback in callbacks:
-                callback(self)
+                try:
+                    callback(self)
+                except Exception:
+                    log.exception("reply_failed")  # the others must still get their answers
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call `callback` with the operation when it has its answer, at once if it has come already."""
@@ -213,7 +216,11 @@ class Path(Generic[OperationT]):
         if not operation.forwards or operation.done():
             return False
         operation.forwards = False
-        task = operation.forwarded = self.forward(operation, error)
+        try:
+            task = operation.forwarded = self.forward(operation, error)
+        except Exception:
+            log.exception("forward_failed")
+            return False
         if task is None:
             return False
         operation.waits = Waits.OWNER

@@ -177,7 +177,9 @@ class Preparer(Path[Preparation]):
         self._apply_rules(one, unresolved)
 
     def _fail(self, one: Preparation, error: BaseException) -> None:
-        if not isinstance(error, NotServedError) or not self._begin_forward(one, error):
+        if isinstance(error, NotServedError) and self._begin_forward(one, error):
+            self._release(one)
+        else:
             self._answer(one, error if isinstance(error, Exception) else ConnectionAbortedError("halfway is stopped"))
 
     def abandon(self, one: Preparation) -> None:
@@ -235,6 +237,7 @@ class Preparer(Path[Preparation]):
         """Answer the prepare of a known id, or wait for what has to be done first."""
         if known.group != one.request.group or known.fingerprint != one.fingerprint:
             raise IdReusedError(known.id)
+        self._require_no_write_of_other_content(known)
         if isinstance(known, Pending) and known.origin is Origin.PREPARE and known.barrier < shard.state.barrier:
             self._wait(one, Waits.LANE, self._make_final(known.id, one.deadline))
         else:
@@ -375,10 +378,7 @@ class Preparer(Path[Preparation]):
         if isinstance(result, OutcomeUnknownError):
             self._add_ambiguous(half.id)
             result.fields["id"] = half.id
-        try:
-            self._answer(preparation, result)
-        except Exception:
-            log.exception("reply_failed")  # the others must still get their answers
+        self._answer(preparation, result)
 
     def _apply(self, preparation: Preparation, half: Half, offset: int, now: int) -> Prepared:
         """Apply a stored half, if its shard is still served here, and return the answer.
@@ -390,11 +390,9 @@ class Preparer(Path[Preparation]):
         if preparation.request.id is not None and (shard is None or shard.state.barrier != half.barrier):
             raise _unconfirmed()
         if shard is not None:
-            claimed = shard.state.find(half.id) if half.id in self._shards.claims else None
             shard.apply_own_half(offset, half.id, half)
             entry = shard.state.find(half.id)
-            if isinstance(claimed, Pending) and claimed is not entry:
-                raise _unconfirmed()  # a change of the other half is being written
+            self._require_no_write_of_other_content(half)
         if entry is not None and entry.fingerprint != half.fingerprint:
             raise IdReusedError(half.id)
         if entry is not None and not isinstance(entry, Pending):
@@ -412,6 +410,17 @@ class Preparer(Path[Preparation]):
             created=True,
         )
 
+    def _require_no_write_of_other_content(self, half: Half | Entry) -> None:
+        """Raise if a change of another half of the id is being written: that half may be delivered."""
+        claim = self._shards.claims.get(half.id)
+        if (
+            claim is not None
+            and claim.write is not None
+            and claim.entry is not None
+            and claim.entry.fingerprint != half.fingerprint
+        ):
+            raise _unconfirmed()
+
     def _answer(self, preparation: Preparation, result: Prepared | Exception) -> None:
         """Count a prepare, and answer it, unless it has an answer."""
         if preparation.result is not None:
@@ -421,14 +430,16 @@ class Preparer(Path[Preparation]):
         if preparation.held_bytes:
             self._group_limits.release(preparation.request.group, preparation.held_bytes)
         group = preparation.request.group
-        if not preparation.allowed or preparation.forwarded is not None:
-            pass  # a refused caller is not counted; a forwarded prepare is counted by the owner of the shard
-        elif isinstance(result, Prepared):
-            self._activity.note_prepare(group, "prepared" if result.created else "repeated", preparation.began)
-        elif not isinstance(result, NotServedError):
-            label = result.code if isinstance(result, HalfwayError) else "internal"
-            self._activity.note_prepare("" if self._groups.find(group) is None else group, label, preparation.began)
-        preparation.answer(result)
+        try:
+            if not preparation.allowed or preparation.forwarded is not None:
+                pass  # a refused caller is not counted; a forwarded prepare is counted by the owner of the shard
+            elif isinstance(result, Prepared):
+                self._activity.note_prepare(group, "prepared" if result.created else "repeated", preparation.began)
+            elif not isinstance(result, NotServedError | ConnectionAbortedError):
+                label = result.code if isinstance(result, HalfwayError) else "internal"
+                self._activity.note_prepare("" if self._groups.find(group) is None else group, label, preparation.began)
+        finally:
+            preparation.answer(result)
 
     def _add_ambiguous(self, transaction_id: str) -> None:
         self._ambiguous[transaction_id] = object()

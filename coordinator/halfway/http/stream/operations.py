@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 import structlog
@@ -108,6 +108,8 @@ class StreamOperations:
         """What has been answered in this turn of the event loop."""
         self._waiting: dict[Connection, set[asyncio.Task[None]]] = {}
         """Prepares that wait for a place."""
+        self._begun: dict[Connection, set[Operation[Any]]] = {}
+        """Prepares without an answer."""
 
     def add(self, connection: Connection, requested: FrameOperations, size: int) -> None:
         """Do the prepares and ends of a frame of `size` bytes, and send each answer to the connection."""
@@ -144,12 +146,17 @@ class StreamOperations:
         """Begin no more for a connection that is lost: nobody would end a transaction that begins now."""
         for task in self._waiting.pop(connection, ()):
             task.cancel()
+        for operation in self._begun.pop(connection, ()):
+            if operation.waits is Waits.TURN:
+                operation.cancel()
 
     def _begin(self, item: _Item, deadline: float) -> None:
         principal = item.connection.principal
         begin = self._coordinator.end if item.kind == "end" else self._coordinator.prepare
         operation: Operation[Any] = begin(item.request, deadline=deadline, principal=principal)
         operation.add_done_callback(partial(self._take_answer, item))
+        if item.kind == "prepare":
+            self._begun.setdefault(item.connection, set()).add(operation)
         if not item.confirm:
             if not self._unconfirmed:
                 asyncio.get_running_loop().call_soon(self._accept)
@@ -184,34 +191,46 @@ class StreamOperations:
         counts: Counter[tuple[str, int]] = Counter()
         done: Counter[tuple[str, str | None]] = Counter()
         for item, operation in answered:
-            connection, kind = item.connection, item.kind
-            done[kind, connection.principal.group] += 1
-            result: Any = operation.result
-            error = _error(result) if isinstance(result, Exception) else None
-            if error is not None:
-                self._note_refused(kind, connection, error, item.request)
+            done[item.kind, item.connection.principal.group] += 1
+            if item.kind == "prepare":
+                self._forget_begun(item.connection, operation)
+            if not operation.is_cancelled:  # else its connection is lost
+                self._send_one(item, operation, counts)
             self._finish(item)
-            if item.accepted:
-                connection.settled()
-                continue
-            if error is not None:
-                answer = frames.refused(item.n, error)
-            elif kind == "end":
-                answer = frames.ended(item.n, result)
-            else:
-                answer = frames.prepared(item.n, result)
-            counts[kind, answer.status] += 1
-            if isinstance(error, GroupLimitedError):
-                # As in REST: it slows down a caller that sends the next prepare at once.
-                asyncio.get_running_loop().call_later(held_s(self._hold_s), connection.answer, answer)
-            else:
-                connection.answer(answer)
         for (kind, caller), count in done.items():
             self._in_flight.leave(count, caller)
             if kind == "prepare":
                 self._admission.leave(count)
         for (kind, status), count in counts.items():
             self._observer.streamed(kind, status, count)
+
+    def _send_one(self, item: _Item, operation: Operation[Any], counts: Counter[tuple[str, int]]) -> None:
+        connection, kind, result = item.connection, item.kind, cast("Any", operation.result)
+        error = _error(result) if isinstance(result, Exception) else None
+        if error is not None:
+            self._note_refused(kind, connection, error, item.request)
+        if item.accepted:
+            connection.settled()
+            return
+        if error is not None:
+            answer = frames.refused(item.n, error)
+        elif kind == "end":
+            answer = frames.ended(item.n, result)
+        else:
+            answer = frames.prepared(item.n, result)
+        counts[kind, answer.status] += 1
+        if isinstance(error, GroupLimitedError):
+            # As in REST: it slows down a caller that sends the next prepare at once.
+            asyncio.get_running_loop().call_later(held_s(self._hold_s), connection.answer, answer)
+        else:
+            connection.answer(answer)
+
+    def _forget_begun(self, connection: Connection, operation: Operation[Any]) -> None:
+        begun = self._begun.get(connection)
+        if begun is not None:
+            begun.discard(operation)
+            if not begun:
+                del self._begun[connection]
 
     def _note_refused(self, kind: str, connection: Connection, error: HalfwayError, request: object) -> None:
         self._refusals.note(

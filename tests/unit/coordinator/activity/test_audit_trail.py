@@ -8,7 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfway.coordinator.requests import End, GroupSpec
-from halfway.protocol.errors import AlreadyEndedError, HalfwayError, InvalidRequestError, UnknownTransactionError
+from halfway.protocol.errors import (
+    AlreadyEndedError,
+    HalfwayError,
+    InvalidRequestError,
+    KafkaUnavailableError,
+    UnknownTransactionError,
+)
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
 from halfway.protocol.records import AuditEvent, CheckMode, Message
@@ -85,6 +91,19 @@ async def test_what_was_refused_is_recorded_with_the_errors_code(
         ("change_group", "audited", "invalid_request"),
         ("resume", "nobody-knows", "unknown_transaction"),
     ]
+
+
+async def test_an_end_by_hand_is_recorded_if_it_is_not_known_which_keys_are_revoked(
+    world: World, events: Callable[[], list[AuditEvent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def require(*_: object) -> None:
+        raise KafkaUnavailableError("the keys are too old")
+
+    monkeypatch.setattr(world.coordinator._ending._authority, "require", require)
+    request = End(id="o-1", outcome=Outcome.COMMIT, cause=Cause.OPERATOR)
+    with pytest.raises(KafkaUnavailableError):
+        await world.coordinator.end(request, deadline=world.deadline(), principal=ANNA)
+    assert [(one.action, one.subject, one.result) for one in events()] == [("end_by_hand", "o-1", "kafka_unavailable")]
 
 
 async def test_ends_by_hand_are_recorded_and_a_producers_own_are_not(

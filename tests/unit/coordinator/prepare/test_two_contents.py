@@ -190,3 +190,61 @@ async def test_a_half_that_is_stored_when_its_shard_is_away_is_not_acknowledged(
         made = await world.prepare(ONE)
         assert made.created, "nobody else can have used an id that halfway made"
     assert not (await world.prepare(ONE, transaction_id=ID)).created
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_what_is_acknowledged_is_delivered_if_a_commit_began_with_other_content(
+    world: World, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """A late half of a former owner is being committed when the tail reads this owner's own half, not acknowledged yet.
+
+    A write that is in the lane stands: the prepare is in doubt. A commit that is still reading its payload reads again.
+    """
+    half_log, shards = world.memory.half_log, world.coordinator.shards
+    former = next(record.offset for record in world.memory.log.shards[NUMBER].half.records if record.key == "!barrier")
+    world.memory.membership.lose()
+    await world.until(lambda: len(shards.served) == SHARDS)
+    arrives, acknowledged, readable = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    append, read_half = half_log._append, half_log.read_half
+
+    async def append_slowly(shard: int, half: Half) -> Any:
+        await arrives.wait()
+        appended = await append(shard, half)
+        await acknowledged.wait()
+        return appended
+
+    async def read_slowly(*args: Any, **deadline: float) -> Half:
+        half = await read_half(*args, **deadline)
+        await readable.wait()
+        return half
+
+    def pending_is(message: Message) -> bool:
+        shard = shards.find(NUMBER)
+        entry = None if shard is None else shard.state.find(ID)
+        return entry is not None and entry.fingerprint == fingerprint("shop", (message,), None)
+
+    monkeypatch.setattr(half_log, "_append", append_slowly)
+    monkeypatch.setattr(half_log, "read_half", read_slowly)
+    prepare = asyncio.ensure_future(world.prepare(ONE, transaction_id=ID))
+    await world.until(lambda: shards.preparing)
+    world.memory.foreign_prepare(NUMBER, half_of(world, OTHER, former))
+    await world.until(lambda: pending_is(OTHER))
+    if reads:
+        shards.payloads.drop(ID)
+    else:
+        readable.set()
+    with world.memory.faults.lane_held():
+        commit = asyncio.ensure_future(world.end(ID, Outcome.COMMIT))
+        await world.until(lambda: ID in shards.claims and reads == (shards.claims[ID].write is None))
+        arrives.set()
+        await world.until(lambda: pending_is(ONE))
+        readable.set()
+        if not reads:
+            acknowledged.set()
+            with pytest.raises(OutcomeUnknownError):
+                await prepare
+    assert (await commit).changed
+    acknowledged.set()
+    await asyncio.gather(prepare, return_exceptions=True)
+    assert [record.value for record in world.memory.records("orders")] == [b"one" if reads else b"other"]
+    assert reads == (prepare.exception() is None)

@@ -295,6 +295,24 @@ async def test_a_shard_that_is_away_is_unavailable(world: World) -> None:
         await world.prepare()
 
 
+async def test_an_exception_while_a_refused_commit_is_recorded_leaves_the_id_free(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is recorded, so the caller is told `end_unconfirmed`; another end of the id is done."""
+    prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
+    world.memory.delete_topic("points")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("it cannot be recorded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.coordinator._ending.verdicts, "take_commit_result", fail)
+        with pytest.raises(EndUnconfirmedError):
+            await world.end(prepared.id, Outcome.COMMIT)
+    assert not world.coordinator.shards.claims
+    assert (await world.end(prepared.id, Outcome.ROLLBACK)).changed
+
+
 async def test_an_end_that_fails_after_its_caller_has_gone_leaves_no_error_unseen(world: World) -> None:
     """It is logged, not reported as an error of the program."""
     unseen: list[dict[str, object]] = []

@@ -1,9 +1,11 @@
 """How a stream ends: in order at a stop, and by either side."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from halfway.http.stream.frames import FrameOperations
 from tests.support.coordinator.stream_client import StreamClient, StreamLostError
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
@@ -88,3 +90,22 @@ async def test_a_client_leaves_no_task_behind_if_its_connection_is_lost(world: R
     await world.api.drain(deadline_in())
     await asyncio.wait_for(left.closed.wait(), GENEROUS_S)
     await until_true(lambda: not {task for task in asyncio.all_tasks() - before if "StreamClient" in repr(task)})
+
+
+async def test_prepares_whose_turn_has_not_come_when_their_connection_is_lost_are_not_stored(
+    world: RestWorld, stream: StreamClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would end them. A turn of the event loop begins some of many."""
+    operations = world.api.streams._operations
+    add = operations.add
+
+    def add_and_lose(connection: Any, requested: FrameOperations, size: int) -> None:
+        add(connection, requested, size)
+        asyncio.get_running_loop().call_soon(operations.forget, connection)
+
+    monkeypatch.setattr(operations, "add", add_and_lose)
+    prepares = asyncio.gather(*(stream.prepare("shop", MESSAGE) for _ in range(1000)), return_exceptions=True)
+    await until_true(lambda: world.coordinator.shards.unresolved > 0 and world.api.in_flight.taken == 0)
+    assert world.coordinator.shards.unresolved < 1000
+    assert not operations._begun
+    prepares.cancel()
