@@ -27,7 +27,7 @@ BOUNDS = {
 
 
 def test_the_paths_do_not_grow(kafka: Kafka) -> None:
-    """There is a small reserve: beside other work a run takes longer, and a poll, a heartbeat or a timer can be in each."""
+    """There is a small reserve: beside other work a poll, a heartbeat or a timer can be in each of the runs."""
     measure = (sys.executable, "-m", "tests.support.structure.paths", kafka.bootstrap_servers)
     done = subprocess.run(measure, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
