@@ -213,7 +213,7 @@ async def test_what_is_acknowledged_is_delivered_if_a_commit_began_with_other_co
         await acknowledged.wait()
         return appended
 
-    async def read_slowly(*args: Any, **deadline: float) -> Half:
+    async def read_slowly(*args: Any, **deadline: Any) -> Half:
         half = await read_half(*args, **deadline)
         await readable.wait()
         return half
