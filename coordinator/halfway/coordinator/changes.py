@@ -230,16 +230,7 @@ def _recorded(action: Record, change: Change, entry: Entry, half: Half | None, a
     if action is Record.STRAY and not isinstance(entry, Pending):
         return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
     if isinstance(entry, Ended):
-        return LaneWrite(
-            shard=shard,
-            id=entry.id,
-            group=entry.group,
-            state=entry.state,
-            prepared_at=entry.prepared_at,
-            half=TOMBSTONE,
-            op=entry.op,
-            deadline=deadline,
-        )
+        return _write(shard, entry, entry.state, deadline, half=TOMBSTONE, op=entry.op)
     if half is None:
         raise NotWrittenError
     if isinstance(entry, Pending):
@@ -426,7 +417,7 @@ def tombstone_again(
 
 def _write(
     shard: int,
-    entry: Unresolved,
+    entry: Entry,
     state: State,
     deadline: float,
     *,
@@ -435,6 +426,7 @@ def _write(
     parked: Parked | Tombstone | None = None,
 ) -> LaneWrite:
     """Return the write that brings an entry to a state, or keeps it there."""
+    has_payload = isinstance(half, Half) or isinstance(parked, Parked)
     return LaneWrite(
         shard=shard,
         id=entry.id,
@@ -444,7 +436,7 @@ def _write(
         half=half,
         op=op,
         parked=parked,
-        size=entry.size if isinstance(half, Half) or isinstance(parked, Parked) else 0,
+        size=entry.size if has_payload and not isinstance(entry, Ended) else 0,
         deadline=deadline,
     )
 
