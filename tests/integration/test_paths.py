@@ -11,19 +11,17 @@ from tests.support.brokers.fixtures import Kafka
 from tests.support.structure.figures import ROOT
 
 BOUNDS = {
-    "calls of a prepare": 190,
+    "functions of a prepare": 162,
     "modules of a prepare": 36,
-    "changes of module of a prepare": 103,
     "definitions of one verb of a prepare": 8,
-    "calls of a commit": 228,
+    "functions of a commit": 180,
     "modules of a commit": 37,
-    "changes of module of a commit": 97,
     "definitions of one verb of a commit": 12,
-    "calls of a check": 385,
+    "functions of a check": 256,
     "modules of a check": 41,
-    "changes of module of a check": 185,
     "definitions of one verb of a check": 11,
 }
+"""How often a function is called, and where threads take turns, depends on the machine: that is printed only."""
 
 
 def test_the_paths_do_not_grow(kafka: Kafka) -> None:
@@ -32,6 +30,5 @@ def test_the_paths_do_not_grow(kafka: Kafka) -> None:
     done = subprocess.run(measure, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures.keys() == BOUNDS.keys()
-    longer = {name: figure for name, figure in figures.items() if figure > BOUNDS[name]}
-    assert not longer, done.stdout
+    longer = {name: figures[name] for name, bound in BOUNDS.items() if figures[name] > bound}
+    assert not longer, f"{longer}\n{done.stdout}"

@@ -47,6 +47,7 @@ class CallPath:
         defined = definitions(set(modules))
         return {
             "calls": len(self.calls),
+            "functions": len({(module, name) for _, module, name in self.calls}),
             "modules": len(set(modules)),
             "changes of module": sum(one != other for one, other in pairwise(modules)),
             "definitions of one verb": max((defined[verb] for verb in verbs if not verb.startswith("__")), default=0),
