@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from checker.content import Content, Contents
@@ -17,6 +18,7 @@ from checker.history import (
     Ended,
     Fault,
     Looked,
+    LostInMemory,
     MadeAgain,
     Prepare,
     Prepared,
@@ -113,6 +115,9 @@ class Case:
     ended_in_doubt: bool = False
     """Whether op was deleted while the transaction may have been about to end, and no caller had an outcome."""
 
+    lost_in_memory: bool = False
+    """Whether Kafka and the owner of its shard have lost it at once: what is known of it proves nothing."""
+
     @property
     def answered_outcomes(self) -> dict[str, AnsweredState]:
         """Each outcome that a caller got as an answer, the first time."""
@@ -169,6 +174,7 @@ class _Collector:
         """For each id that is used more than once: the name of each use, by its content."""
         self._removed: dict[str, int] = {}
         self._made_again: list[MadeAgain] = []
+        self._lost_in_memory: list[LostInMemory] = []
         self._disturbances = Disturbances()
 
     def collect(self, events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Evidence:
@@ -200,6 +206,8 @@ class _Collector:
                 self._removed[event.topic] = event.at
             case MadeAgain():
                 self._made_again.append(event)
+            case LostInMemory():
+                self._lost_in_memory.append(event)
             case Fault():
                 self._disturbances.add(event)
             case End() | Ended() | Checked() | Taken() | Looked():
@@ -310,6 +318,11 @@ class _Collector:
         if case.asked_at is not None:
             case.removed = frozenset(topic for topic, at in self._removed.items() if at > case.asked_at)
         case.ended_in_doubt = any(loss.kind == "op" and _in_doubt(case, loss) for loss in self._made_again)
+        shards = {record.shard for record in chain(case.halves, case.ops, case.parked)}
+        case.lost_in_memory = any(
+            case.asked_at is not None and case.asked_at < loss.at and not shards.isdisjoint(loss.shards)
+            for loss in self._lost_in_memory
+        )
         if LIFE in case.id:  # a request for an id may arrive during its next use
             for outcome, line in self._case(wire_id(case.id)).verdicts.items():
                 case.verdicts.setdefault(outcome, line)

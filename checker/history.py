@@ -147,6 +147,14 @@ class MadeAgain(Event, frozen=True, kw_only=True):
     """When it was about to be deleted, on the same clock as `at`."""
 
 
+class LostInMemory(Event, frozen=True, kw_only=True):
+    """Shards whose owners changed by themselves while they alone had what Kafka had lost (docs/failures.md)."""
+
+    shards: tuple[int, ...]
+    since: int
+    """When Kafka lost it, on the same clock as `at`; it would have been written again by `at`."""
+
+
 class Serving(Event, frozen=True, kw_only=True):
     """A shard is served from now on, or is not, according to the answers of its callers."""
 
@@ -182,6 +190,7 @@ AnyEvent: TypeAlias = (
     | Fault
     | Removed
     | MadeAgain
+    | LostInMemory
     | Serving
     | Held
     | Rest

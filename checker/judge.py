@@ -27,6 +27,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     """Whether the history is complete; without its end there is no verdict."""
     seed: int | None
+    excused: int = 0
+    """Transactions that nobody can judge: Kafka lost them while the only other copy, in memory, went."""
     waits: dict[str, object] = {}
     """How long acknowledged calls took, and how long each shard was unserved."""
 
@@ -43,6 +45,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             "committed": self.committed,
             "rolled_back": self.rolled_back,
             "faults": self.faults,
+            "excused": self.excused,
             **{count: counts[count] for count in COUNTS},
             **self.waits,
             "complete": self.complete,
@@ -54,16 +57,18 @@ def judge(events: Iterable[AnyEvent], records: Iterable[AnyRecord]) -> Verdict:
     """Judge the history of a run and the topics' contents after it; both are read once, as streams."""
     run = _Run()
     evidence = gather(run.of(events), records)
-    findings = [finding for case in evidence.cases.values() for rule in RULES for finding in rule(case)]
+    cases = evidence.cases.values()
+    findings = [finding for case in cases if not case.lost_in_memory for rule in RULES for finding in rule(case)]
     findings += map(foreign, evidence.strays)
     findings += run.waits.findings()
-    known = [case for case in evidence.cases.values() if case.acknowledged or case.halves or case.ops or case.messages]
+    known = [case for case in cases if case.acknowledged or case.halves or case.ops or case.messages]
     outcomes = Counter(outcome for case in known for outcome in case.outcomes)
     return Verdict(
         transactions=len(known),
         committed=outcomes["committed"],
         rolled_back=outcomes["rolled_back"],
         faults=dict(run.faults),
+        excused=sum(case.lost_in_memory for case in known),
         findings=tuple(findings),
         complete=isinstance(run.first, Run) and isinstance(run.last, Rest),
         seed=run.seed,

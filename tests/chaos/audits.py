@@ -75,7 +75,9 @@ def agreement(
         name
         for name, of_id in uses.items()
         if any(
-            case.ended_in_doubt or any(op.life < latest or (op.life and not op.messages) for op in case.ends)
+            case.lost_in_memory
+            or case.ended_in_doubt
+            or any(op.life < latest or (op.life and not op.messages) for op in case.ends)
             for case in of_id
         )
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.support.coordinator.process import CoordinatorProcess, halfway_comman
 _MISSED: Final = "halfway_missing_transactions_total{"
 _UNWRITTEN: Final = "halfway_unwritten_transactions"
 _KEYS_AGE: Final = "halfway_keys_age_seconds"
+_BEGUN: Final = '"event": "incarnation_begun"'
+_SHARD: Final = re.compile(r'"shard": (\d+), [^\n]*"event": "shard_(acquired|dropped)"')
 
 
 class Instance(CoordinatorProcess):
@@ -42,6 +45,15 @@ class Instance(CoordinatorProcess):
             cwd=Path(__file__).resolve().parents[2],
             log_path=self.log_path,
         )
+
+    def acquired(self, position: int = 0) -> set[int]:
+        """Return the shards that it has acquired since its log had this length."""
+        return {int(shard) for shard, what in _SHARD.findall(self.log[position:]) if what == "acquired"}
+
+    def served(self) -> set[int]:
+        """Return the shards that it serves, as its log says; none if it does not run."""
+        last = dict(_SHARD.findall(self.log.rpartition(_BEGUN)[2])) if self.running else {}
+        return {int(shard) for shard, what in last.items() if what == "acquired"}
 
     def missed(self) -> int:
         """Return how many transactions it has missed in the log since it started; 0 if it does not answer."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
-from checker.history import HistoryWriter, MadeAgain, Removed
+from checker.history import HistoryWriter, LostInMemory, MadeAgain, Removed
 from tests.chaos.brokers import TopicKind
 from tests.chaos.coordinators import Instance
 from tests.chaos.stage import LOOK_AGAIN_S, SHARDS, Stage
@@ -19,11 +18,26 @@ from tests.chaos.stage import LOOK_AGAIN_S, SHARDS, Stage
 _MOST_PARTITIONS: Final = 8
 _OF_TOPICS: Final = (AclOperation.WRITE, AclOperation.READ)
 _RESTORED_S: Final = 300.0
-_KNOWN_AFTER_S: Final = 6.0
-"""By then the owner of a shard has looked at the ids of its topics."""
-_ACQUIRED: Final = re.compile(r'"shard": (\d+), [^\n]*"event": "shard_acquired"')
+_SETTLED_S: Final = 6.0
+"""Shards that stay for so long move no more by themselves, and by then their owners have looked at the topics' ids."""
+_SETTLES_WITHIN_S: Final = 90.0
 _FAIL_OVER_MS: Final = 20_000
 """For how long the loss of a broker explains unserved shards; a missing real topic does not explain them."""
+
+
+class _Watch:
+    """Follows which instances acquire shards from now on."""
+
+    def __init__(self, instances: Sequence[Instance]) -> None:
+        self._before = {one: (one.served(), len(one.log)) for one in instances}
+
+    def acquired(self) -> set[int]:
+        """Return the shards that an instance has acquired since, be it again."""
+        return set().union(*(one.acquired(position) for one, (_, position) in self._before.items()))
+
+    def moved(self) -> set[int]:
+        """Return the shards that an instance has acquired since that did not serve them before."""
+        return set().union(*(one.acquired(position) - owned for one, (owned, position) in self._before.items()))
 
 
 class TopicFaults:
@@ -157,24 +171,50 @@ class TopicFaults:
     async def half_cut(self) -> None:
         """Delete all records of half; the owners of the shards write again what is pending, from memory.
 
-        Only they have it. So every shard is served, and no other fault hits a coordinator or a broker, until the
+        Only they have it. So the shards have settled, and no other fault hits a coordinator or a broker, until the
         cursors show that everything pending is behind the cut.
         """
         stage = self._stage
         async with stage.brokers_free, stage.coordinators_free:
-            while stage.away() and not stage.is_over.is_set():
-                await stage.wait(LOOK_AGAIN_S)
-            if stage.is_over.is_set():
+            if not await self._settled():
                 return
             async with stage.holding():
                 since, lost_before = stage.now(), await self._missing()
                 ends = await asyncio.to_thread(stage.cluster.ends, self._half)
                 await asyncio.to_thread(stage.follower.look)  # it must have read what is deleted
+                watch = _Watch(stage.instances)
                 await asyncio.to_thread(stage.cluster.cut, self._half, ends)
                 is_mended = await self._within(_RESTORED_S, lambda: asyncio.to_thread(self._is_behind, ends))
-                written_again = await self._missing() - lost_before
-            detail = {"written_again": written_again, "is_mended": is_mended}
-            stage.note("half_cut", self._half, counts=written_again > 0, since=since, **detail)
+                detail = await self._restored(watch, since, is_mended, lost_before)
+            stage.note("half_cut", self._half, since=since, **detail)
+
+    async def _settled(self) -> bool:
+        """Wait until every shard has one owner, every instance has shards, and none has moved for a while."""
+        stage, clock = self._stage, time.monotonic
+        until = clock() + _SETTLES_WITHIN_S
+        before, since = None, clock()
+        while clock() < until and not stage.is_over.is_set():
+            owned = [await asyncio.to_thread(one.served) for one in stage.instances]
+            whole = all(owned) and sum(map(len, owned)) == SHARDS == len(set().union(*owned)) and not stage.away()
+            if not whole or owned != before:
+                before, since = owned if whole else None, clock()
+            elif clock() - since >= _SETTLED_S:
+                return True
+            await stage.wait(5 * LOOK_AGAIN_S)
+        return False
+
+    async def _restored(self, watch: _Watch, since: int, is_mended: bool, lost_before: int) -> dict[str, Any]:
+        """Record the shards that have moved by themselves, with what only their owners had; return the details."""
+        moved = await asyncio.to_thread(watch.moved)
+        if moved:
+            self._history.write(LostInMemory(shards=tuple(sorted(moved)), since=since))
+        written_again = await self._missing() - lost_before
+        return {
+            "counts": written_again > 0,
+            "written_again": written_again,
+            "is_mended": is_mended,
+            "moved": sorted(moved),
+        }
 
     async def _within(self, seconds: float, is_done: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until something is done; if that takes too long the verdict will say why."""
@@ -188,18 +228,14 @@ class TopicFaults:
     async def op_made_again(self) -> None:
         """Delete op and create it again; the owners of the shards write the outcomes again, from memory.
 
-        Only they have them. So every shard is served, and no other fault hits a coordinator or a broker, until nothing
-        is in memory only.
+        Only they have them. So the shards have settled, and no other fault hits a coordinator or a broker, until
+        nothing is in memory only.
         """
         stage, op = self._stage, self._op
         async with stage.brokers_free, stage.coordinators_free:
-            while stage.away() and not stage.is_over.is_set():
-                await stage.wait(LOOK_AGAIN_S)
-            if stage.is_over.is_set():
+            if not await self._settled():
                 return
-            positions = {instance: len(instance.log) for instance in stage.instances}
-            missing_before = await self._missing()
-            await asyncio.sleep(_KNOWN_AFTER_S)
+            lost_before, watch = await self._missing(), _Watch(stage.instances)
 
             def made_again() -> None:
                 with stage.follower.away(op):
@@ -209,20 +245,14 @@ class TopicFaults:
 
             since = stage.now()
             await asyncio.to_thread(made_again)
-            is_mended = await self._within(_RESTORED_S, lambda: self._is_restored(positions))
-            written_again = await self._missing() - missing_before
-            detail = {"written_again": written_again, "is_mended": is_mended}
-            stage.note("op_made_again", op, counts=written_again > 0, since=since, **detail)
+            is_mended = await self._within(_RESTORED_S, lambda: self._is_restored(watch))
+            stage.note("op_made_again", op, since=since, **await self._restored(watch, since, is_mended, lost_before))
 
-    async def _is_restored(self, positions: Mapping[Instance, int]) -> bool:
+    async def _is_restored(self, watch: _Watch) -> bool:
         """Return whether all shards are served, their owners have noticed the loss, and nothing is in memory only."""
         unwritten = await asyncio.gather(*(asyncio.to_thread(one.unwritten) for one in self._stage.instances))
-        noticed = {
-            shard
-            for instance, position in positions.items()
-            for shard in map(int, _ACQUIRED.findall(instance.log[position:]))
-        }
-        return len(noticed) == SHARDS and not any(unwritten) and None not in unwritten and not self._stage.away()
+        noticed = len(await asyncio.to_thread(watch.acquired)) == SHARDS
+        return noticed and not any(unwritten) and None not in unwritten and not self._stage.away()
 
     def _is_behind(self, ends: Mapping[int, int]) -> bool:
         cursors = self._stage.cluster.committed(self._cursors, self._half)

@@ -12,6 +12,7 @@ from checker.history import (
     Fault,
     Held,
     Looked,
+    LostInMemory,
     MadeAgain,
     Prepare,
     Prepared,
@@ -145,6 +146,20 @@ def test_only_an_end_that_was_on_its_way_when_op_was_deleted_may_be_done_twice(
     topics += [real("d", "1/1", content("d"), offset=9), marker]
     doubled = {("doubled", "message_stands_again", "d")}
     assert found(history, topics) == (set() if explained else doubled)
+
+
+@pytest.mark.parametrize("shard, at, count", [(0, 30, 4), (1, 30, 0), (0, 0, 0)])
+def test_what_kafka_and_the_memory_of_an_owner_lost_at_once_is_excused(shard: int, at: int, count: int) -> None:
+    """Transactions of other shards, and later ones, are judged. The number of those that are not is shown."""
+    history, topics = good()
+    no_op(topics, "a")
+    topics.remove(next(record for record in topics if isinstance(record, Real)))
+    wrong = found(history, topics)
+    assert wrong
+    at_end(history, LostInMemory(at=at, since=at - 5, shards=(shard,)))
+    verdict = judge(history, topics)
+    assert verdict.excused == count
+    assert bool(verdict.findings) == (not count)
 
 
 def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_sooner() -> None:

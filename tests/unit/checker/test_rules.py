@@ -37,6 +37,7 @@ def test_a_good_run_is_sound() -> None:
         "committed": 2,
         "rolled_back": 2,
         "faults": {"kill": 1},
+        "excused": 0,
         "lost": 0,
         "doubled": 0,
         "torn": 0,

@@ -1,5 +1,7 @@
 """What an instance knew of a shard that it served last, and what its new fold lacks."""
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -134,6 +136,18 @@ async def test_a_shard_that_is_lost_before_all_is_written_again_forgets_nothing(
     state = acquired(shards, fold(200), suspect=False)
     assert [type(state.find(half.id)) for half in (A, B, C)] == [Pending, Ended, ParkedEntry]
     assert shards.get(0).unwritten == {A.id: A, B.id: None, C.id: C}
+
+
+async def test_a_shard_is_given_up_when_what_was_lost_is_written_again() -> None:
+    """Its next owner could not know it. Until then the scan goes on, which writes it."""
+    shards = table()
+    acquired(shards, fold())
+    released = asyncio.create_task(shards.revoked(0))
+    await asyncio.sleep(0)
+    assert shards.serves(0)
+    shards.get(0).unwritten.clear()
+    await released
+    assert shards.find(0) is None
 
 
 async def test_a_log_that_ends_before_what_was_known_is_compared() -> None:
