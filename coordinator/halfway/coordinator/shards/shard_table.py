@@ -565,12 +565,14 @@ class ShardTable:
     async def revoked(self, shard: int) -> None:
         """Accept no more ends for a shard, wait until those in flight are finished, and drop it.
 
-        Every commit that was said is recorded first, because the next owner would not know it. The caller limits the
-        time.
+        What the log has lost is written again first, and every commit that was said is recorded, because the next owner
+        would not know it. The caller limits the time.
         """
         served = self._served.get(shard)
         if served is None:
             return
+        while served.unwritten and self._served.get(shard) is served:  # noqa: ASYNC110 - tables set no event
+            await asyncio.sleep(_PAUSE_S)  # the scan, which writes it, skips a shard that is leaving
         served.leaving = True
         self._update_accepting()
         while True:
