@@ -17,7 +17,7 @@ from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.tail import PartitionReader, Place
+from halfway.kafka.log.reader import Place, Reader
 from halfway.kafka.records.codec import (
     KIND_HALF,
     KIND_OP,
@@ -155,7 +155,7 @@ async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_to
     [op] = offsets
     assert op is not None
 
-    class Meanwhile(PartitionReader):
+    class Meanwhile(Reader):
         """Write the marker as soon as the start offset is known."""
 
         def add(self, starts: Mapping[Place, int]) -> None:
@@ -165,7 +165,7 @@ async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_to
 
     cursors = GivenCursors({0: Cursors(half=at + 1, op=op + 1)})
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(acquire_module, "PartitionReader", Meanwhile)
+        patched.setattr(acquire_module, "Reader", Meanwhile)
         [acquired] = await asyncio.to_thread(acquire, config, "next", [0], cursors=cursors)
     lane.abandon()
     assert state_of(acquired.state, ended) is State.COMMITTED

@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_BEGINNING
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import initialised
-from halfway.kafka.log.tail import PartitionReader, Place
+from halfway.kafka.log.reader import Place, Reader
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_for, create_topics, delete_topics
 from tests.support.ownership.kafka_adapter import produce
@@ -30,8 +30,8 @@ def place(config: KafkaConfig) -> Iterator[Place]:
 
 
 @pytest.fixture
-def reader(config: KafkaConfig) -> Iterator[PartitionReader]:
-    reader = PartitionReader(config)
+def reader(config: KafkaConfig) -> Iterator[Reader]:
+    reader = Reader(config)
     yield reader
     reader.close()
 
@@ -40,12 +40,12 @@ def ignore(_place: Place, _message: object) -> None:
     """Ignore a record."""
 
 
-def read_to(reader: PartitionReader, place: Place, position: int) -> None:
+def read_to(reader: Reader, place: Place, position: int) -> None:
     assert reader.read_until({place: position}, time.monotonic() + PATIENCE_S, ignore)
 
 
 def test_a_reader_moves_by_what_it_reads_not_by_what_it_is_given(
-    config: KafkaConfig, place: Place, reader: PartitionReader
+    config: KafkaConfig, place: Place, reader: Reader
 ) -> None:
     """A partition that was only added has not moved; its end and each record move it."""
     reader.add({place: OFFSET_BEGINNING})
@@ -61,7 +61,7 @@ def test_a_reader_moves_by_what_it_reads_not_by_what_it_is_given(
     assert reader.records == 1
 
 
-def test_a_reader_that_is_told_the_same_end_again_has_not_moved(place: Place, reader: PartitionReader) -> None:
+def test_a_reader_that_is_told_the_same_end_again_has_not_moved(place: Place, reader: Reader) -> None:
     """Kafka reports the end again after every start of a fetch: that is an answer, but no progress."""
     reader.add({place: OFFSET_BEGINNING})
     read_to(reader, place, 0)
@@ -76,7 +76,7 @@ def test_a_reader_that_is_told_the_same_end_again_has_not_moved(place: Place, re
 
 
 def test_what_was_aborted_moves_a_reader_that_is_given_none_of_it(
-    config: KafkaConfig, place: Place, reader: PartitionReader
+    config: KafkaConfig, place: Place, reader: Reader
 ) -> None:
     """During the Kafka transaction it stays before it; then only the reported end moves it past."""
     reader.add({place: OFFSET_BEGINNING})

@@ -27,8 +27,7 @@ from halfway.coordinator.logging import Instant
 from halfway.coordinator.ports import Observer, OwnerHint
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
-from halfway.kafka.log.end_offsets import PartitionEnds
-from halfway.kafka.log.tail import PartitionReader, Place
+from halfway.kafka.log.reader import PartitionEnds, Place, Reader
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import Count, is_layout, note_skipped, owner_in
 from halfway.protocol.errors import KafkaUnavailableError
@@ -299,7 +298,7 @@ class KafkaOwners:
     def _run(self) -> None:
         topic = self._config.owners_topic
         while not self._stopping.is_set():
-            reader = PartitionReader(self._config)
+            reader = Reader(self._config)
             try:
                 reader.add({(topic, shard): OFFSET_BEGINNING for shard in range(self._config.shards)})
                 while not self._stopping.is_set():

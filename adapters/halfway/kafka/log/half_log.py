@@ -20,7 +20,7 @@ from halfway.coordinator.ports import Appended, Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.clients.transactional_producer import OUT_OF_SEQUENCE
-from halfway.kafka.log.end_offsets import PartitionEnds, RecordReader
+from halfway.kafka.log.reader import PartitionEnds, RecordReader
 from halfway.kafka.records.codec import Headers, decode_half, decode_parked, encode_half, half_headers
 from halfway.protocol.errors import MessageTooLargeError, OutcomeUnknownError, OverloadedError, TopicUnavailableError
 from halfway.protocol.records import Half, Parked

@@ -20,7 +20,7 @@ from halfway.kafka.clients.transactional_producer import (
     initialised,
     kafka_error,
 )
-from halfway.kafka.log.tail import PartitionReader, Place
+from halfway.kafka.log.reader import Place, Reader
 from halfway.kafka.ownership.former_owners import (
     CLOCK,
     AcquireError,
@@ -132,10 +132,10 @@ class Acquisition:
         """
         started = time.monotonic()
         producer: TransactionalProducer | None = None
-        reader: PartitionReader | None = None
+        reader: Reader | None = None
         try:
             producer = self._fence_acquirers()
-            reader = PartitionReader(self.config, self.handling_lock, **_CONSUMER_OVERRIDES)
+            reader = Reader(self.config, self.handling_lock, **_CONSUMER_OVERRIDES)
             self._acquisition_deadline = AcquisitionDeadline(
                 until=self.deadline, stall_s=self.stall_s, reader=reader, cancelled=self.cancelled
             )
@@ -181,7 +181,7 @@ class Acquisition:
 
     # --- steps 2 and 3
 
-    def _fence_former_owners(self, reader: PartitionReader) -> None:
+    def _fence_former_owners(self, reader: Reader) -> None:
         claim = FormerOwners(
             config=self.config,
             reader=reader,
@@ -241,7 +241,7 @@ class Acquisition:
 
     # --- step 5
 
-    def _fold(self, reader: PartitionReader, barriers: Mapping[str, int]) -> Acquired:
+    def _fold(self, reader: Reader, barriers: Mapping[str, int]) -> Acquired:
         """Step 5: fold from the cursors up to the barriers: parked first, then half and op together."""
         config, shard = self.config, self.shard
         state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
@@ -266,7 +266,7 @@ class Acquisition:
         )
 
     def _read_up_to(
-        self, targets: Mapping[Place, int], reader: PartitionReader, handle: Callable[[Place, Message], None]
+        self, targets: Mapping[Place, int], reader: Reader, handle: Callable[[Place, Message], None]
     ) -> None:
         """Read until the targets are reached; there is no time limit while reading makes progress."""
         started = time.monotonic()
@@ -280,7 +280,7 @@ class Acquisition:
                 )
             self._acquisition_deadline.check_wanted("folding")
 
-    def _start_offsets(self, reader: PartitionReader, barriers: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    def _start_offsets(self, reader: Reader, barriers: Mapping[str, int]) -> tuple[dict[str, int], int]:
         """Return where to start, and where the horizon begins in op.
 
         half starts at its cursor, op at the lower of cursor and horizon, parked at the beginning.

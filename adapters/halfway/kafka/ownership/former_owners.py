@@ -30,8 +30,7 @@ from confluent_kafka.admin import AdminClient
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import fence, lane_ids
 from halfway.kafka.lane.rehearsal import end_rehearsal
-from halfway.kafka.log.end_offsets import RETRY_S, request_ends
-from halfway.kafka.log.tail import LEADER_MOVES, PartitionReader, Place, refresh_leaders
+from halfway.kafka.log.reader import LEADER_MOVES, RETRY_S, Place, Reader, refresh_leaders, request_ends
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.lane_records import (
     Count,
@@ -98,7 +97,7 @@ class AcquisitionDeadline:
     """On `time.monotonic()`, like every time here."""
     stall_s: float
     """How long reading may make no progress."""
-    reader: PartitionReader
+    reader: Reader
     cancelled: Callable[[], bool]
 
     @property
@@ -218,7 +217,7 @@ class FormerOwners:
     """Finds and fences former owners for one acquisition, until the acquisition's deadline."""
 
     config: KafkaConfig
-    reader: PartitionReader
+    reader: Reader
     acquisition_deadline: AcquisitionDeadline
     count: Count
     released: dict[int, int]

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.tail import Place
+from halfway.kafka.log.reader import Place
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.tail import PartitionReader
+from halfway.kafka.log.reader import Reader
 from halfway.kafka.ownership.former_owners import AcquireError, AcquisitionDeadline
 
 LONG_S = 1_000.0
@@ -14,21 +14,19 @@ LONG_S = 1_000.0
 
 
 @pytest.fixture
-def reader() -> Iterator[PartitionReader]:
+def reader() -> Iterator[Reader]:
     """Return a reader that reads nothing; the tests set when it moved."""
     servers = {"bootstrap.servers": "127.0.0.1:1"}
-    reader = PartitionReader(KafkaConfig(properties=servers, max_prepare_bytes=1_000))
+    reader = Reader(KafkaConfig(properties=servers, max_prepare_bytes=1_000))
     yield reader
     reader.close()
 
 
-def deadline_of(
-    reader: PartitionReader, *, until: float, stall_s: float = LONG_S, wanted: bool = True
-) -> AcquisitionDeadline:
+def deadline_of(reader: Reader, *, until: float, stall_s: float = LONG_S, wanted: bool = True) -> AcquisitionDeadline:
     return AcquisitionDeadline(until=until, stall_s=stall_s, reader=reader, cancelled=lambda: not wanted)
 
 
-def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: PartitionReader) -> None:
+def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: Reader) -> None:
     """It never comes closer, and is extended by reading."""
     given = deadline_of(reader, until=100, stall_s=30)
     assert given.deadline == 100
@@ -38,7 +36,7 @@ def test_the_deadline_is_the_one_given_until_reading_leads_beyond_it(reader: Par
     assert given.deadline == 110
 
 
-def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: PartitionReader) -> None:
+def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: Reader) -> None:
     """The error names the step."""
     over = deadline_of(reader, until=time.monotonic())
     with pytest.raises(AcquireError, match=r"^a step: out of time"):
@@ -50,7 +48,7 @@ def test_past_the_deadline_it_goes_on_only_while_reading_moves(reader: Partition
         over.check("a step")
 
 
-def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: PartitionReader) -> None:
+def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: Reader) -> None:
     """A waiter that has just started gets all of the time."""
     given, now = deadline_of(reader, until=0), time.monotonic()
     long_ago = now - 2 * LONG_S
@@ -60,7 +58,7 @@ def test_reading_is_stalled_when_it_has_stood_still_for_too_long(reader: Partiti
     assert not given.is_stalled(since=long_ago)
 
 
-def test_what_is_no_longer_wanted_ends_at_once(reader: PartitionReader) -> None:
+def test_what_is_no_longer_wanted_ends_at_once(reader: Reader) -> None:
     """Regardless of the time left."""
     unwanted = deadline_of(reader, until=time.monotonic() + LONG_S, wanted=False)
     for check in (unwanted.check, unwanted.check_wanted):

@@ -1,18 +1,30 @@
-"""End offsets of partitions (one request serves all waiting callers), and single records by their offset."""
+"""Reads partitions: to an end and on from there, and single records by their offset.
+
+The position of a reader includes control records.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_END,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AdminClient,
     ListOffsetsResultInfo,
@@ -23,10 +35,183 @@ from halfway.coordinator.operations import answer_all
 from halfway.coordinator.ports import Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop, drop_last
-from halfway.kafka.log.tail import LEADER_MOVES, Place, refresh_leaders
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import note_skipped
 from halfway.protocol.errors import KafkaUnavailableError
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+BATCH: Final = 1_000
+_METADATA_S: Final = 2.0
+_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
+LEADER_MOVES: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._NOENT,  # noqa: SLF001 - no leader is found in the client's metadata
+    }
+)
+"""Errors that last until the broker and the client agree on the leader of a partition: retry the request."""
+# Errors that librdkafka reports and then recovers from by itself.
+_TRANSIENT: Final = LEADER_MOVES | frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+
+Place = tuple[str, int]
+
+
+def refresh_leaders(client: Consumer | AdminClient, topic: str, timeout_s: float) -> bool:
+    """Make a client look up the leaders of a topic; return whether Kafka answered. Blocks.
+
+    librdkafka sends the leader epoch that it has cached. If the broker answers that this epoch is older than its own,
+    librdkafka still keeps the old epoch for up to 15 minutes.
+    """
+    try:
+        client.list_topics(topic, timeout=timeout_s)
+    except KafkaException:
+        return False
+    return True
+
+
+class Reader:
+    """A read_committed consumer that assigns itself partitions. `positions`: how far each is read without a gap.
+
+    A position is the offset after the last record, or the end of the partition for committed reads (its LSO): only the
+    LSO moves a position past control records and aborted records.
+    """
+
+    def __init__(
+        self, config: KafkaConfig, handling_lock: AbstractContextManager[object] | None = None, /, **overrides: Any
+    ) -> None:
+        """Create the consumer; nothing is read before `add`. Records are handled while `handling_lock` is held."""
+        self._handling_lock = nullcontext() if handling_lock is None else handling_lock
+        self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **overrides}))
+        self.positions: dict[Place, int] = {}
+        self.moved_at = -math.inf
+        """When reading last moved a position, on `time.monotonic()`."""
+        self.went_back: set[Place] = set()
+        """Partitions with a record before the position: the log has lost its end, and is read from its beginning."""
+        self.records = 0
+        """The number of records that were handled so far."""
+
+    def add(self, starts: Mapping[Place, int]) -> None:
+        """Read more partitions, each from an offset (or a logical one, such as OFFSET_BEGINNING)."""
+        known = {topic for topic, _ in self.positions}
+        for topic in {topic for topic, _ in starts} - known:
+            # A first fetch without known leaders waits for 500 ms or 1 s. If Kafka does not answer, `read` raises.
+            refresh_leaders(self._consumer, topic, _METADATA_S)
+        for place, offset in starts.items():
+            self.positions[place] = offset
+        self._consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in starts.items()])
+
+    def remove(self, places: Iterable[Place]) -> None:
+        """Stop reading these partitions."""
+        removed = [place for place in places if place in self.positions]
+        for place in removed:
+            del self.positions[place]
+        if removed:
+            self._consumer.incremental_unassign([TopicPartition(*place) for place in removed])
+
+    def read(self, timeout: float, handle: Callable[[Place, Message], None]) -> set[Place]:
+        """Handle the records of the next `timeout` seconds; return the partitions with a record or an end-of-partition.
+
+        Raises:
+            KafkaException: Kafka refuses to let a partition be read.
+
+        """
+        active: set[Place] = set()
+        # `consume` waits for a whole batch: wait for one message, then take those that have arrived already.
+        first = self._consumer.poll(timeout)
+        if first is None:
+            return active
+        with self._handling_lock:
+            failure = self._handle_batch(first, handle, active)
+        if failure is not None:
+            raise KafkaException(failure)
+        return active
+
+    def _handle_batch(
+        self, first: Message, handle: Callable[[Place, Message], None], active: set[Place]
+    ) -> KafkaError | None:
+        failure: KafkaError | None = None
+        positions = self.positions
+        moved = False
+        for message in (first, *self._consumer.consume(BATCH, 0)):
+            error = message.error()
+            if error is not None and error.code() != _EOF:
+                # Raised after the other messages are handled: the consumer has already moved past them.
+                failure = failure if error.code() in _TRANSIENT else error
+                continue
+            place = (message.topic() or "", message.partition() or 0)
+            offset = message.offset()
+            position = positions.get(place)
+            if position is None or offset is None:
+                continue
+            if error is None:
+                if 0 <= offset < position:
+                    self.went_back.add(place)
+                handle(place, message)
+                self.records += 1
+                offset += 1
+            if offset > position:
+                positions[place] = offset
+                moved = True
+            active.add(place)
+        if moved:
+            self.moved_at = time.monotonic()
+        return failure
+
+    def read_until(
+        self, targets: Mapping[Place, int], deadline: float, handle: Callable[[Place, Message], None]
+    ) -> bool:
+        """Read until each position has reached its target or `deadline` (monotonic) passes; return whether all have."""
+        while any(self.positions[place] < target for place, target in targets.items()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.read(min(left, 0.2), handle)
+        return True
+
+    def first_since(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
+        """Return, for each partition, an offset before which no record has the given time (ms) or a later one.
+
+        Kafka searches only below the LSO, although records at the LSO may be committed a moment later. If it finds
+        nothing, the offset is the LSO from before the search.
+
+        Raises:
+            KafkaException: Kafka did not answer for a partition, which must not be read as "there is no such record".
+
+        """
+        ends = self._offsets_for_times(dict.fromkeys(times, OFFSET_END), timeout)
+        offsets = self._offsets_for_times(times, timeout)
+        return {place: ends[place] if offset < 0 else offset for place, offset in offsets.items()}
+
+    def _offsets_for_times(self, times: Mapping[Place, int], timeout: float) -> dict[Place, int]:
+        entries = [TopicPartition(*place, at) for place, at in times.items()]
+        results = self._consumer.offsets_for_times(entries, timeout=timeout)
+        failure = next((entry.error for entry in results if entry.error is not None), None)
+        if failure is not None:
+            raise KafkaException(failure)
+        return {(entry.topic, entry.partition): entry.offset for entry in results}
+
+    def close(self) -> None:
+        """Close the consumer; it is in no group, so this does not wait for one."""
+        self._consumer.close()
+
 
 RETRY_S: Final = 0.1
 _TRY_S: Final = 2.0
@@ -150,17 +335,12 @@ def _unavailable(topic: str, reason: str) -> KafkaUnavailableError:
     return KafkaUnavailableError(f"Kafka did not return the end offset of {topic}: {reason}")
 
 
-log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
-
 MAX_WAITING: Final = 2_000
-_BATCH: Final = 500
+_REQUESTS: Final = 500
 _POLL_S: Final = 0.1
-_METADATA_S: Final = 1.0
+_FIRST_METADATA_S: Final = 1.0
 _MAX_READ_GAP: Final = 200
 """A gap of up to this many records is read, not skipped: a seek costs a round trip."""
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 @dataclass(kw_only=True, eq=False)
@@ -264,7 +444,7 @@ class RecordReader:
         try:
             # Without metadata the first read would wait up to a second for librdkafka's own refresh.
             with suppress(KafkaException):
-                consumer.list_topics(self._config.half_topic, timeout=_METADATA_S)
+                consumer.list_topics(self._config.half_topic, timeout=_FIRST_METADATA_S)
             while batch := self._next():
                 self._read_batch(consumer, batch)
         finally:
@@ -277,7 +457,7 @@ class RecordReader:
                 self._condition.wait()
             if self._stopping:
                 return []
-            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            batch, self._waiting = self._waiting[:_REQUESTS], self._waiting[_REQUESTS:]
             return batch
 
     def _read_batch(self, consumer: Consumer, batch: list[_ReadRequest]) -> None:
