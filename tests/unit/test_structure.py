@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_383,
+    "lines of coordinator and adapters": 43_385,
     "files of coordinator and adapters": 199,
     "lines of halfway/protocol": 2_848,
-    "lines of halfway/coordinator": 10_000,
+    "lines of halfway/coordinator": 10_002,
     "lines of halfway/http": 6_505,
     "lines of halfway/app": 4_009,
     "lines of halfway/kafka": 9_881,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_684,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 71_305,
+    "lines of tests": 71_377,
     "lines of bench": 3_997,
-    "bytes of pages": 405_770,
+    "bytes of pages": 406_577,
     "settings": 73,
     "REST operations": 27,
     "calls between instances": 18,
