@@ -22,6 +22,7 @@ from uuid_utils import uuid7
 
 from bench.plan import GROUP, KEYS
 from halfway.coordinator import changes
+from halfway.coordinator.ports import LaneWrite
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer
 from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_id
@@ -269,7 +270,16 @@ class Writer:
         reanchored: list[tuple[_Shard, Half, Encoded, list[int]]] = []
         while shard.pending and shard.end - shard.pending[0][0] > limit and len(reanchored) < self._plan.wave:
             offset, half = shard.pending.popleft()
-            write = changes.written_again(shard.number, Pending.of(offset, half), half, deadline=0.0)
+            write = LaneWrite(
+                shard=shard.number,
+                id=half.id,
+                group=half.group,
+                state=State.PREPARED,
+                prepared_at=half.prepared_at,
+                half=changes.current_half(Pending.of(offset, half), half),
+                size=half.size,
+                deadline=0.0,
+            )
             new_offset: list[int] = []
             encoded = encode(write, self._plan.config, RecordLimits.needed(self._plan.config))
             reanchored.append((shard, msgspec.structs.replace(half, origin=Origin.LANE), encoded, new_offset))

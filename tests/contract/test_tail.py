@@ -2,9 +2,9 @@
 
 import pytest
 
-from halfway.coordinator import changes
 from halfway.protocol.transactions import State
 from tests.support.contract.instance import SHARDS, Backend, Instance, half_of, new_id
+from tests.support.domain.shard_records import tombstone_of
 from tests.support.domain.states import state_of
 from tests.support.waiting import until_true
 
@@ -36,9 +36,7 @@ async def test_a_late_prepare_of_an_ended_id_is_seen_as_a_stray_and_gets_a_tombs
     await instance.wait_for_tail(0)
     assert state_of(instance.states[0], half.id) is State.COMMITTED
     assert (half.id, late) in instance.states[0].strays()
-    await instance.write(
-        changes.tombstone_again(0, half.id, half.group, State.COMMITTED, half.prepared_at, deadline=instance.deadline())
-    )
+    await instance.write(tombstone_of(half, deadline=instance.deadline()))
     assert half.id not in {name for name, _ in instance.states[0].strays()}
 
 

@@ -14,6 +14,9 @@ from confluent_kafka.admin._resource import ResourceType
 from msgspec import structs
 
 from halfway.coordinator import changes
+from halfway.coordinator.access import OpenAccess
+from halfway.coordinator.changes import Change, Record, write_of
+from halfway.coordinator.operations import Path
 from halfway.coordinator.ports import Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.lane import quarantine
@@ -339,7 +342,10 @@ async def test_what_is_larger_than_a_prepare_may_be_now_can_still_be_ended_parke
         assert isinstance(parked_one.parked, Parked)
         entry = ParkedEntry.of(stands.parked or 0, parked_one.parked)
         await instance.write(changes.resumed(0, entry, parking, fields, since=3))
-        await instance.write(changes.written_again(0, Pending.of(offsets[2], again), again, deadline=deadline))
+        held = Pending.of(offsets[2], again)
+        change = Change(path=Path(OpenAccess()), id=again.id, action=Record.HALF, cause=Cause.POLICY, deadline=deadline)
+        change.shard, change.begin_by = 0, deadline
+        await instance.write(write_of(change, held, again, at=3, now=3))
         assert instance.observer.failures == []
     assert len(read_topic(config, orders)) == len(messages)
     assert {record.key for record in read_topic(config, config.op_topic) if record.value} >= {

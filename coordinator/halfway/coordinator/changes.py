@@ -228,13 +228,13 @@ def _recorded(action: Record, change: Change, entry: Entry, half: Half | None, a
     if action is Record.VERDICT:
         return _verdict(change, entry, half, at)
     if action is Record.STRAY and not isinstance(entry, Pending):
-        return tombstone_again(shard, entry.id, entry.group, entry.state, entry.prepared_at, deadline=deadline)
+        return _write(shard, entry, entry.state, deadline, half=TOMBSTONE)
     if isinstance(entry, Ended):
         return _write(shard, entry, entry.state, deadline, half=TOMBSTONE, op=entry.op)
     if half is None:
         raise NotWrittenError
     if isinstance(entry, Pending):
-        return written_again(shard, entry, half, deadline=deadline)
+        return _write(shard, entry, State.PREPARED, deadline, half=current_half(entry, half))
     kept = current_half(entry, half)
     record = Parked(half=kept, reason=entry.reason, parked_at=entry.parked_at, checks=entry.checks)
     return _write(shard, entry, State.PARKED, deadline, parked=record)
@@ -386,32 +386,6 @@ def resumed(shard: int, entry: ParkedEntry, half: Half, fields: OpFields, *, sin
         half=again,
         op=_op(OpKind.RESUMED, entry, half, fields),
         parked=TOMBSTONE,
-    )
-
-
-def written_again(shard: int, entry: Pending, half: Half, *, deadline: float) -> LaneWrite:
-    """Return the write of the half again at the tail (re-anchor, or the correction of a stray)."""
-    return _write(
-        shard,
-        entry,
-        State.PREPARED,
-        deadline,
-        half=current_half(entry, half),
-    )
-
-
-def tombstone_again(
-    shard: int, transaction_id: str, group: str, state: State, prepared_at: int, *, deadline: float
-) -> LaneWrite:
-    """Return the write of the half tombstone again, which corrects a stray of an ended or parked id."""
-    return LaneWrite(
-        shard=shard,
-        id=transaction_id,
-        group=group,
-        state=state,
-        prepared_at=prepared_at,
-        half=TOMBSTONE,
-        deadline=deadline,
     )
 
 

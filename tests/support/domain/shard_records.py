@@ -2,8 +2,9 @@
 
 import msgspec
 
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite
 from halfway.protocol.records import Half, Op, OpKind, Origin, Parked
-from halfway.protocol.transactions import Cause
+from halfway.protocol.transactions import Cause, State
 from tests.support.domain.histories import half_of
 
 ID = "order-1"
@@ -30,4 +31,17 @@ def op(kind: OpKind, transaction_id: str = ID, *, half_offset: int = 0, at: int 
 def parked_of(half: Half) -> Parked:
     return Parked(
         half=msgspec.structs.replace(half, origin=Origin.LANE), reason="no verdict", parked_at=4_000, checks=15
+    )
+
+
+def tombstone_of(half: Half, *, deadline: float) -> LaneWrite:
+    """Return the write that corrects a stray half of a committed id."""
+    return LaneWrite(
+        shard=0,
+        id=half.id,
+        group=half.group,
+        state=State.COMMITTED,
+        prepared_at=half.prepared_at,
+        half=TOMBSTONE,
+        deadline=deadline,
     )

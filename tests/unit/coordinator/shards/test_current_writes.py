@@ -3,7 +3,7 @@
 import msgspec
 
 from halfway.coordinator.access import OpenAccess
-from halfway.coordinator.changes import Change, Record, tombstone_again
+from halfway.coordinator.changes import Change, Record
 from halfway.coordinator.operations import Path
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite
 from halfway.coordinator.requests import ServiceLimits
@@ -13,7 +13,7 @@ from halfway.protocol.entries import Pending
 from halfway.protocol.records import FOREIGN, OpKind
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Cause, State
-from tests.support.domain.shard_records import ID, A, B, op
+from tests.support.domain.shard_records import ID, A, B, op, tombstone_of
 
 HORIZON_MS = 60_000
 
@@ -34,7 +34,7 @@ async def test_a_stray_gets_no_tombstone_once_its_id_is_prepared_again() -> None
     state.apply_half(5, ID, FOREIGN)
     table = ShardTable(ServiceLimits(shards=1), ManualClock())
     table.acquired(0, state)
-    stray = tombstone_again(0, ID, "shop", State.COMMITTED, A.prepared_at, deadline=0)
+    stray = tombstone_of(A, deadline=0)
     table.claims[ID] = claim(table, stray)
     assert table.may_still_be_written(stray)
     later = ended.at + HORIZON_MS
