@@ -82,7 +82,8 @@ Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
 class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=True):
     """The settings; those of a part are declared by that part. Nothing declares one twice.
 
-    A field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file.
+    A field `x_y` is the variable `HALFWAY_X_Y` and the key `x_y` of the file. A secret may be in a file instead, as
+    secret stores mount it: `HALFWAY_X_Y_FILE` and `x_y_file` name the file.
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -99,19 +100,14 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """The URL of this instance for other instances; http://<host name>:<port> if it is not set."""
     master_secret: SecretStr | None = None
     """The other secrets are derived from it. It is the same on all instances. If it is set, callers need keys."""
-    master_secret_file: FilePath | None = None
-    """A file that contains the master secret. Each secret has such a setting: `secret_files` reads them."""
     master_secret_previous: SecretStr | None = None
     """The previous master secret, which is also valid during a rotation."""
-    master_secret_previous_file: FilePath | None = None
     hide_payloads_from_operators: bool = False
     """Whether only a group itself may read its payloads over REST."""
     peer_credential: SecretStr | None = None
     """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
-    peer_credential_file: FilePath | None = None
     peer_credential_previous: SecretStr | None = None
     """Also accepted, so that the credential can be changed while instances run."""
-    peer_credential_previous_file: FilePath | None = None
     peer_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of the other instances' https URLs, instead of the system's."""
     tls_certificate_file: FilePath | None = None
@@ -123,7 +119,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether the health port speaks https too."""
     operator_key: SecretStr | None = None
     """The first operator's key, from `halfway keys generate`. It is valid as long as it is set."""
-    operator_key_file: FilePath | None = None
     open_access: bool = False
     """Whether everybody who can reach the API may do everything."""
     allowed_hosts: Hosts = ()
@@ -154,7 +149,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether private addresses outside of the listed networks are allowed."""
     check_proxy: SecretStr | None = None
     """The URL of an HTTP proxy for all checks."""
-    check_proxy_file: FilePath | None = None
     check_ca_file: FilePath | None = None
     """Certificate authorities (PEM) of https endpoints, instead of the system's."""
 
@@ -273,9 +267,12 @@ _SECRETS: Final = frozenset(
     name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
 )
 """Settings whose values are never shown in errors."""
+_IN_FILES: Final = sorted(_SECRETS - {"kafka"})
+"""Settings that may be in a file."""
 
 VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     **{PREFIX + name.upper(): (name,) for name in Settings.model_fields if name not in ("kafka", "policy")},
+    **{PREFIX + (name + SUFFIX).upper(): (name + SUFFIX,) for name in _IN_FILES},
     **{f"{PREFIX}POLICY__{name.upper()}": ("policy", name) for name in CheckPolicy.__struct_fields__},
 }
 """The variable of each setting, and its path in the file. Kafka properties are not listed."""
@@ -296,8 +293,7 @@ def load(
     in_file: dict[str, Any] = _read_file(file) if file is not None else {}
     others = _merged(_read_environment(environment), dict(over or {}))
     sources = Sources(file, in_file, others)
-    in_files = sorted(name for name in _SECRETS if name + SUFFIX in Settings.model_fields)
-    values, faults = read_secrets(_merged(in_file, others), in_files)
+    values, faults = read_secrets(_merged(in_file, others), _IN_FILES)
     problems = [explain_text(fault, sources, VARIABLES) for fault in faults]
     try:
         settings = Settings(**values)

@@ -158,10 +158,19 @@ KAFKA_SECRETS: Final = (
 _KAFKA_SUFFIX: Final = ".file"
 
 
+class SecretInFile(SecretStr):
+    """A secret that was read from a file."""
+
+    def __init__(self, path: str) -> None:
+        """Read it; raise ValueError with the reason if that fails."""
+        super().__init__(content_of(path))
+        self.path = path
+
+
 def secret_name(settings: object, name: str) -> str:
-    """Return the setting that gave a secret, for an error: that of its file, with the path, if it has one."""
-    path = getattr(settings, name + SUFFIX, None)
-    return name if path is None else f"{name}{SUFFIX} {str(path)!r}"
+    """Return the setting that gave a secret, for an error: that of its file, with the path, if it is from one."""
+    value = getattr(settings, name)
+    return f"{name}{SUFFIX} {value.path!r}" if isinstance(value, SecretInFile) else name
 
 
 def content_of(path: str) -> str:
@@ -177,31 +186,25 @@ def content_of(path: str) -> str:
 
 
 def read_secrets(values: Mapping[str, Any], secrets: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of settings with each secret that is in a file, and what is wrong with the others.
-
-    The setting that names a file stays, so that its path is validated and shown. No text shows a secret.
-    """
+    """Return the values of settings with each secret that is in a file, and what is wrong with the others."""
     found = dict(values)
     faults = [_read(found, name, name + SUFFIX, "") for name in secrets]
     if isinstance(found.get("kafka"), Mapping):
         properties = dict(found["kafka"])
-        for name in KAFKA_SECRETS:
-            faults.append(_read(properties, name, name + _KAFKA_SUFFIX, "kafka."))
-            properties.pop(name + _KAFKA_SUFFIX, None)  # librdkafka does not know it
+        faults += [_read(properties, name, name + _KAFKA_SUFFIX, "kafka.") for name in KAFKA_SECRETS]
         found["kafka"] = properties
     return found, [fault for fault in faults if fault is not None]
 
 
 def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> str | None:
-    path = values.get(file_name)
+    path = values.pop(file_name, None)
     if path is None:
         return None
     if values.get(name) is not None:
         return f"{section}{name} and {section}{file_name} are both set: set one of them"
     try:
-        values[name] = content_of(str(path))
+        values[name] = SecretInFile(str(path))
     except ValueError as error:
-        del values[file_name]
         return f"cannot read {section}{file_name} {str(path)!r}: {error}"
     return None
 
