@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     FilePath,
     IPvAnyNetwork,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     field_validator,
@@ -29,6 +30,7 @@ from halfway.app.settings_sources import (
     KAFKA_PREFIX,
     KAFKA_SECRETS,
     PREFIX,
+    REMOVED,
     SHOWN,
     SUFFIX,
     Policy,
@@ -155,6 +157,8 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     log_format: Literal["json", "console"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
+    _removed: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
     _split_skip_records = field_validator("skip_records", mode="before")(_split)
 
     @model_validator(mode="after")
@@ -204,6 +208,11 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
             yield "tls_certificate_file and tls_key_file belong together: set both or neither"
         if self.tls_certificate_file is None and (self.tls_client_ca_file is not None or self.health_tls):
             yield "tls_client_ca_file and health_tls require tls_certificate_file and tls_key_file"
+
+    @property
+    def removed(self) -> Mapping[str, str]:
+        """The given settings that there are no more, each with the value that holds in its place."""
+        return self._removed
 
     @property
     def access_control(self) -> bool:
@@ -295,8 +304,12 @@ def load(
     sources = Sources(file, in_file, others)
     values, faults = read_secrets(_merged(in_file, others), _IN_FILES)
     problems = [explain_text(fault, sources, VARIABLES) for fault in faults]
+    plain = {name: name.removeprefix(PREFIX).lower() for name in values}
+    removed = {PREFIX + key.upper(): REMOVED[key] for key in plain.values() if key in REMOVED}
+    values = {name: value for name, value in values.items() if plain[name] not in REMOVED}
     try:
         settings = Settings(**values)
+        settings._removed = removed  # type: ignore[misc]  # noqa: SLF001 - a frozen model may set what is no field
         if not problems:
             return settings
     except ValidationError as error:

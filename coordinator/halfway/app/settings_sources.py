@@ -27,7 +27,7 @@ _QUOTED: Final = re.compile(r"'[^']*'")
 """A value in an error; a path may contain the name of a setting."""
 
 
-_REMOVED: Final[Mapping[str, str]] = {
+REMOVED: Final[Mapping[str, str]] = {
     "check_bytes": "64 MiB",
     "check_connect_timeout_s": "three tenths of HALFWAY_CHECK_TIMEOUT_S",
     "lane_max_bytes": "16 MiB",
@@ -41,7 +41,7 @@ _REMOVED: Final[Mapping[str, str]] = {
     "min_compaction_lag_ms": "HALFWAY_OUTCOME_HORIZON_S",
     "prepare_wait_s": "1 s",
 }
-"""The values of what earlier releases could set."""
+"""What earlier releases could set, with the value that it has now: it is ignored, with a warning, at a start."""
 
 
 class Sources(NamedTuple):
@@ -78,9 +78,7 @@ def explain(
         if problem["type"] == "extra_forbidden":
             fault = "not a setting of halfway; remove it or correct its name (docs/operating.md lists all settings)"
             near = suggest(variable)
-            if (fixed := _REMOVED.get(variable.removeprefix(PREFIX).lower())) is not None:
-                fault = f"no longer a setting: it is always {fixed}; remove it"
-            elif near is not None:
+            if near is not None:
                 name = f"{variable} (did you mean {near}?)"
                 if in_file is not None and near in variables:
                     in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"

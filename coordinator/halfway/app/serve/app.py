@@ -78,6 +78,8 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
     The status is 1 if it ended by itself: it could not start, or one of its threads or background tasks has died.
     """
     configure(form=settings.log_format, level=settings.log_level)
+    for variable, value in settings.removed.items():
+        log.warning("setting_removed", setting=variable, remedy=f"remove it: it is always {value} now")
     collect_rarely()
     try:
         demand_guarded(settings)
