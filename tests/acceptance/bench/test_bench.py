@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from bench import checks, frozen, takeover
+from bench import takeover
 from bench.__main__ import main
 from bench.figures import Row
 from bench.scenarios import ALL, Options, Rigs, Scenario, measure
@@ -45,17 +45,6 @@ def test_every_shape_of_load_is_measured(kafka: Kafka) -> None:
         assert (row["coordinator ratio"] is not None) is (ALL[name].against in rows)
         if ALL[name].raw:
             assert row["of raw"] > 0
-
-
-def test_what_is_forwarded_is_measured(kafka: Kafka) -> None:
-    """Nothing is if the owner gets the calls; everything is if the other instance gets them."""
-    names = ("1 owner", "2 owner", "2 in turn", "2 direct", "2 forwarded")
-    few = [msgspec.structs.replace(ALL[name], callers=8) for name in names]
-    rows = measured(kafka, few, "bench-fleet")
-    assert [rows[name]["forwarded"] for name in ("1 owner", "2 owner", "2 direct", "2 forwarded")] == [0, 0, 0, 1]
-    assert 0 < rows["2 in turn"]["forwarded"] < 1
-    assert [len(rows[name]["of each"]) for name in names] == [1, 2, 2, 2, 2]
-    assert rows["2 forwarded"]["coordinator ratio"] > 0
 
 
 @contextmanager
@@ -107,18 +96,3 @@ def test_takeovers_are_measured_and_nothing_is_lost_or_doubled(kafka: Kafka) -> 
     assert record.clean, record
     for row in record.rows:
         assert min(row["shards moved"], row["requests"], row["to"], row["longest s"]) > 0
-
-
-def test_how_long_a_frozen_instance_holds_consumers_back_is_measured(kafka: Kafka) -> None:
-    record = frozen.run(Broker(kafka.bootstrap_servers), frozen.Options(session=(8.0,), timeout=()), print)
-    [row] = record.rows
-    assert (row["instances"], row["copies"]) == (2, 1)
-    assert min(row["consumers held back s"], row["served again s"]) > 0
-
-
-def test_checks_are_measured_for_each_verdict(kafka: Kafka) -> None:
-    """After a commit nothing is pending, after an unknown everything is."""
-    record = checks.run(Broker(kafka.bootstrap_servers), checks.Options(transactions=300, warm_up=0), print)
-    assert [(row["verdict"], row["pending after"]) for row in record.rows] == [("commit", 0), ("unknown", 300)]
-    for row in record.rows:
-        assert min(row["checks"], row["a second"]) > 0

@@ -6,14 +6,11 @@ from typing import Any
 
 import msgspec
 
-from bench import recovery
 from bench.log_history import Plan, Writer
-from bench.system import Broker
 from halfway.app.metrics.metrics import Metrics
 from halfway.coordinator.ports import Cursors
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.topics.provisioning import InternalTopics
-from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect
@@ -80,17 +77,3 @@ async def test_what_a_start_reads_does_not_stay_long(
 
 def _decoded(line: str) -> dict[str, Any]:
     return msgspec.json.decode(line, type=dict[str, Any]) if line.startswith("{") else {"event": ""}
-
-
-def test_every_start_is_measured(kafka: Kafka) -> None:
-    """Starts, then a takeover and a start with everything due on the largest backlog."""
-    options = recovery.Options(pending=(30,), lately=(200,), shards=2, watch=0.5)
-    record = recovery.run(Broker(kafka.bootstrap_servers), options, print)
-    assert record.clean, record
-    first, taken, due, second = record.rows
-    assert [first["pending"], due["pending"], second["pending"]] == [30, 30, recovery.FEW]
-    assert taken["pending"] >= 30
-    assert taken["taken over s"] > 0
-    assert due["checks/s"] >= 0
-    for row in (first, second):
-        assert min(row["ready s"], row["commit s"], row["records"], row["RSS MiB"]) > 0, row

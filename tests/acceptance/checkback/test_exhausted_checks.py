@@ -1,9 +1,8 @@
 """The end of the checks without a verdict: halfway parks, to be ended or resumed, or rolls back."""
 
-from halfway.embedded.properties import HOST, pick_port
 from halfway.protocol.records import OpKind
-from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
-from tests.support.coordinator.rest_client import QUIET, Rest, message, moment_ms
+from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.coordinator.rest_client import Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 
 SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
@@ -85,15 +84,6 @@ async def test_a_parked_one_can_be_resumed(
     assert [record.value for record in await cluster.read(topic)] == [b"resumed"]
 
 
-async def test_resuming_what_is_prepared_changes_nothing(
-    rest: Rest, internal: InternalTopics, group: str, topic: str
-) -> None:
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    transaction = await rest.prepared(group, [message(topic)])
-    assert (await rest.resume(transaction)).expect(200)["state"] == "prepared"
-    assert await internal.kinds(transaction) == []
-
-
 async def test_a_group_may_choose_rollback_when_the_checks_are_exhausted(
     rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:
@@ -108,45 +98,3 @@ async def test_a_group_may_choose_rollback_when_the_checks_are_exhausted(
     assert (await internal.kinds(transaction))[-1] == (OpKind.ROLLED_BACK, "policy")
     (await rest.end(transaction, "commit")).refused(409, "already_ended")
     assert await cluster.read(topic) == []
-
-
-async def test_the_largest_age_ends_the_asking(
-    rest: Rest, endpoints: Endpoints, internal: InternalTopics, group: str, topic: str
-) -> None:
-    """With any number of checks: parked, or rolled back if the group chose that and was checked; not before."""
-    endpoint = await endpoints.check("unknown")
-    aging = {**SOON, "max_age_s": 1.5}
-    late = {**SOON, "max_age_s": 12}  # late enough for a check on a slow machine too
-    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=aging)).expect(201)
-    other = f"{group}-other"
-    refused = [f"http://{HOST}:{pick_port()}/check"]
-    (await rest.put_group(other, topics=[topic], urls=refused, policy={**aging, "on_exhausted": "rollback"})).expect(
-        201
-    )
-    asked = await rest.prepared(group, [message(topic)])
-    never_reached = await rest.prepared(other, [message(topic)])
-    giving_up = f"{group}-giving-up"
-    (
-        await rest.put_group(
-            giving_up, topics=[topic], urls=[endpoint.url], policy={**late, "on_exhausted": "rollback"}
-        )
-    ).expect(201)
-    reached = await rest.prepared(giving_up, [message(topic)])
-
-    parked = await rest.until(asked, "parked")
-    unasked = await rest.until(never_reached, "parked")
-    rolled_back = await rest.until(reached, "rolled_back")
-
-    assert "max_age_s" in parked["reason"]
-    assert "max_age_s" in rolled_back["remark"]
-    assert rolled_back["checks"] > 0
-    assert "no check was sent" in unasked["reason"]
-    assert (await internal.kinds(asked))[-1] == (OpKind.PARKED, "policy")
-    assert await internal.kinds(never_reached) == [(OpKind.PARKED, "policy")]
-    assert (await internal.kinds(reached))[-1] == (OpKind.ROLLED_BACK, "policy")
-    for shown, ended_at, age_ms in (
-        (parked, parked["parked_at"], 1500),
-        (unasked, unasked["parked_at"], 1500),
-        (rolled_back, rolled_back["ended_at"], 6000),
-    ):
-        assert moment_ms(ended_at) - moment_ms(shown["prepared_at"]) >= age_ms

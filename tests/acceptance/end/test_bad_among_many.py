@@ -49,35 +49,6 @@ async def assert_each_stored_once(cluster: Cluster, topic: str) -> None:
     assert values == list(range(GOOD))
 
 
-async def test_a_topic_that_was_deleted_after_the_lane_wrote_to_it(
-    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
-) -> None:
-    """Librdkafka still knows the topic: 199 are committed, the other one gets `topic_unavailable` and stays pending."""
-    coordinator = new_coordinator(PATIENT)
-    coordinator.start()
-    rest = connect(coordinator)
-    doomed, alive = await cluster.make_topics("doomed", "alive")
-    (await rest.put_group(group, topics=[doomed, alive], policy=QUIET)).expect(201)
-    for _ in range(2):  # one for each of the lane's producers
-        await rest.commit(await rest.prepared(group, [message(doomed, "known to the lane")]))
-    bad = await rest.prepared(group, [message(doomed, "bad")])
-    good = await prepare_many(rest, group, alive)
-    before = await total(rest, "halfway_lane_batch_ends_count")
-
-    await cluster.delete_topic(doomed)
-    refused, answers = await end_together(rest, bad, good)
-
-    assert {answer["state"] for answer in answers} == {"committed"}
-    assert refused["status"] == 503, refused
-    again = await eventually(lambda: rest.end(bad, "commit"), lambda answer: answer.error_code == "topic_unavailable")
-    assert doomed in again.body["detail"]
-    shown = await rest.show(bad)
-    assert shown["state"] == "prepared"
-    assert "topic_unavailable" in shown["last_error"]
-    await assert_bounded(rest, before)
-    await assert_each_stored_once(cluster, alive)
-
-
 async def test_a_message_that_has_become_too_large_for_its_topic(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
 ) -> None:

@@ -7,19 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.coordinator.records import EndCall, GetCall
-from halfway.coordinator.requests import End
-from halfway.kafka.records import codec
-from halfway.protocol.errors import HalfwayError, ShardUnavailableError
-from halfway.protocol.transactions import Outcome
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.fleet import (
-    CREDENTIAL,
     SHARDS,
     Fleet,
     Load,
     RoundRobin,
-    ask_as_peer,
     id_in,
     served_by,
     settled,
@@ -52,11 +45,6 @@ async def rests(fleet: Fleet, connect: Connect) -> list[Rest]:
     rests = [connect(member) for member in fleet.members]
     await settled(rests)
     return rests
-
-
-@pytest.fixture
-async def everywhere(fleet: Fleet, rests: list[Rest]) -> RoundRobin:
-    return RoundRobin(rests[0].session, fleet.members)
 
 
 async def forwarded_by(rest: Rest, call: str) -> float:
@@ -137,26 +125,6 @@ async def test_figures_jobs_and_histories_are_those_of_all_instances(
             await eventually(history, lambda places: set(places) <= found)
 
 
-async def test_what_is_nowhere_is_404_through_every_instance(rests: list[Rest]) -> None:
-    """The owner reads its log to the end before it answers, through any instance."""
-    for shard in range(SHARDS):
-        name = id_in(shard)
-        for rest in rests:
-            (await rest.get(name)).refused(404, "unknown_transaction")
-            (await rest.end(name, "commit")).refused(404, "unknown_transaction")
-
-
-async def test_a_prepare_at_one_instance_is_seen_at_once_at_another(
-    everywhere: RoundRobin, topic: str, group: str
-) -> None:
-    await everywhere.put_group(group, topics=[topic], policy=QUIET)
-    for _ in range(30):
-        name = await everywhere.prepared(group, [message(topic)])
-        assert (await everywhere.show(name))["state"] == "prepared"
-        assert (await everywhere.rollback(name))["changed"] is True
-        assert (await everywhere.show(name))["state"] == "rolled_back"
-
-
 async def test_the_items_of_a_batch_are_done_by_their_owners_and_answered_in_order(
     rests: list[Rest], cluster: Cluster, topic: str, group: str
 ) -> None:
@@ -178,30 +146,6 @@ async def test_the_items_of_a_batch_are_done_by_their_owners_and_answered_in_ord
     ]
     committed = {name for number, name in enumerate(names) if number % 2 and number not in (7, 8)}
     assert Counter((record.value or b"").decode() for record in await cluster.read(topic)) == Counter(committed)
-
-
-async def test_lists_show_every_shard_in_one_order_page_by_page(
-    rests: list[Rest], everywhere: RoundRobin, topic: str, group: str
-) -> None:
-    """The cursor of one instance's page is valid at any other; each transaction comes exactly once."""
-    await everywhere.put_group(group, topics=[topic], policy=QUIET)
-    names = [id_in(number % SHARDS) for number in range(20)]
-    for name in names:
-        (await everywhere.prepare(group, [message(topic)], as_id=name)).expect(201)
-    seen: list[str] = []
-    cursor = None
-    while True:
-        page = await everywhere.page(group=group, limit=3, cursor=cursor)
-        assert len(page["transactions"]) <= 3
-        seen += [one["id"] for one in page["transactions"]]
-        cursor = page["next"]
-        if cursor is None:
-            break
-    assert sorted(seen) == sorted(names)
-    whole = [[one["id"] for one in (await rest.page(group=group))["transactions"]] for rest in rests]
-    assert whole == [seen, seen, seen]
-    times = [one["prepared_at"] for one in (await rests[0].page(group=group))["transactions"]]
-    assert times == sorted(times)
 
 
 async def test_a_group_is_known_everywhere_at_once_and_goes_only_when_no_shard_needs_it(
@@ -298,48 +242,6 @@ async def test_the_checks_of_all_shards_are_pushed_to_a_stream_at_any_instance(
     assert sorted(asked) == sorted(names)
     assert {(await rests[0].show(name))["cause"] for name in names} == {"check"}
     await stream.close()
-
-
-async def incarnations(cluster: Cluster, fleet: Fleet) -> dict[str, tuple[str, int]]:
-    """Return by URL the incarnation of each instance, and a shard that it owns."""
-    owners = [
-        codec.decode_owner(record.value)
-        for record in await cluster.read(f"{fleet.prefix}owners")
-        if record.value is not None and record.key != codec.LAYOUT_KEY
-    ]
-    last = {owner.shard: owner for owner in owners}
-    return {owner.url: (owner.incarnation, owner.shard) for owner in last.values()}
-
-
-async def test_only_an_instance_with_the_credential_is_answered_and_only_for_the_incarnation_it_means(
-    rests: list[Rest], fleet: Fleet, cluster: Cluster
-) -> None:
-    session, url = rests[0].session, fleet.members[0].url
-    incarnation, shard = (await incarnations(cluster, fleet))[url]
-    call = GetCall(id=id_in(shard))
-    for wrong in (None, "", CREDENTIAL[:-1], CREDENTIAL + "x", "é"):
-        assert await ask_as_peer(session, url, call, to=incarnation, credential=wrong) == 401
-    assert await ask_as_peer(session, url, call, to="somebody-else") == 421
-    assert await ask_as_peer(session, url, call, to=incarnation, version="2") == 505
-    with pytest.raises(HalfwayError, match="is not known here"):
-        await ask_as_peer(session, url, call, to=incarnation)
-    assert all(CREDENTIAL not in member.log for member in fleet.members)
-
-
-async def test_what_was_forwarded_is_not_forwarded_again(
-    rests: list[Rest], fleet: Fleet, cluster: Cluster, topic: str, group: str
-) -> None:
-    """An instance that gets a peer call for a shard that it does not serve refuses, although it knows the owner."""
-    known = await incarnations(cluster, fleet)
-    (first, (incarnation, _)), (_, (_, foreign)) = list(known.items())[:2]
-    name = id_in(foreign)
-    await rests[0].put_group(group, topics=[topic], policy=QUIET)
-    (await rests[0].prepare(group, [message(topic)], as_id=name)).expect(201)
-    for call in (GetCall(id=name), EndCall(request=End(id=name, outcome=Outcome.COMMIT))):
-        with pytest.raises(ShardUnavailableError):
-            await ask_as_peer(rests[0].session, first, call, to=incarnation)
-    assert (await rests[0].show(name))["state"] == "prepared"
-    await rests[0].rollback(name)
 
 
 async def test_an_instance_is_killed_and_another_joins_under_load(

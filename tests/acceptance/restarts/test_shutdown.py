@@ -144,26 +144,6 @@ async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     await rest.until(transaction, "rolled_back")
 
 
-async def test_a_client_that_sends_its_request_too_slowly_does_not_hold_up_the_stop(
-    new_coordinator: NewCoordinator, connect: Connect
-) -> None:
-    coordinator = new_coordinator({"HALFWAY_SHUTDOWN_TIMEOUT_S": "3"})
-    coordinator.start()
-    _, idle = await asyncio.open_connection("127.0.0.1", coordinator.port)
-    _, slow = await asyncio.open_connection("127.0.0.1", coordinator.port)
-    slow.write(
-        b"POST /v1/transactions HTTP/1.1\r\nHost: localhost\r\n"
-        b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-    )
-    await slow.drain()
-    try:
-        coordinator.terminate()
-        assert await coordinator.exited(within_s=120) == 0
-    finally:
-        for writer in (idle, slow):
-            writer.close()
-
-
 async def test_sigterm_makes_it_unready_first_and_it_serves_on_while_a_load_balancer_turns_away(
     new_coordinator: NewCoordinator, connect: Connect, group: str, topic: str
 ) -> None:
