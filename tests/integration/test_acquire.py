@@ -23,7 +23,7 @@ from halfway.kafka.records.codec import (
     encode_owner,
     record_headers,
 )
-from halfway.protocol.records import Barrier, Owner
+from halfway.protocol.records import Barrier
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.acquisitions import acquire, acquisition, assert_fenced, lane_of, owner_of
 from tests.support.ownership.cluster_harness import (
@@ -35,16 +35,6 @@ from tests.support.ownership.cluster_harness import (
 )
 from tests.support.ownership.kafka_adapter import produce
 from tests.support.waiting import GENEROUS_S
-
-
-def test_the_owner_record_names_the_incarnation_and_its_lanes(config: KafkaConfig) -> None:
-    """Step 4: the next acquirer finds the owner to fence."""
-    acquire(config, "one", [0, 1])
-    for seen in read_topic(config, config.owners_topic):
-        owner = decode_owner(seen.value)
-        assert seen.key == str(seen.partition).encode()
-        assert (owner.shard, owner.incarnation) == (seen.partition, "one")
-        assert owner.lane_ids == tuple(f"{config.prefix}one.{name}" for name in ("0", "1", "q"))
 
 
 def test_the_former_owner_can_write_nothing_more(config: KafkaConfig) -> None:
@@ -260,20 +250,3 @@ def test_records_under_other_keys_in_owners_are_no_owners(config: KafkaConfig) -
     acquire(config, "next", [0], skipped=lambda *told: skipped.append(told))
     assert_fenced(config, former)
     assert skipped == [(config.owners_topic, "wrong_key")] * 12
-
-
-def test_every_lane_id_of_the_former_owner_is_fenced(config: KafkaConfig) -> None:
-    """An owner record may contain any number of lane ids; each is fenced."""
-    ids = [f"{config.prefix}wide.{number}" for number in range(5)]
-    lanes = initialised(config, ids, time.monotonic() + PATIENCE_S)
-    lanes[0].begin()
-    owner = Owner(shard=0, incarnation="wide", lane_ids=tuple(ids), url="", acquired_at=1)
-    lanes[0].produce(config.owners_topic, encode_owner(owner), b"0", 0, headers=record_headers(KIND_OWNER, "", ""))
-    lanes[0].commit(PATIENCE_S)
-    acquire(config, "next", [0])
-    for lane in lanes:
-        lane.begin()
-        lane.produce(config.prefix + "orders", b"never", None, 0)
-        with pytest.raises(ProducerFailedError):
-            lane.commit(PATIENCE_S)
-        lane.abandon()

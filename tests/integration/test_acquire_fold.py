@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +21,6 @@ from halfway.kafka.records.codec import (
     encode_op,
     record_headers,
 )
-from halfway.protocol.records import Message
 from halfway.protocol.transactions import State
 from tests.support.domain.states import state_of
 from tests.support.ownership.acquisitions import GivenCursors, acquire
@@ -35,64 +30,9 @@ from tests.support.ownership.cluster_harness import (
     half,
     in_shard,
     prepare,
-    read_topic,
     running,
 )
 from tests.support.ownership.kafka_adapter import produce
-
-ROOT = Path(__file__).parents[2]
-
-
-async def test_after_a_kill_what_was_written_is_folded_and_what_was_open_is_aborted(config: KafkaConfig) -> None:
-    """A kill -9 in the middle of a lane transaction: answered ends are kept, the open one has no effect."""
-    orders = config.prefix + "orders"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.support.ownership.crashing_instance",
-        config.properties["bootstrap.servers"],
-        config.prefix,
-        str(config.shards),
-        orders,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while (line := await process.stdout.readline()) != b"ready\n":
-                assert line, "the instance ended before it was ready"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        await process.wait()
-
-    async with running(config) as instance:
-        states = instance.service.states
-        for number in range(10):
-            assert (
-                state_of(states[number % config.shards], in_shard(number % config.shards, f"done-{number}"))
-                is State.COMMITTED
-            )
-        assert state_of(states[0], in_shard(0, "pending")) is State.PREPARED
-        one = half(in_shard(0, "pending"), Message(topic=orders, value=b"pending"))
-        await instance.write(commit_of(0, one, 0))
-    values = sorted(seen.value or b"" for seen in read_topic(config, orders))
-    assert values == [*(b"done-%d" % number for number in range(10)), b"pending"]
-
-
-async def test_a_restart_after_a_release_fences_nobody_and_knows_everything(config: KafkaConfig) -> None:
-    """A clean stop leaves tombstones in owners; the next start folds outcomes, pending and parked transactions."""
-    async with running(config) as instance:
-        await instance.write(commit_of(1, half(in_shard(1, "ended")), 0))
-        await asyncio.to_thread(prepare, config, 1, half(in_shard(1, "pending")))
-    last = {seen.partition: seen.value for seen in read_topic(config, config.owners_topic)}
-    assert last == {0: None, 1: None}
-    async with running(config) as instance:
-        state = instance.service.states[1]
-        assert state_of(state, in_shard(1, "ended")) is State.COMMITTED
-        assert state_of(state, in_shard(1, "pending")) is State.PREPARED
-        assert state.half_tail > 0
 
 
 def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:

@@ -1,11 +1,8 @@
 """The embedded broker, with the real Kafka."""
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,15 +28,6 @@ from tests.support.brokers.jvm import MORTAL, STARTED_WITHIN_S, short_lived
 from tests.support.processes import alive, eventually
 
 TIMEOUT_S = 90
-# Runs a broker until it is killed itself.
-PARENT = """
-import json, os, sys, time
-from halfway.embedded import EmbeddedConfig, EmbeddedKafka
-from tests.support.brokers.jvm import short_lived
-with EmbeddedKafka(EmbeddedConfig(jvm_options=short_lived(), startup_timeout_s=300)) as kafka:
-    print(json.dumps({"pid": kafka.pid, "data_dir": str(kafka.data_dir)}), flush=True)
-    time.sleep(600)
-"""
 
 
 def config(
@@ -207,27 +195,6 @@ def test_a_given_directory_is_kept_with_its_data_whatever_its_name(tmp_path: Pat
         assert cluster_id(kafka.bootstrap_servers) == first
     assert kafka.log_path == directory / "broker.log"
     assert kafka.log_path.exists()
-
-
-def test_a_temporary_directory_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with EmbeddedKafka(
-        EmbeddedConfig(keep_data=True, jvm_options=short_lived(), startup_timeout_s=STARTED_WITHIN_S)
-    ) as kafka:
-        assert kafka.data_dir.parent == tmp_path
-    assert (kafka.data_dir / "data" / "meta.properties").exists()
-
-
-def test_killed_with_kill_9_its_parent_takes_it_along() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    told = json.loads(parent.stdout.readline())
-    assert alive(told["pid"])
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    assert eventually(lambda: not alive(told["pid"]))
-    assert eventually(lambda: not Path(told["data_dir"]).exists())
 
 
 def test_a_port_lost_to_another_process_at_the_last_moment_is_picked_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,9 @@ from confluent_kafka import Producer
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.half_log import KafkaHalfLog
-from halfway.kafka.records.codec import encode_parked
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError
-from halfway.protocol.records import Half, Message, Parked
+from halfway.protocol.records import Half, Message
 from tests.support.brokers.fixtures import Kafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
@@ -75,15 +74,6 @@ async def log(config: KafkaConfig, skipped: SkippedRecords) -> AsyncIterator[Kaf
         yield log
 
 
-async def test_an_append_gives_the_offset_at_which_it_can_be_read(log: KafkaHalfLog) -> None:
-    """The offsets of a shard increase by one, and each contains the appended record."""
-    written = [half(f"t{number}") for number in range(3)]
-    offsets = [await appended(log, 1, record, deadline=patience()) for record in written]
-    assert offsets == [0, 1, 2]
-    for offset, record in zip(offsets, written, strict=True):
-        assert await log.read_half(1, offset, record.id, deadline=patience()) == record
-
-
 async def test_many_reads_over_shards_in_any_order_each_get_their_record(log: KafkaHalfLog) -> None:
     """Reads are batched; adjacent, distant and repeated offsets are allowed."""
     written = [half(f"t{number}") for number in range(1_500)]
@@ -96,21 +86,6 @@ async def test_many_reads_over_shards_in_any_order_each_get_their_record(log: Ka
         *(log.read_half(places[n][0], offsets[n], written[n].id, deadline=patience()) for n in wanted)
     )
     assert read == [written[n] for n in wanted]
-
-
-async def test_another_record_at_the_offset_is_not_given_out(log: KafkaHalfLog) -> None:
-    """The key must be the id: a stale offset is an error."""
-    offset = await appended(log, 0, half("a"), deadline=patience())
-    with pytest.raises(KafkaUnavailableError, match="another record"):
-        await log.read_half(0, offset, "b", deadline=patience())
-
-
-async def test_an_offset_past_the_end_is_an_error_and_others_are_read_on(log: KafkaHalfLog) -> None:
-    """It does not read from the beginning instead."""
-    offset = await appended(log, 0, half("a"), deadline=patience())
-    with pytest.raises(KafkaUnavailableError):
-        await log.read_half(0, 1_000_000, "a", deadline=patience())
-    assert await log.read_half(0, offset, "a", deadline=patience()) == half("a")
 
 
 async def test_an_offset_that_holds_a_control_record_is_an_error(config: KafkaConfig, log: KafkaHalfLog) -> None:
@@ -138,20 +113,6 @@ async def test_an_undecodable_record_is_counted_and_said(
         await log.read_half(2, offset, "a", deadline=patience())
     assert skipped.skipped == [(config.half_topic, "undecodable")]
     assert "record_skipped" in capsys.readouterr().out
-
-
-async def test_a_tombstone_is_no_half(config: KafkaConfig, log: KafkaHalfLog) -> None:
-    """A payload that has ended is an error, not a crash."""
-    offset = produce(config, config.half_topic, 0, b"a", None)
-    with pytest.raises(KafkaUnavailableError):
-        await log.read_half(0, offset, "a", deadline=patience())
-
-
-async def test_a_parked_record_is_read_from_its_own_topic(config: KafkaConfig, log: KafkaHalfLog) -> None:
-    """Parked payloads come from parked[s]."""
-    parked = Parked(half=half("a"), reason="15 checks", parked_at=1, checks=15)
-    offset = produce(config, config.parked_topic, 1, b"a", encode_parked(parked))
-    assert await log.read_parked(1, offset, "a", deadline=patience()) == parked
 
 
 async def test_a_read_waits_until_what_stands_before_it_is_settled(config: KafkaConfig, log: KafkaHalfLog) -> None:

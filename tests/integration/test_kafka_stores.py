@@ -17,21 +17,20 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.log.audit_trail import KafkaAuditTrail, read_events
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
+from halfway.kafka.log.registries import KafkaGroups
 from halfway.kafka.records.codec import encode_group
 from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory.surroundings import RecordingObserver
 from halfway.protocol.errors import ForbiddenError, KafkaUnavailableError
-from halfway.protocol.keys import Key
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
 from tests.support.ownership.cluster_harness import create_topics
 from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
-from tests.support.records.samples import AUDIT_EVENT, RECORDS
+from tests.support.records.samples import AUDIT_EVENT
 from tests.support.waiting import until_true
 
 
@@ -81,36 +80,6 @@ async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
         yield cursors
     finally:
         await cursors.stop()
-
-
-async def test_a_group_is_there_when_put_returns_and_gone_when_delete_returns(config: KafkaConfig) -> None:
-    """Each instance answers from the records that it has read back."""
-    async with running_groups(config, SkippedRecords()) as groups:
-        assert groups.get("orders") is None
-        await put(groups, group("orders"), deadline=patience())
-        await put(groups, group("carts"), deadline=patience())
-        assert groups.get("orders") == group("orders")
-        assert [one.name for one in groups.all()] == ["carts", "orders"]
-        await put(groups, group("orders", updated_at=2), deadline=patience())
-        assert groups.get("orders") == group("orders", updated_at=2)
-        await remove(groups, "orders", deadline=patience())
-        assert groups.get("orders") is None
-
-
-async def test_a_key_is_there_when_put_returns_and_gone_when_delete_returns(config: KafkaConfig) -> None:
-    """Its own writer runs while the table does."""
-    key = RECORDS["key"]
-    assert isinstance(key, Key)
-    create_topics(config, {config.topic("keys"): 1})
-    keys = KafkaKeys(config, SkippedRecords().observer)
-    try:
-        await keys.start(deadline=patience())
-        await keys.put(key, deadline=patience())
-        assert keys.table.get(key.id) == key
-        await keys.delete(key.id, deadline=patience())
-        assert keys.table.get(key.id) is None
-    finally:
-        await keys.stop()
 
 
 async def test_groups_are_there_after_a_restart_and_on_other_instances(config: KafkaConfig) -> None:
@@ -356,15 +325,6 @@ async def test_many_who_ask_at_once_share_one_request(config: KafkaConfig, monke
         asyncio.to_thread(destinations.fresh, names, PATIENCE_S),
     )
     assert sorted(asked) == sorted(names)
-
-
-async def test_facts_that_cannot_be_had_are_unavailable_by_the_deadline() -> None:
-    """Without a broker no caller waits longer than its deadline."""
-    destinations = TopicMetadata(config_of("127.0.0.1:1"))
-    with pytest.raises(KafkaUnavailableError):
-        await destinations.describe(["coupon"], deadline=asyncio.get_running_loop().time() + 0.5)
-    with pytest.raises(KafkaUnavailableError):
-        await asyncio.to_thread(destinations.fresh, ["coupon"], 0.5)
 
 
 async def test_the_audit_trail_is_read_back_once_each_from_a_time_on(config: KafkaConfig) -> None:

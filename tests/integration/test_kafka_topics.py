@@ -258,13 +258,3 @@ async def test_more_replicas_than_brokers_are_a_setting_to_change(config: KafkaC
     """The error names the setting; a retry would not help."""
     with pytest.raises(ConfigurationError, match="HALFWAY_REPLICATION_FACTOR"):
         await ensure(replace(config, replication_factor=3))
-
-
-async def test_a_property_that_librdkafka_does_not_know_is_named(kafka: Kafka) -> None:
-    """A typing error in a variable's name is found at start."""
-    config = config_of(
-        kafka.bootstrap_servers,
-        properties={"bootstrap.servers": kafka.bootstrap_servers, "sasl.mechanismus": "PLAIN"},
-    )
-    with pytest.raises(ConfigurationError, match=r"sasl\.mechanismus"):
-        await ensure(config)

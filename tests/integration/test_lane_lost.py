@@ -84,57 +84,6 @@ async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_ne
     assert [seen.value for seen in read_topic(config, config.prefix + "orders")] == [b"once"]
 
 
-async def test_nothing_of_a_kafka_transaction_that_failed_is_visible(config: KafkaConfig) -> None:
-    """The good messages of a failed batch are written once, regardless of the first attempt."""
-    orders, small = config.prefix + "orders", config.prefix + "small"
-    create_topics(config, {small: 1}, **{"max.message.bytes": "70000"})
-    good = [half(f"good-{number}", Message(topic=orders, value=b"good-%02d" % number)) for number in range(30)]
-    bad = half("bad", Message(topic=small, value=b"x" * 100_000))
-    async with running(config) as instance:
-        results = await asyncio.gather(
-            *(instance.write_until_known(commit_of(1, one, 0)) for one in [*good, bad]), return_exceptions=True
-        )
-        assert [type(result).__name__ for result in results if isinstance(result, BaseException)] == [
-            "MessageTooLargeError"
-        ]
-    assert sorted(seen.value or b"" for seen in read_topic(config, orders)) == [b"good-%02d" % n for n in range(30)]
-    assert read_topic(config, small) == []
-
-
-async def test_the_tail_sees_what_others_append_and_passes_control_records(config: KafkaConfig) -> None:
-    """A half that another producer appends is applied, and the position reaches the real end of half[s]."""
-    orders = config.prefix + "orders"
-    async with running(config) as instance:
-        stranger = half(in_shard(0, "stranger"), Message(topic=orders, value=b"v"))
-        [offset] = await asyncio.to_thread(prepare, config, 0, stranger)
-        state = instance.service.states[0]
-        await until_true(lambda: state_of(state, stranger.id) is State.PREPARED, "the stranger's half")
-        entry = state.find(stranger.id)
-        assert entry is not None
-        written = await instance.write(commit_of(0, stranger, offset))
-        assert written.half is not None
-        tombstone = written.half
-        # After the tombstone there is the control record that ends its Kafka transaction.
-        await until_true(lambda: state.half_tail >= tombstone + 2, "a position after the control record")
-
-
-async def test_a_record_that_cannot_be_decoded_is_skipped_and_counted(config: KafkaConfig) -> None:
-    """Recovery and tail both continue after garbage in half."""
-    rubbish = Producer(config.producer())
-    rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-1").encode(), 0)
-    rubbish.flush(PATIENCE_S)
-    after, later = in_shard(0, "after"), in_shard(0, "later")
-    prepare(config, 0, half(after))
-    async with running(config) as instance:
-        assert state_of(instance.service.states[0], after) is State.PREPARED
-        assert instance.observer.counts[f"skipped {config.half_topic}"] == 1
-        rubbish.produce(config.half_topic, b"rubbish", in_shard(0, "r-2").encode(), 0)
-        rubbish.flush(PATIENCE_S)
-        await asyncio.to_thread(prepare, config, 0, half(later))
-        await until_true(lambda: state_of(instance.service.states[0], later) is not None, "the half after rubbish")
-        assert instance.observer.counts[f"skipped {config.half_topic}"] == 2
-
-
 async def test_a_record_of_a_newer_release_costs_its_own_shard_only(config: KafkaConfig) -> None:
     """It has halfway's headers: skipping it could lose a prepare. The tail gives the shard up, and a start does too.
 

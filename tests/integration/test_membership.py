@@ -48,42 +48,6 @@ def served(*instances: Instance) -> list[int]:
     return sorted(shard for instance in instances for shard in instance.service.states)
 
 
-async def test_shards_move_to_a_second_instance_and_back_without_a_fence(config: KafkaConfig) -> None:
-    """Joining and leaving hands shards over by releases: no incarnation ends, and everything written is known."""
-    orders = config.prefix + "orders"
-    async with running(config) as first:
-        for shard in range(4):
-            await first.write(
-                commit_of(shard, half(in_shard(shard, "one", shards=4), Message(topic=orders, value=b"v")), 0)
-            )
-        second = Instance(config)
-        await second.start()
-        try:
-            await until_true(
-                lambda: len(second.service.states) == 2 and served(first, second) == [0, 1, 2, 3], "a fair share each"
-            )
-            moved = sorted(second.service.states)
-            for shard in range(4):
-                owner, other = (second, first) if shard in moved else (first, second)
-                assert state_of(owner.service.states[shard], in_shard(shard, "one", shards=4)) is not None
-                await owner.write(
-                    commit_of(shard, half(in_shard(shard, "two", shards=4), Message(topic=orders, value=b"v")), 0)
-                )
-                with pytest.raises(NotWrittenError):
-                    await other.write(commit_of(shard, half(f"no-{shard}", Message(topic=orders, value=b"no")), 0))
-            status = first.cluster.membership.status
-            kept = tuple(sorted(set(range(4)) - {*moved}))
-            assert (status.joined, status.owned, status.acquiring) == (True, kept, ())
-        finally:
-            await second.stop()
-        await first.serves(range(4))
-        for shard in range(4):
-            assert state_of(first.service.states[shard], in_shard(shard, "two", shards=4)) is not None
-        assert first.observer.failures == second.observer.failures == []
-    assert len(read_topic(config, orders)) == 8
-    assert [event for event in first.service.events if event[0] == "lost"] == []
-
-
 async def test_only_what_must_move_moves(config: KafkaConfig) -> None:
     """An instance that joins or leaves moves only its share; every other shard is served without a break."""
     async with running(config) as first:

@@ -12,6 +12,7 @@ import aiohttp
 
 from halfway.coordinator.access import Keys
 from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.logging import flush_all
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.console import Console
 from halfway.http.requests.admission import ApiLimits
@@ -98,6 +99,7 @@ class RestWorld:
         await self.coordinator.drain()
         await self._server.stop()
         await self.memory.membership.stop(deadline=asyncio.get_running_loop().time() + 30)
+        flush_all()  # else a summary is printed within a minute, into the output of another test
 
     @property
     def session(self) -> aiohttp.ClientSession:
