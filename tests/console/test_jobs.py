@@ -157,10 +157,3 @@ async def test_what_fails_is_shown_with_its_reason(page: Page, shop: Shop) -> No
     await expect(row).to_have_count(1)
     await expect(row).to_contain_text("already_ended")
     await expect(row).to_contain_text("committed")
-
-
-async def test_a_job_that_is_gone_says_what_holds(page: Page, shop: Shop) -> None:
-    await page.goto(shop.at("jobs/never"))
-    await expect(page.get_by_text("There is no such job.")).to_be_visible()
-    await page.goto(shop.at("jobs"))
-    await expect(page.get_by_text("No jobs.")).to_be_visible()

@@ -24,19 +24,6 @@ def tile(page: Page, label: str) -> Locator:
     return page.locator(".tile", has=page.get_by_text(label, exact=True)).locator(".tile-value")
 
 
-async def test_figures_come_by_themselves(page: Page, shop: Shop) -> None:
-    await shop.group("shop")
-    await page.goto(shop.at())
-    await expect(tile(page, "Pending")).to_have_text("0")
-    await expect(page.get_by_text("Nothing is parked")).to_be_visible()
-    await shop.prepared(["o-1", "o-2", "o-3"])
-    await expect(tile(page, "Pending")).to_have_text("3")
-    await shop.rest.commit("o-1")
-    await expect(tile(page, "Pending")).to_have_text("2")
-    await expect(page.get_by_role("table", name="Ends by outcome and cause")).to_contain_text("producer")
-    await expect(page.get_by_role("status").filter(has_text="live")).to_be_visible()
-
-
 async def test_what_is_parked_needs_attention_with_its_evidence_and_is_resumed_there(
     page: Page, shop: Shop, endpoint: CheckEndpoint
 ) -> None:

@@ -50,23 +50,6 @@ async def test_filters_are_in_the_address_and_hold_when_it_is_opened_again(page:
     await expect(links).to_have_count(3)
 
 
-async def test_the_other_filters_reach_the_coordinator(page: Page, shop: Shop) -> None:
-    await shop.group("shop")
-    await shop.prepared(["f-1", "f-2", "g-1"])
-    await shop.rest.rollback("f-2")
-    links = page.get_by_role("table").get_by_role("link")
-    for query, found in (
-        ("id=f-", ["f-1", "f-2"]),
-        ("key=g-1", ["g-1"]),
-        (f"topic={shop.topic}", ["f-1", "f-2", "g-1"]),
-        ("cause=producer", ["f-2"]),
-    ):
-        await page.goto(shop.at(f"transactions?{query}"))
-        await expect(links).to_have_text(found)
-    await page.goto(shop.at("transactions?older_than_s=3600"))
-    await expect(page.get_by_text("Nothing matches.")).to_be_visible()
-
-
 async def test_many_are_paged_and_no_page_holds_more_than_its_rows(page: Page, shop: Shop) -> None:
     await shop.group("shop")
     await shop.prepared([f"p-{number:05}" for number in range(3000)])

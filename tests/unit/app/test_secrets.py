@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from halfway.app.serve.app import demand_guarded
 from halfway.app.settings import Settings, load
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.keys import RANDOM_BYTES, key_text
@@ -13,15 +12,6 @@ from halfway.protocol.principal import PrincipalKind
 BROKER = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
 GUARDED = {**BROKER, "HALFWAY_MASTER_SECRET": "m" * 32}
 OPERATOR_KEY = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.1.2.3", "halfway.example"])  # noqa: S104
-def test_nobody_but_this_machine_is_served_without_keys_unless_the_operator_says_so(host: str) -> None:
-    with pytest.raises(ConfigurationError, match="HALFWAY_OPEN_ACCESS=true") as caught:
-        demand_guarded(load({**BROKER, "HALFWAY_HOST": host}))
-    assert "halfway keys generate" in caught.value.detail
-    for remedy in ({"HALFWAY_MASTER_SECRET": "m" * 32}, {"HALFWAY_OPEN_ACCESS": "true"}, {"HALFWAY_HOST": "127.0.0.1"}):
-        demand_guarded(load({**BROKER, "HALFWAY_HOST": host, **remedy}))
 
 
 def test_a_master_secret_asks_for_keys_and_makes_the_peers_credential() -> None:

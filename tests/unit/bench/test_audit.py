@@ -1,6 +1,6 @@
 """The audit: what the load wrote down against what was read, by the checker's rules."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -82,28 +82,3 @@ def test_each_wrong_is_found(tmp_path: Path, records: Sequence[AnyRecord], name:
     assert getattr(found, name), found
     assert not found.clean
     assert found.first
-
-
-def test_what_the_benchmark_rolls_back_itself_is_no_finding(tmp_path: Path) -> None:
-    """Transactions whose callers are gone have no other outcome."""
-    write(tmp_path / "journal")
-    with (tmp_path / "journal").open("ab") as file:
-        Journal(file).rolled_back([b"u", b"m"])
-    found = audit(tmp_path, [*STANDS, *LEFT, *half("m", 0), *ended("m", 0, "ROLLED_BACK")])
-    assert found.clean, found
-
-
-def test_several_journals_are_one_history(tmp_path: Path) -> None:
-    """A load of several processes is judged as one."""
-    paths = list(journals(tmp_path))
-    found = Audit.of(judge(history(paths, TOPIC, CONTENTS), STANDS))
-    assert found.clean, found
-    assert found.transactions == 2
-
-
-def journals(directory: Path) -> Iterator[Path]:
-    for made in ((0, b"a"), (1, b"b")):
-        path = directory / made[1].decode()
-        with path.open("wb") as file:
-            Journal(file).committed([made])
-        yield path

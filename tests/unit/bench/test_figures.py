@@ -2,24 +2,12 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from bench.figures import Record, cpu_us, percentile, standing
-
-OPENS = """
-import os, sys
-print(flush=True)
-sys.stdin.readline()
-pipe = os.pipe()
-print(flush=True)
-sys.stdin.readline()
-"""
+from bench.figures import Record, percentile
 
 
 @pytest.mark.parametrize(
@@ -37,33 +25,6 @@ sys.stdin.readline()
 def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float, expected: float) -> None:
     """It is the nearest rank: the smallest value that this share of all do not exceed."""
     assert percentile(values, share) == expected
-
-
-def test_cpu_time_counts_what_a_process_used() -> None:
-    before = cpu_us(os.getpid())
-    used = 0
-    while cpu_us(os.getpid()) == before:
-        used += sum(range(1000))
-    assert cpu_us(os.getpid()) > before
-
-
-def test_a_process_tells_what_it_holds() -> None:
-    """Of a process that does nothing else: threads of other tests would open and close files meanwhile."""
-    with subprocess.Popen(
-        [sys.executable, "-c", OPENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-        before = standing(process.pid)
-        process.stdin.write("\n")
-        process.stdin.flush()
-        process.stdout.readline()
-        after = standing(process.pid)
-        process.stdin.close()
-    assert after.fds == before.fds + 2
-    assert after.threads >= 1
-    assert after.rss_mib > 1
 
 
 def test_a_record_shows_what_it_writes_without_the_figures_that_are_nothing(tmp_path: Path) -> None:

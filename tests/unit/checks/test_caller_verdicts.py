@@ -91,16 +91,6 @@ async def test_only_status_200_answers(ask: Ask, status: str) -> None:
     assert status[:3] in reply.detail
 
 
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
-async def test_a_redirect_is_not_followed(ask: Ask, status: str) -> None:
-    """The redirect's target is never called, although it would return a verdict."""
-    async with endpoint(sends(response(COMMIT))) as elsewhere:
-        redirect = response(b"", status=status, extra=(f"Location: {elsewhere.url}",))
-        async with endpoint(sends(redirect)) as service:
-            assert_no_verdict(await ask(service.url))
-    assert elsewhere.connections == 0
-
-
 ANSWERS = {
     "html": response(b"<html>commit</html>", content_type="text/html"),
     "a verdict called html": response(COMMIT, content_type="text/html"),

@@ -1,7 +1,6 @@
 """The destinations that the operator's settings allow."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from socket import inet_aton
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from halfway.checks import Destinations
-from halfway.checks.destinations import parse_literal
 
 
 @pytest.mark.parametrize(
@@ -243,18 +241,6 @@ def test_a_special_address_is_refused_however_it_is_spelt_and_whatever_carries_i
     carriers: list[IPv4Address | IPv6Address] = [IPv4Address(number), *map(IPv6Address, in_ipv6(number))]
     for address in carriers:
         assert rule.refusal(URL("http://orders/check"), address) is not None, address
-
-
-@given(number=st.integers(0, 2**32 - 1), choice=st.integers(min_value=0))
-def test_every_spelling_of_an_address_has_the_same_answer(number: int, choice: int) -> None:
-    """Halfway reads a host as the address that the system would connect to."""
-    every = spellings(number)[:9]
-    host = every[choice % len(every)]
-    if parse_literal(host) is not None:
-        assert parse_literal(host) == IPv4Address(inet_aton(host))
-    rule = Destinations()
-    plain = rule.refusal(f"http://{IPv4Address(number)}/")
-    assert (rule.refusal(URL(f"http://{host}/")) is None) == (plain is None) or parse_literal(host) is None
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST.", "a.localhost"])

@@ -13,7 +13,6 @@ from aiohttp import web
 from halfway.app.settings import Settings
 from halfway.client import (
     AlreadyEndedError,
-    CheckWorker,
     ClientClosedError,
     EndUnconfirmedError,
     Halfway,
@@ -122,14 +121,6 @@ async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Ha
             await halfway.show(inner.id)
     async with halfway.transaction([ORDER]):
         pass  # consecutive transactions are allowed
-
-
-async def test_the_same_prepare_again_is_one_transaction(world: RestWorld, halfway: Halfway) -> None:
-    await halfway.prepare([ORDER], id="order-42")
-    await halfway.prepare([ORDER], id="order-42")
-    await halfway.end("order-42", "commit")
-    await halfway.end("order-42", "commit")
-    assert len(written_values(world)) == 1
 
 
 async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Halfway) -> None:
@@ -247,12 +238,6 @@ async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
             await client.end("x", "commit")
 
 
-async def test_an_end_may_be_sent_in_the_background(world: RestWorld, halfway: Halfway) -> None:
-    async with Halfway(world.url, "shop") as client, client.transaction([ORDER], confirm=False) as transaction:
-        pass
-    assert (await halfway.show(transaction.id))["state"] == "committed"
-
-
 async def test_too_many_at_once_are_refused_before_anything_is_sent(world: RestWorld) -> None:
     async with Halfway(world.url, "shop", max_waiting=2) as client:
         calls = (client.prepare([ORDER], id=f"order-{number}") for number in range(5))
@@ -278,13 +263,6 @@ async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: 
         await elsewhere
     with pytest.raises(UnknownTransactionError):
         await halfway.show("a")
-
-
-async def test_registering_twice_is_once(world: RestWorld) -> None:
-    async with Halfway(world.url, "returns") as client:
-        first = await client.register(topics=["orders"], policy={"max_checks": 3})
-        assert await client.register(topics=["orders"], policy={"max_checks": 3}) == first
-    assert first["policy"]["max_checks"] == 3
 
 
 async def test_a_process_of_an_old_release_takes_nothing_from_its_group(world: RestWorld) -> None:
@@ -338,32 +316,6 @@ async def test_a_block_of_another_client_hides_none_around_it(world: RestWorld, 
             halfway.demand_no_block()
 
 
-async def test_no_bad_use_leaves_anything_prepared(world: RestWorld, halfway: Halfway) -> None:
-    async def nested(client: Halfway, message: Message = ORDER) -> None:
-        async with client.transaction([message]) as transaction:
-            await transaction.commit()
-            with pytest.raises(TransactionEndedError):
-                await transaction.rollback()
-            async with client.transaction([ORDER]):  # the first has ended
-                pass
-            async with client.transaction([ORDER]):
-                with pytest.raises(NestedTransactionError):
-                    await client.transaction([ORDER]).__aenter__()
-                await client.close()  # the commit of the block is lost
-
-    async with Halfway(world.url, "nobody") as stranger, Halfway(world.url, "shop") as client:
-        with pytest.raises(UnknownGroupError):
-            await nested(stranger)
-        for wrong in (Message(topic="absent"), Message(topic=""), Message(topic="orders", partition=99)):
-            with pytest.raises(InvalidRequestError):
-                await nested(client, wrong)
-        with pytest.raises(ClientClosedError):
-            await nested(client)
-    prepared = [one async for one in halfway.list_ids(state="prepared")]
-    assert len(prepared) == 1  # check-back resolves it
-    assert len(written_values(world)) == 2
-
-
 def test_each_event_loop_has_a_client_of_its_own_at_the_same_time() -> None:
     """Event loops in several threads, each with its client, together with a client for threads that all share."""
 
@@ -411,17 +363,6 @@ async def test_a_listener_inside_a_block_is_refused_before_it_runs(halfway: Half
     async with halfway.transaction([ORDER]):
         with pytest.raises(NestedTransactionError):
             await producer.send_in_transaction([ORDER])
-
-
-async def test_a_worker_that_cannot_work_ends_with_the_error(world: RestWorld) -> None:
-    """Its client is closed, or its group is not registered."""
-    async with Halfway(world.url, "stranger") as client:
-        worker = CheckWorker(client, lambda _: "unknown")
-        with pytest.raises(UnknownGroupError):
-            await worker.run()
-    for patiently in (False, True):
-        with pytest.raises(ClientClosedError):
-            await worker.run(patiently=patiently)
 
 
 async def test_the_maintenance_of_a_barrier_ends_with_its_client(

@@ -29,13 +29,12 @@ from halfway.client import (
     SyncHalfway,
     UnserialisableMessageError,
 )
-from halfway.client.barrier import LateTransactionError, NoTransactionError
+from halfway.client.barrier import NoTransactionError
 from halfway.client.django import AtomicProducer, DjangoChecks, django_barrier
 from halfway.protocol.keys import CheckSecrets
 from tests.support.client.shop import prepares, values
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, forget_connection, insert, project
-from tests.unit.client.test_barrier import check_of
 from tests.unit.client.test_checks import BODY, QUESTION
 from tests.unit.client.test_settling import final_state
 
@@ -196,31 +195,6 @@ async def test_a_prepare_that_fails_rolls_the_database_back(world: RestWorld, cl
     await run(client, service)
     assert values(world) == [b"v"]
     assert await counts() == (1, 1)
-
-
-async def test_a_commit_that_the_database_refuses_is_left_to_check_back(world: RestWorld, client: SyncHalfway) -> None:
-    def service(producer: AtomicProducer) -> None:
-        with transaction.atomic():
-            insert("1", parent="none")  # raised by the commit
-            ids.append(producer.send("orders", "1", "v"))
-
-    ids: list[str] = []
-    await run(client, service, IntegrityError)
-    assert (await world.show(ids[0])).body["state"] == "prepared"
-    assert client.barrier is not None
-    assert await asyncio.to_thread(client.barrier.decide, check_of(ids[0])) == "rollback"
-    assert await counts() == (0, 1)
-
-
-async def test_a_check_that_came_first_wins(world: RestWorld, client: SyncHalfway) -> None:
-    def service(producer: AtomicProducer) -> None:
-        with transaction.atomic():
-            assert client.barrier is not None
-            assert client.barrier.decide(check_of(producer.send("orders", "1", "v"))) == "rollback"
-            insert("1")
-
-    await run(client, service, LateTransactionError)
-    assert (prepares(world), await counts()) == (0, (0, 1))
 
 
 async def test_a_view_with_atomic_requests_sends_when_it_has_answered(world: RestWorld, client: SyncHalfway) -> None:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from halfway.client import Halfway, Message, MissingRowError, SyncHalfway
+from halfway.client import Halfway, Message, MissingRowError
 from halfway.client.barrier import Barrier, sqlite_transactions
-from halfway.testing import MemoryServer
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true
 from tests.unit.client.test_settling import final_state
@@ -37,15 +36,6 @@ async def test_a_block_that_forgets_the_row_is_refused_at_its_end(world: RestWor
                 create_orders(barrier)
         assert await final_state(world, transaction.id) == "rolled_back"
     assert not world.memory.records("orders")
-
-
-def test_a_block_of_threads_that_forgets_the_row_is_refused_too(barrier: Barrier) -> None:
-    with MemoryServer() as server:
-        message = Message(topic=server.new_topic(), value="paid")
-        with SyncHalfway(server.url, "desk", barrier=barrier) as client:
-            client.start(topics=[message.topic])
-            with pytest.raises(MissingRowError), client.transaction([message]):
-                pass
 
 
 async def test_a_row_that_a_check_has_taken_refuses_the_block_too(world: RestWorld, barrier: Barrier) -> None:

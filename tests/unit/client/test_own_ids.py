@@ -1,12 +1,11 @@
 """Two callers with one id, such as a customer's request that is repeated at another instance, never undo each other."""
 
-import asyncio
 from typing import Self
 
 import pytest
 from aiohttp import web
 
-from halfway.client import Halfway, HalfwayError, Message, PrepareUnconfirmedError
+from halfway.client import Halfway, Message, PrepareUnconfirmedError
 from halfway.client.barrier import LateTransactionError
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
@@ -95,13 +94,3 @@ async def test_with_the_barrier_the_second_one_is_told_and_the_first_stands(worl
         with pytest.raises(LateTransactionError):
             await again()
         assert await final_state(world, "order-42") == "committed"
-
-
-async def test_other_messages_under_the_same_id_change_nothing(world: RestWorld) -> None:
-    async with Halfway(world.url, "shop") as client:
-        async with client.transaction([ORDER], id="order-42"):
-            with pytest.raises(HalfwayError, match="order-42"):
-                await client.prepare([Message(topic="orders", key="42", value="other")], id="order-42")
-            await asyncio.sleep(0)
-        assert (await client.show("order-42"))["state"] == "committed"
-    assert [record.value for record in world.memory.records("orders")] == [b"paid"]

@@ -1,14 +1,13 @@
 """The client for threads runs the asynchronous one."""
 
 import asyncio
-import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from halfway.client import ClientClosedError, InvalidUrlError, Message, NestedTransactionError, SyncHalfway
+from halfway.client import ClientClosedError, InvalidUrlError, Message, SyncHalfway
 from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
@@ -26,37 +25,6 @@ async def test_many_threads_share_one_client(world: RestWorld) -> None:
     await asyncio.to_thread(work)
     assert len(world.memory.records("orders")) == 40
     assert "halfway-client" not in {thread.name for thread in threading.enumerate()}
-
-
-async def test_an_exception_rolls_back_and_one_inside_another_is_refused(world: RestWorld) -> None:
-    def work() -> None:
-        with SyncHalfway(world.url, "shop") as client:
-            with pytest.raises(ZeroDivisionError), client.transaction([ORDER]) as transaction:
-                raise ZeroDivisionError
-            with client.transaction([ORDER]), pytest.raises(NestedTransactionError):
-                client.transaction([ORDER]).__enter__()
-            client.end(transaction.id, "rollback")
-
-    await asyncio.to_thread(work)
-    assert len(world.memory.records("orders")) == 1
-
-
-async def test_a_forked_child_opens_a_client_of_its_own(world: RestWorld) -> None:
-    def work() -> None:
-        with SyncHalfway(world.url, "shop") as client:
-            with client.transaction([ORDER]):
-                pass
-            inherited = client._thread
-            assert inherited is not None
-            inherited.pid = os.getppid()  # as in a child after a fork
-            with client.transaction([ORDER]):
-                pass
-            assert client._thread is not inherited
-            inherited.pid = os.getpid()
-            inherited.stop()
-
-    await asyncio.to_thread(work)
-    assert len(world.memory.records("orders")) == 2
 
 
 def test_a_call_that_is_under_way_when_the_client_is_closed_ends() -> None:

@@ -67,16 +67,6 @@ async def lossy() -> AsyncIterator[Fixture]:
             yield fixture
 
 
-async def test_what_is_not_lost_comes_through_as_it_is(lossy: Fixture) -> None:
-    """Also what is neither a prepare nor an end: status, body and query are those of both ends."""
-    path = "/v1/groups/shop"
-    async with lossy.session.put(f"{lossy.url}{path}?a=b%20c", json=[1]) as response:
-        assert response.status == 201
-        assert await response.json() == {"path": path, "query": {"a": "b c"}, "body": [1]}
-    assert (await lossy.prepare("NONE"), await lossy.end("NONE"), await lossy.end("other")) == (409, 409, 409)
-    assert not lossy.happened
-
-
 @pytest.mark.parametrize(
     "fault, answers, arrived",
     [
@@ -95,18 +85,3 @@ async def test_a_fault_loses_just_what_it_says(
     assert got == answers
     assert lossy.arrived == [(step, name) for step in arrived]
     assert lossy.happened == {fault: 1}
-
-
-async def test_the_service_is_killed_before_its_end_arrives(lossy: Fixture) -> None:
-    """The end that it was sending gets lost with it; one sent later, by whoever, arrives."""
-    assert await lossy.end("KILLED") is None
-    assert (lossy.killed, lossy.arrived) == (["KILLED"], [])
-    assert await lossy.end("KILLED") == 409
-    assert lossy.killed == ["KILLED"]
-
-
-async def test_what_is_sent_together_is_lost_together_and_arrives_alone(lossy: Fixture) -> None:
-    """The others of a request have arrived, and are sent again."""
-    assert await lossy.call("end", "NONE", "END_LOST") == [None, None]
-    assert lossy.arrived == [("end", "NONE")]
-    assert await lossy.end("NONE") == 409

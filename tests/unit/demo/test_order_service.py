@@ -1,7 +1,6 @@
 """The demo's order service, with a halfway in front of it that does what the test says."""
 
 import asyncio
-import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -14,8 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from examples.orders.plan import Planned
-from examples.orders.service import TOPICS, OrderService
-from halfway.client.barrier import LateTransactionError
+from examples.orders.service import OrderService
 from tests.support.client.patience import patient
 from tests.support.waiting import GENEROUS_S
 
@@ -117,26 +115,6 @@ def rows(database: Path, table: str) -> list[tuple[object, ...]]:
         return connection.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608 - a name from this file
 
 
-async def test_the_groups_say_where_to_ask_and_what_happens_then(service: CLIENT, halfway: FakeHalfway) -> None:
-    """Both groups are there before the first order, with their own end of asking."""
-    groups = dict(halfway.of("group"))
-    assert {name: body["policy"]["on_exhausted"] for name, body in groups.items()} == {
-        "orders": "park",
-        "preorders": "rollback",
-    }
-    assert all(body["check"] == {"urls": ["http://orders.example/check"]} for body in groups.values())
-
-
-async def test_an_order_is_one_transaction_of_four_messages(service: CLIENT, halfway: FakeHalfway) -> None:
-    """It is prepared under its own id, one message for each topic with the order as key."""
-    await order(service)
-    ((name, body),) = halfway.of("prepare")
-    assert (name, body["group"]) == ("o-1", "orders")
-    assert [message["topic"] for message in body["messages"]] == list(TOPICS)
-    assert {message["key"] for message in body["messages"]} == {"o-1"}
-    assert all(json.loads(message["value"])[message["topic"]] for message in body["messages"])
-
-
 @pytest.mark.parametrize(
     "payment, state, outcome",
     [("card", "paid", "commit"), ("card-declined", "failed", "rollback"), ("invoice", "awaiting", "unknown")],
@@ -174,57 +152,6 @@ async def test_checks_and_orders_at_the_same_instant_agree(service: CLIENT, data
         assert (answer["state"], outcome) == expected
 
 
-async def test_without_a_durable_prepare_nothing_is_done(service: CLIENT, halfway: FakeHalfway, database: Path) -> None:
-    """A refused prepare leaves no order behind and no end is sent."""
-    halfway.refuses = True
-    status, _ = await order(service)
-    assert status == 503
-    assert rows(database, "orders") == []
-    assert halfway.of("end") == []
-
-
-async def test_a_lost_answer_to_the_prepare_is_asked_for_again(service: CLIENT, halfway: FakeHalfway) -> None:
-    """The second prepare is the same as the first, with the same id, so it cannot be a second transaction."""
-    halfway.breaks["prepare"] = 1
-    assert (await order(service))[0] == 201
-    first, second = halfway.of("prepare")
-    assert first == second
-
-
-async def test_when_no_answer_to_the_prepare_comes_the_order_is_refused(
-    service: CLIENT, halfway: FakeHalfway, database: Path
-) -> None:
-    """It may be prepared or not: locally nothing is done, and a later check fences it."""
-    halfway.breaks["prepare"] = float("inf")
-    assert (await order(service))[0] == 503
-    assert rows(database, "orders") == []
-    assert await check(service) == (200, {"outcome": "rollback"})
-
-
-async def test_nobody_waits_for_an_end_that_is_lost(service: CLIENT, halfway: FakeHalfway) -> None:
-    """The customer has the order; the check tells halfway."""
-    halfway.breaks["end"] = float("inf")
-    assert await order(service) == (201, {"id": "o-1", "state": "paid"})
-    await halfway.ended()
-    assert await check(service) == (200, {"outcome": "commit"})
-
-
-async def test_what_a_bank_transfer_comes_to_is_told_by_later_checks(service: CLIENT) -> None:
-    """First unknown; once it has arrived, commit."""
-    await order(service, "transfer")
-    async with asyncio.timeout(GENEROUS_S):
-        while (await check(service))[1] != {"outcome": "commit"}:  # noqa: ASYNC110 - only asking tells
-            await asyncio.sleep(0.05)
-
-
-async def test_a_service_that_comes_back_knows_what_it_did(halfway: FakeHalfway, database: Path) -> None:
-    """The database is all it needs to answer."""
-    async with running(halfway, database) as service:
-        await order(service)
-    async with running(halfway, database) as service:
-        assert await check(service) == (200, {"outcome": "commit"})
-
-
 @pytest.mark.parametrize("paid, outcome", [(True, "commit"), (False, "rollback")])
 async def test_a_person_can_settle_what_awaits_its_payment_once(service: CLIENT, paid: bool, outcome: str) -> None:
     """What stands after that is not changed by a second, different finding."""
@@ -238,12 +165,3 @@ async def test_settling_an_absent_order_fences_it(service: CLIENT) -> None:
     """As with a check: it is not placed afterwards."""
     assert (await post(service, "/orders/o-1/settle", {"paid": True}))[1]["outcome"] == "rollback"
     assert (await order(service))[1]["state"] == "fenced"
-
-
-def test_an_order_that_is_placed_twice_is_refused_whole(database: Path) -> None:
-    """The second local transaction changes nothing of the first."""
-    orders = OrderService(database, "http://halfway.example", "http://orders.example/check")
-    orders.insert(Planned(id="o-1", customer="first").body, "paid")
-    with pytest.raises(LateTransactionError):
-        orders.insert(Planned(id="o-1", customer="second", payment="card-declined").body, "failed")
-    assert [row[:3] for row in rows(database, "orders")] == [("o-1", "card", "paid")]

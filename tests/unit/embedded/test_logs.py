@@ -45,11 +45,6 @@ def test_what_the_jvm_itself_says_is_trouble(log: BrokerLog, trouble: str) -> No
     assert log.excerpt().startswith(trouble)
 
 
-def test_without_trouble_an_excerpt_is_the_end(log: BrokerLog) -> None:
-    append(log, *info(100))
-    assert log.excerpt().splitlines() == info(100)[-12:]
-
-
 def test_what_an_earlier_start_wrote_is_left_out(log: BrokerLog) -> None:
     append(log, "2026-01-01T00:00:00Z ERROR [main] of yesterday")
     log.mark()

@@ -6,21 +6,6 @@ from halfway.embedded.properties import RESERVED, Listener, Node, render_propert
 SINGLE = Node.single(port=19_092, controller_port=19_093)
 
 
-def test_a_single_node_is_broker_and_controller_on_the_loopback_interface() -> None:
-    properties = server_properties(SINGLE)
-    assert properties["process.roles"] == "broker,controller"
-    assert properties["listeners"] == "PLAINTEXT://127.0.0.1:19092,CONTROLLER://127.0.0.1:19093"
-    assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:19092"
-    assert properties["controller.quorum.voters"] == "1@127.0.0.1:19093"
-    assert SINGLE.ports == (19_092, 19_093)
-
-
-def test_a_single_node_needs_no_second_replica() -> None:
-    properties = server_properties(SINGLE)
-    assert {value for name, value in properties.items() if name.endswith("replication.factor")} == {"1"}
-    assert {value for name, value in properties.items() if name.endswith((".min.isr", ".insync.replicas"))} == {"1"}
-
-
 def test_topics_are_never_made_by_accident() -> None:
     assert server_properties(SINGLE)["auto.create.topics.enable"] == "false"
 

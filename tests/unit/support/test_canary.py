@@ -1,15 +1,14 @@
 """What looks for payloads and secrets finds them, however they are written."""
 
 import base64
-from collections.abc import Mapping
 from urllib.parse import quote
 
 import pytest
 
 from halfway.protocol.keys import RANDOM_BYTES, key_text
 from halfway.protocol.principal import PrincipalKind
-from tests.support.canary import MARKED, PAYLOAD, know_secrets, leaks_in
-from tests.support.coordinator.rest_client import Answer, message
+from tests.support.canary import PAYLOAD, know_secrets, leaks_in
+from tests.support.coordinator.rest_client import Answer
 
 SECRET = "canary of test_canary: ü/1"
 KEY = key_text(PrincipalKind.GROUP, bytes(range(RANDOM_BYTES)))
@@ -50,14 +49,3 @@ def test_what_looks_like_a_secret_is_found_without_being_known(text: str) -> Non
 def test_no_answer_is_taken_whose_problem_tells_a_payload_or_a_key(status: int, body: object) -> None:
     with pytest.raises(AssertionError, match=r"payload|looks like a secret"):
         Answer(status=status, body=body, headers={})
-
-
-@pytest.mark.parametrize("body", [{"messages": [message("orders")]}, [PAYLOAD], PAYLOAD, None])
-def test_an_answer_that_succeeds_may_show_payloads(body: object) -> None:
-    assert Answer(status=200, body=body, headers={}).body == body
-
-
-@pytest.mark.parametrize("fields", [{}, {"value": "a test's own"}, {"value": PAYLOAD, "headers": []}])
-def test_every_message_is_marked(fields: Mapping[str, object]) -> None:
-    made = message("orders", **fields)
-    assert made["value"] == PAYLOAD or made["headers"] == MARKED

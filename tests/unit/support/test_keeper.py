@@ -50,10 +50,3 @@ def test_it_ends_with_a_worker_that_is_killed(run: str) -> None:
         assert address_of(run).exists()
         worker.kill()
         wait_for_end(run)
-
-
-def test_each_worker_gets_the_reason_why_there_is_no_kafka(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    with pytest.raises(RuntimeError, match="needs a running Docker engine"), kept_kafka("testcontainers", run):
-        pass
-    wait_for_end(run)

@@ -86,18 +86,3 @@ def test_listed_skips_pass(pytester: pytest.Pytester, run: Run) -> None:
     patterns[0] = "test_kinds.py::test_*"
     entries = ", ".join(f'{{test = "{pattern}", reason = "agreed"}}' for pattern in patterns)
     assert run(f"allowed = [{entries}]").ret == pytest.ExitCode.OK
-
-
-def test_a_listed_group_member_passes(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(test_kinds=ALL_KINDS)
-    result = run('allowed = [{test = "test_kinds.py::test_each[b]", reason = "agreed"}]', "-k", "test_each")
-    assert result.ret == pytest.ExitCode.OK
-
-
-@pytest.mark.parametrize("entry", ['{test = "a"}', '{test = "a", reason = " "}', '{test = "a", reason = "b", x = 1}'])
-def test_an_entry_without_a_reason_is_refused(pytester: pytest.Pytester, entry: str) -> None:
-    path = Path(pytester.path, "allowed.toml")
-    path.write_text(f"allowed = [{entry}]", encoding="utf-8")
-    result = pytester.runpytest_inprocess("-p", "tests.support.skips", f"--allowed-skips={path}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*needs a test and a reason*"])

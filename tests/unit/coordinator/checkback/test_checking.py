@@ -8,12 +8,12 @@ import pytest
 from halfway.coordinator.checkback.dispatcher import HostRateLimits
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import ServiceLimits
-from halfway.memory import no_verdict, unreachable, verdict
+from halfway.memory import unreachable, verdict
 from halfway.protocol.errors import AlreadyEndedError, InvalidRequestError, NotPendingError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
-from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
+from tests.support.service.world import SHARDS, World
 from tests.unit.coordinator.resolve.test_ending import ops
 
 
@@ -95,23 +95,6 @@ async def test_unknown_backs_off_and_parks_and_resumes(world: World) -> None:
     await again.stop()
 
 
-async def test_a_parked_transaction_can_be_ended_by_its_producer(world: World) -> None:
-    """Parked means kept: a late commit is delivered, once."""
-    await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1))
-    prepared = await world.prepare()
-    for _ in range(4):
-        await world.scan(after_s=2)
-    assert await world.state(prepared.id) is State.PARKED
-    again = await world.restart()
-    assert await again.state(prepared.id) is State.PARKED
-    ended = await again.end(prepared.id, Outcome.COMMIT)
-    assert (ended.state, ended.changed) == (State.COMMITTED, True)
-    third = await again.restart()
-    assert await third.state(prepared.id) is State.COMMITTED
-    assert len(world.memory.records("orders")) == 1
-    await third.stop()
-
-
 async def test_an_interval_below_the_floor_is_raised_to_it(world: World) -> None:
     """A group that sets an interval of a nanosecond gets a check every second, and sees that interval."""
     await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1e-9, max_interval_s=1e-9))
@@ -121,17 +104,6 @@ async def test_an_interval_below_the_floor_is_raised_to_it(world: World) -> None
     for _ in range(50):
         await world.scan(after_s=0.2)
     assert 7 <= len(world.memory.caller.requests) <= 10
-
-
-async def test_exhausted_rolls_back_where_the_group_says_so(world: World) -> None:
-    """`on_exhausted: rollback` ends with the cause policy."""
-    await world.group(policy=ROLLBACK_AT_LAST)
-    prepared = await world.prepare()
-    for _ in range(60):
-        await world.scan(after_s=1)
-    shown = await world.get(prepared.id)
-    assert (shown.state, shown.cause, shown.checks) == (State.ROLLED_BACK, Cause.POLICY, 2)
-    assert world.memory.records("orders") == ()
 
 
 async def test_max_age_ends_the_asking_whatever_was_sent(world: World) -> None:
@@ -149,20 +121,6 @@ async def test_max_age_ends_the_asking_whatever_was_sent(world: World) -> None:
     shown = await world.get(prepared.id)
     assert (shown.state, shown.checks) == (State.PARKED, 0)
     assert "max_age_s" in (shown.reason or "")
-
-
-async def test_a_reply_that_is_no_verdict_counts_and_shows_why(world: World) -> None:
-    """A check that was answered with 500 is counted, and the transaction shows the error."""
-    world.memory.caller.always(no_verdict("status 500"))
-    prepared = await world.prepare()
-    await world.scan(after_s=6)
-    shown = await world.get(prepared.id)
-    assert (shown.state, shown.checks, shown.last_error) == (State.PREPARED, 1, "status 500")
-    again = await world.restart()
-    assert (await again.get(prepared.id)).checks == 1
-    await again.scan(after_s=1)
-    assert again.memory.caller.requests == []
-    await again.stop()
 
 
 async def test_a_host_gets_no_more_checks_a_second_than_the_operator_allows(world: World) -> None:
@@ -186,24 +144,6 @@ async def test_endpoints_take_turns(world: World) -> None:
     assert firsts == {"http://a/", "http://b/"}
 
 
-async def test_a_verdict_that_comes_too_late_changes_nothing(world: World) -> None:
-    """The producer's end comes before the check's answer: its outcome stays."""
-    gate = asyncio.Event()
-
-    async def late(_: CheckRequest) -> CheckReply:
-        await gate.wait()
-        return verdict(Outcome.COMMIT)
-
-    world.memory.caller.answer = late
-    prepared = await world.prepare()
-    await world.scan(after_s=6)
-    await world.end(prepared.id, Outcome.ROLLBACK)
-    gate.set()
-    await world.scan()
-    assert await world.state(prepared.id) is State.ROLLED_BACK
-    assert world.memory.records("orders") == ()
-
-
 async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(world: World) -> None:
     """The first transaction was ended and forgotten during its check; only the client resolves the second one."""
     gate = asyncio.Event()
@@ -225,27 +165,6 @@ async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(
     shown = await world.get("order-1")
     assert (shown.state, shown.commit_verdict, shown.checks) == (State.PREPARED, False, 0)
     assert world.memory.records("orders") == ()
-
-
-async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_policy(world: World) -> None:
-    """VERDICT is recorded; when the policy gives up, it parks, although the group chose rollback."""
-    await world.group(policy=ROLLBACK_AT_LAST)
-    world.memory.caller.always(verdict(Outcome.COMMIT))
-    prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
-    world.memory.faults.denied_topics.add("points")
-    await world.scan(after_s=6)
-    assert OpKind.VERDICT in [op.kind for op in ops(world, prepared.id)]
-    assert (await world.get(prepared.id)).commit_verdict
-    again = await world.restart()
-    again.memory.faults.denied_topics.add("points")
-    again.memory.caller.always(no_verdict())
-    for _ in range(80):
-        await again.scan(after_s=1)
-    assert await again.state(prepared.id) is State.PARKED
-    again.memory.faults.denied_topics.clear()
-    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
-    assert len(again.memory.records("points")) == 1
-    await again.stop()
 
 
 async def test_an_operator_asks_at_once(world: World) -> None:
@@ -287,28 +206,6 @@ async def test_whoever_asks_again_and_again_makes_no_more_checks_than_the_floor_
     for _ in range(100):
         await world.scan(after_s=1)
     assert len(world.memory.caller.requests) > 2, "its own checks go on"
-
-
-async def test_hung_groups_do_not_delay_another(world: World) -> None:
-    """Twenty groups whose endpoints hang use only their own limits."""
-    gate = asyncio.Event()
-
-    async def answer(request: CheckRequest) -> CheckReply:
-        if request.group != "shop":
-            await gate.wait()
-        return verdict(Outcome.COMMIT)
-
-    world.memory.caller.answer = answer
-    for number in range(20):
-        await world.group(f"hung{number}")
-        for _ in range(40):
-            await world.prepare(group=f"hung{number}")
-    prepared = await world.prepare()
-    await world.scan(after_s=6)
-    assert await world.state(prepared.id) is State.COMMITTED
-    hung = sum(request.group == "hung0" for request in world.memory.caller.requests)
-    assert hung == world.coordinator.limits.check_concurrency
-    gate.set()
 
 
 async def test_checks_under_way_are_bounded_by_their_payload_too() -> None:

@@ -12,27 +12,8 @@ from halfway.protocol.errors import InvalidRequestError, UnauthenticatedError
 from halfway.protocol.keys import MasterSecret
 from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
-from halfway.protocol.transactions import Cause, Outcome, State
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import QUICK, World
-
-
-async def test_pull_hands_out_due_checks_and_counts_them(world: World) -> None:
-    """A poll waits for a due check; a lease is counted, not handed out twice, and its end has the cause check."""
-    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
-    prepared = await world.prepare(group="puller")
-    poll = asyncio.create_task(world.coordinator.lease_checks("puller", at_most=10, wait_s=600))
-    await asyncio.sleep(0.01)
-    assert not poll.done()
-    await world.scan(after_s=6)
-    leased = await poll
-    assert [(check.id, check.attempt) for check in leased] == [(prepared.id, 1)]
-    assert leased[0].messages[0].value == b"v"
-    await world.scan()
-    assert (await world.get(prepared.id)).checks == 1
-    assert list(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == []
-    await world.end(prepared.id, Outcome.COMMIT, check_id=leased[0].check_id)
-    assert (await world.get(prepared.id)).cause is Cause.CHECK
-    assert world.memory.caller.requests == []
 
 
 async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from halfway.coordinator.requests import GroupSpec, ListQuery, ServiceLimits
+from halfway.coordinator.requests import GroupSpec, ServiceLimits
 from halfway.memory import unreachable, verdict
-from halfway.protocol.errors import GroupInUseError, InvalidRequestError, UnknownGroupError
+from halfway.protocol.errors import InvalidRequestError, UnknownGroupError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Half, Message
 from halfway.protocol.transactions import Outcome, State
@@ -104,53 +104,6 @@ async def test_a_payload_that_is_not_in_memory_is_read_back(world: World) -> Non
         await third.end(one.id, Outcome.COMMIT)
     assert sorted(record.value or b"" for record in third.memory.records("orders")) == [b"0", b"1", b"2", b"3", b"4"]
     await third.stop()
-
-
-async def test_lists_filter_and_page(world: World) -> None:
-    """Every filter alone, and pages that have every transaction once."""
-    ids = []
-    for number in range(25):
-        prepared = await world.prepare(
-            Message(topic="orders" if number % 2 else "points", key=b"%d" % (number % 5), value=b"v")
-        )
-        ids.append(prepared.id)
-        world.memory.clock.advance(0.001)
-    await world.end(ids[0], Outcome.COMMIT)
-    await world.end(ids[1], Outcome.ROLLBACK)
-
-    async def listed(**filters: object) -> list[str]:
-        found: list[str] = []
-        cursor = None
-        while True:
-            query = ListQuery(limit=7, cursor=cursor, **filters)  # type: ignore[arg-type]
-            page = await world.coordinator.list(query, deadline=world.deadline())
-            found += [view.id for view in page.transactions]
-            cursor = page.next
-            if cursor is None:
-                return found
-
-    assert await listed() == ids
-    assert await listed(state=State.COMMITTED) == ids[:1]
-    assert await listed(state=State.PREPARED) == ids[2:]
-    assert await listed(topic="points") == ids[::2]
-    assert await listed(key=b"3") == ids[3::5]
-    assert await listed(topic="orders", key=b"3") == [one for n, one in enumerate(ids) if n % 2 and n % 5 == 3]
-    assert await listed(group="shop") == ids
-    with pytest.raises(UnknownGroupError):
-        await listed(group="nobody")
-    with pytest.raises(InvalidRequestError, match="cursor"):
-        await world.coordinator.list(ListQuery(cursor="!"), deadline=world.deadline())
-
-
-async def test_a_group_in_use_cannot_be_deleted(world: World) -> None:
-    """Not while it has pending or parked transactions; afterwards it can be deleted."""
-    prepared = await world.prepare()
-    with pytest.raises(GroupInUseError):
-        await world.coordinator.delete_group("shop", deadline=world.deadline())
-    await world.end(prepared.id, Outcome.ROLLBACK)
-    await world.coordinator.delete_group("shop", deadline=world.deadline())
-    with pytest.raises(UnknownGroupError):
-        await world.coordinator.get_group("shop", deadline=world.deadline())
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ from halfway.protocol.errors import (
     PeerLostError,
     ShardUnavailableError,
     UnknownGroupError,
-    UnknownTransactionError,
 )
 from halfway.protocol.principal import PEER
 from halfway.protocol.records import CheckMode, Message
-from halfway.protocol.transactions import Cause, Outcome, State, shard_of
+from halfway.protocol.transactions import Cause, Outcome, shard_of
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S
 
@@ -57,21 +56,6 @@ def own_id(shard: int, number: int = 0) -> str:
     return next(name for name in (f"t-{number}-{turn}" for turn in range(1000)) if shard_of(name, SHARDS) == shard)
 
 
-async def test_everything_is_done_by_the_owner(pair: tuple[World, World]) -> None:
-    here, there = pair
-    name = own_id(1)
-    made = await here.prepare(transaction_id=name)
-    assert (made.id, made.created) == (name, True)
-    assert (await there.get(name)).messages == (await here.get(name)).messages
-    assert (await here.coordinator.check(name, deadline=here.deadline())).id == name
-    assert (await here.coordinator.resume(name, deadline=here.deadline())).state is State.PREPARED
-    ended = await here.end(name, Outcome.COMMIT)
-    assert (ended.state, ended.changed) == (State.COMMITTED, True)
-    assert len(there.memory.records("orders")) == 1
-    with pytest.raises(UnknownTransactionError):
-        await here.get(own_id(1, 7))
-
-
 async def test_a_forwarded_call_is_counted_where_it_is_done(pair: tuple[World, World]) -> None:
     """The instance that forwards counts a forwarded call, not a failure."""
     here, there = pair
@@ -80,13 +64,6 @@ async def test_a_forwarded_call_is_counted_where_it_is_done(pair: tuple[World, W
     assert here.memory.observer.count("forwarded", result="done") == 2
     assert there.memory.observer.count("prepared", result="prepared") == 1
     assert there.memory.observer.count("ended", result="changed") == 1
-
-
-async def test_an_own_shard_asks_nobody(pair: tuple[World, World]) -> None:
-    here, _ = pair
-    await here.end((await here.prepare(transaction_id=own_id(0))).id, Outcome.COMMIT)
-    await here.end((await here.prepare()).id, Outcome.COMMIT)
-    assert here.memory.observer.count("forwarded") == 0
 
 
 async def test_an_instance_without_shards_has_its_prepares_done_by_others(pair: tuple[World, World]) -> None:

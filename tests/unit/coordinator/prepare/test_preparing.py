@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from itertools import count
 from typing import Any, TypeVar
 
 import pytest
@@ -16,54 +15,16 @@ from halfway.protocol.errors import (
     MessageTooLargeError,
     OutcomeUnknownError,
     OverloadedError,
-    PreparesRejectedError,
-    TopicNotAllowedError,
     UnknownGroupError,
-    UnknownTopicError,
 )
 from halfway.protocol.records import Foreign, Group, Half, Message, fingerprint
-from halfway.protocol.transactions import Outcome, State, parse_server_id
+from halfway.protocol.transactions import Outcome, State
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
 
 T = TypeVar("T")
 
 BIG = 900_000
-
-
-async def test_an_id_made_here_holds_the_time_of_its_prepare(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any speed of the clock: audits take one for the other."""
-    clock, times = world.memory.clock, count(world.memory.clock.now_ms())
-    monkeypatch.setattr(clock, "now_ms", lambda: next(times))
-    prepared = await world.prepare()
-    made = parse_server_id(prepared.id)
-    assert made is not None
-    assert made[1] == prepared.prepared_at
-
-
-async def test_the_same_prepare_again_is_the_same_transaction(world: World) -> None:
-    """Same id and content: one half, the same answer, also after its end; other content is refused."""
-    first = await world.prepare(transaction_id="order-1")
-    again = await world.prepare(transaction_id="order-1")
-    assert (first.created, again.created) == (True, False)
-    assert again.prepared_at == first.prepared_at
-    with pytest.raises(IdReusedError):
-        await world.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id="order-1")
-    await world.end("order-1", Outcome.COMMIT)
-    restarted = await world.restart()
-    ended = await restarted.prepare(transaction_id="order-1")
-    assert (ended.created, ended.state) == (False, State.COMMITTED)
-    with pytest.raises(IdReusedError):
-        await restarted.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id="order-1")
-    await restarted.stop()
-
-
-async def test_many_prepares_of_one_id_at_one_instant_store_one_half(world: World) -> None:
-    """The id is reserved before it is produced."""
-    results = await asyncio.gather(*(world.prepare(transaction_id="order-1") for _ in range(50)))
-    assert sum(result.created for result in results) == 1
-    halves = [record for shard in world.memory.log.shards for record in shard.half.records if record.key == "order-1"]
-    assert len(halves) == 1
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -79,15 +40,6 @@ async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: Worl
     await world.scan(after_s=100)
     assert len(world.memory.records("orders")) == 1
     assert world.memory.caller.requests == []
-
-
-async def test_a_half_whose_answer_was_lost_is_resolved_by_check_back(world: World) -> None:
-    """The half is stored but never acknowledged: it is pending, and a check is sent to the producer."""
-    world.memory.faults.next_append_ambiguous(stored=True)
-    with pytest.raises(OutcomeUnknownError):
-        await world.prepare(transaction_id="order-1")
-    await world.scan(after_s=6)
-    assert [request.id for request in world.memory.caller.requests] == ["order-1"]
 
 
 async def test_a_late_duplicate_never_resolves_and_is_put_right(world: World) -> None:
@@ -142,25 +94,6 @@ async def test_first_content_wins_over_a_late_one(world: World) -> None:
     await again.stop()
 
 
-@pytest.mark.parametrize(
-    "message,error,field",
-    [
-        (Message(topic="elsewhere", value=b"v"), TopicNotAllowedError, "messages[0].topic"),
-        (Message(topic="missing", value=b"v"), UnknownTopicError, "messages[0].topic"),
-        (Message(topic="compacted", value=b"v"), InvalidRequestError, "messages[0].key"),
-        (Message(topic="orders", value=b"v", partition=3), InvalidRequestError, "messages[0].partition"),
-    ],
-)
-async def test_what_would_fail_later_is_refused_now(
-    world: World, message: Message, error: type[InvalidRequestError], field: str
-) -> None:
-    """Each refusal names the field; nothing is stored."""
-    with pytest.raises(error) as raised:
-        await world.prepare(message)
-    assert raised.value.fields["errors"][0]["field"] == field  # type: ignore[index]
-    assert world.coordinator.shards.unresolved == 0
-
-
 async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
     """A message above its topic's limit, a prepare above halfway's, and a topic with too small a limit."""
     world.memory.create_topic("points", topic(1, max_message_bytes=100_000))
@@ -172,29 +105,6 @@ async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
     world.memory.create_topic("points", topic(1, max_message_bytes=5000))
     with pytest.raises(InvalidRequestError, match=r"max\.message\.bytes 5000"):
         await world.prepare(Message(topic="points", key=b"k", value=b"x"))
-
-
-@pytest.mark.parametrize("wrong", ["", "a/b", "x" * 129, "a b", "0-01890a5d-ac96-774b-bcce-b302099a8057", "a\n"])
-async def test_an_illegal_id_is_refused(world: World, wrong: str) -> None:
-    """Ids that do not fit into a URL, or that look like the server's."""
-    with pytest.raises(InvalidRequestError):
-        await world.prepare(transaction_id=wrong)
-
-
-async def test_an_unknown_group_is_refused(world: World) -> None:
-    """The error says how to register it."""
-    with pytest.raises(UnknownGroupError, match="PATCH"):
-        await world.prepare(group="nobody")
-
-
-async def test_a_draining_coordinator_takes_ends_only(world: World) -> None:
-    """`reject_prepares`: no new transactions, ends still work."""
-    prepared = await world.prepare()
-    again = await world.restart(ServiceLimits(shards=SHARDS, reject_prepares=True))
-    with pytest.raises(PreparesRejectedError):
-        await again.prepare()
-    assert (await again.end(prepared.id, Outcome.COMMIT)).changed
-    await again.stop()
 
 
 async def test_pending_is_bounded(world: World) -> None:

@@ -58,27 +58,6 @@ async def test_each_filter_finds_what_it_says(stocked: World) -> None:
     assert await ids(world, unresolved=True) == ["p0", "p1", "p2", "t0", "t1", "t2"]
 
 
-async def test_age_is_that_of_the_prepare(stocked: World) -> None:
-    """Both ends are included."""
-    world = stocked
-    at = (await world.get("t1")).prepared_at
-    assert await ids(world, prepared_until=at) == ["p0", "p1", "p2", "t0", "t1"]
-    assert await ids(world, prepared_from=at) == ["t1", "t2", "done", "undone"]
-    assert await ids(world, prepared_from=at, prepared_until=at) == ["t1"]
-
-
-async def test_an_error_is_found_by_a_part_of_it(stocked: World) -> None:
-    """It matches the last error of a prepared transaction, and the reason of a parked one."""
-    world = stocked
-    await world.prepare(transaction_id="asked-now", group="asked")
-    await world.scan(after_s=1)
-    assert (await world.get("asked-now")).last_error is not None
-    assert await ids(world, error="Status 502", state=State.PREPARED) == ["asked-now"]
-    reason = (await world.get("p0")).reason
-    assert reason
-    assert await ids(world, error=reason[3:9].upper(), state=State.PARKED) == ["p0", "p1", "p2"]
-
-
 async def test_two_instances_find_what_one_finds() -> None:
     """On either instance, in the same order, with the oldest first if there is a limit."""
     first = Memory(shards=2, topics={"orders": 3}, owns={0})

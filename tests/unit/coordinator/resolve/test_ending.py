@@ -17,7 +17,6 @@ from halfway.protocol.errors import (
     OutcomeExpiredError,
     OverloadedError,
     ShardUnavailableError,
-    TopicUnavailableError,
     UnknownTransactionError,
 )
 from halfway.protocol.records import Half, Message, Op, OpKind
@@ -33,33 +32,6 @@ def ops(world: World, transaction_id: str) -> list[Op]:
         for record in shard.op.records
         if isinstance(record.value, Op) and record.key == transaction_id
     ]
-
-
-async def test_commit_writes_the_messages_once_and_says_what_changed(world: World) -> None:
-    """The same commit again is answered with `changed: false` and writes nothing."""
-    prepared = await world.prepare()
-    first = await world.end(prepared.id, Outcome.COMMIT)
-    second = await world.end(prepared.id, Outcome.COMMIT)
-    assert (first.state, first.changed) == (State.COMMITTED, True)
-    assert (second.state, second.changed) == (State.COMMITTED, False)
-    assert len(world.memory.records("orders")) == 1
-    assert [op.kind for op in ops(world, prepared.id)] == [OpKind.COMMITTED]
-
-
-@pytest.mark.parametrize("first,second", [(Outcome.COMMIT, Outcome.ROLLBACK), (Outcome.ROLLBACK, Outcome.COMMIT)])
-async def test_an_outcome_is_never_changed(world: World, first: Outcome, second: Outcome) -> None:
-    """The opposite end is a conflict and writes nothing, also after a restart."""
-    prepared = await world.prepare()
-    await world.end(prepared.id, first)
-    with pytest.raises(AlreadyEndedError):
-        await world.end(prepared.id, second)
-    again = await world.restart()
-    with pytest.raises(AlreadyEndedError):
-        await again.end(prepared.id, second)
-    with pytest.raises(AlreadyEndedError):
-        await again.end(prepared.id, Outcome.UNKNOWN)
-    assert len(world.memory.records("orders")) == (first is Outcome.COMMIT)
-    await again.stop()
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -92,17 +64,6 @@ async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
     assert not (await world.prepare(transaction_id="one")).created
     [op] = ops(world, "one")
     assert op.at >= prepared.prepared_at
-
-
-async def test_opposite_ends_at_one_instant_have_one_outcome(world: World) -> None:
-    """The second end is answered with the result of the first; a hundred times."""
-    for _ in range(100):
-        prepared = await world.prepare()
-        results = await asyncio.gather(
-            world.end(prepared.id, Outcome.COMMIT), world.end(prepared.id, Outcome.ROLLBACK), return_exceptions=True
-        )
-        assert sum(isinstance(result, AlreadyEndedError) for result in results) == 1
-        assert len(ops(world, prepared.id)) == 1
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -192,42 +153,6 @@ async def test_a_caller_that_goes_away_does_not_end_the_write(world: World) -> N
     await world.until(lambda: not world.coordinator.shards.claims)
     assert (await world.end(prepared.id, Outcome.COMMIT)).state is State.COMMITTED
     assert len(world.memory.records("orders")) == 1
-
-
-async def test_a_topic_that_is_gone_holds_up_only_its_own(world: World) -> None:
-    """The end of a transaction with a deleted topic is refused, naming the topic; it stays pending, with the error."""
-    doomed = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
-    other = await world.prepare()
-    world.memory.delete_topic("points")
-    results = await asyncio.gather(
-        world.end(doomed.id, Outcome.COMMIT), world.end(other.id, Outcome.COMMIT), return_exceptions=True
-    )
-    assert isinstance(results[0], TopicUnavailableError)
-    assert not isinstance(results[1], BaseException)
-    shown = await world.get(doomed.id)
-    assert shown.state is State.PREPARED
-    assert "topic_unavailable" in (shown.last_error or "")
-    assert (await world.end(doomed.id, Outcome.ROLLBACK)).changed
-
-
-async def test_unknown_keeps_the_remark_and_changes_nothing(world: World) -> None:
-    """The remark of an unknown end is shown, also after a restart."""
-    prepared = await world.prepare()
-    ended = await world.end(prepared.id, Outcome.UNKNOWN, remark="still running")
-    assert (ended.state, ended.changed) == (State.PREPARED, False)
-    assert (await world.get(prepared.id)).remark == "still running"
-    again = await world.restart()
-    shown = await again.get(prepared.id)
-    assert (shown.remark, shown.checks) == ("still running", 0)
-    await again.stop()
-
-
-async def test_an_id_that_nobody_prepared_is_unknown_after_a_read_barrier(world: World) -> None:
-    """A prepare that another instance appended is found; an unknown id is 404."""
-    with pytest.raises(UnknownTransactionError):
-        await world.end("nobody", Outcome.COMMIT)
-    with pytest.raises(UnknownTransactionError):
-        await world.end("7-01890a5d-ac96-774b-bcce-b302099a8057", Outcome.COMMIT)
 
 
 async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world: World) -> None:

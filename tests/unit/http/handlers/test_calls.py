@@ -1,7 +1,5 @@
 """Each call answers as docs/rest.md says."""
 
-import asyncio
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,17 +106,6 @@ class TestPrepareAndEnd:
         assert answer.body["state"] == "prepared"
         assert answer.body["prepared_at"] < answer.body["next_check_at"]
 
-    async def test_the_same_prepare_with_the_same_id_is_200_and_other_content_409(self, world: RestWorld) -> None:
-        await world.prepared(id="order-1")
-        again = await world.prepare(id="order-1")
-        assert (again.status, again.body["id"]) == (200, "order-1")
-        other = await world.prepare({"topic": "orders", "value": "other"}, id="order-1")
-        assert (other.status, other.error_code) == (409, "id_reused")
-
-    async def test_check_after_s_moves_the_first_check(self, world: RestWorld) -> None:
-        answer = await world.prepare(check_after_s=0.25)
-        assert (answer.body["prepared_at"][17:], answer.body["next_check_at"][17:]) == ("20.000Z", "20.250Z")
-
     async def test_commit_is_answered_with_changed_and_again_without(self, world: RestWorld) -> None:
         transaction = await world.prepared()
         first = await world.end(transaction, "commit", remark="paid")
@@ -134,12 +121,6 @@ class TestPrepareAndEnd:
         assert (shown.body["cause"], shown.body["remark"]) == ("producer", "paid")
         assert len(world.memory.records("orders")) == 1
 
-    async def test_unknown_leaves_it_prepared(self, world: RestWorld) -> None:
-        transaction = await world.prepared()
-        answer = await world.end(transaction, "unknown", remark="still running")
-        assert (answer.status, answer.body["state"]) == (200, "prepared")
-        assert (await world.show(transaction)).body["state"] == "prepared"
-
     @pytest.mark.parametrize("cause", ["operator", "producer"])
     async def test_the_cause_header_stands_in_the_outcome(self, world: RestWorld, cause: str) -> None:
         transaction = await world.prepared()
@@ -152,11 +133,6 @@ class TestPrepareAndEnd:
         answer = await world.call("POST", path, {"outcome": "rollback"}, headers={"Halfway-Cause": "policy"})
         assert (answer.status, list(answer.fields)) == (422, ["Halfway-Cause"])
 
-    async def test_an_unknown_id_is_404_and_does_not_mean_rolled_back(self, world: RestWorld) -> None:
-        answer = await world.end("nobody", "commit")
-        assert (answer.status, answer.error_code) == (404, "unknown_transaction")
-        assert "does not mean" in answer.body["detail"]
-
     async def test_an_ambiguous_prepare_is_503_with_its_id_and_retry_after(
         self, world: RestWorld, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -168,28 +144,8 @@ class TestPrepareAndEnd:
         assert (answer.status, answer.error_code, answer.body["id"]) == (503, "outcome_unknown", "order-7")
         assert int(answer.headers["Retry-After"]) >= 1
 
-    async def test_prepares_are_rejected_where_the_operator_says_so_and_ends_are_not(self, new_world: NewWorld) -> None:
-        world = await new_world(reject_prepares=True)
-        await world.put_shop()
-        answer = await world.prepare()
-        assert (answer.status, answer.error_code) == (403, "prepares_rejected")
-        assert (await world.end("nobody", "commit")).status == 404
-
 
 class TestLooking:
-    async def test_a_prepared_transaction_is_shown_with_its_messages(self, world: RestWorld) -> None:
-        message = {
-            "topic": "orders",
-            "key": "k",
-            "value": "v",
-            "headers": [{"name": "h", "value": None}],
-            "partition": 2,
-        }
-        transaction = await world.prepared(message)
-        shown = (await world.show(transaction)).body
-        assert shown["messages"] == [message]
-        assert (shown["checks"], shown["last_error"], shown["size"]) == (0, None, 3)
-
     async def test_lists_are_filtered_and_paged(self, world: RestWorld) -> None:
         made = [await world.prepared({"topic": "orders", "key": f"k{n}", "value": "v"}) for n in range(5)]
         await world.prepared({"topic": "coupons", "key": "k1", "value": "v"})
@@ -219,63 +175,6 @@ class TestLooking:
             late = await world.call("POST", f"/v1/transactions/{transaction}/{call}")
             assert (late.status, late.error_code) == (409, "already_ended")
 
-    async def test_due_checks_are_fetched_and_ended_by_their_check_id(self, world: RestWorld) -> None:
-        await world.put_shop(check={"mode": "pull"})
-        message: dict[str, object] = {"topic": "orders", "key": None, "value": "v", "headers": [], "partition": None}
-        transaction = await world.prepared(message)
-        polling = asyncio.create_task(world.call("GET", "/v1/groups/shop/checks?wait_s=20&max=5"))
-        world.memory.clock.advance(7)
-        for shard in range(2):
-            await world.coordinator.scan(shard, world.memory.clock.now_ms())
-        answer = await polling
-        assert answer.status == 200
-        (check,) = answer.body["checks"]
-        assert (check["type"], check["id"], check["attempt"]) == ("transaction.check", transaction, 1)
-        assert check["messages"] == [message]
-        assert check["lease_until"] > check["prepared_at"]
-        assert (await world.end(transaction, "commit", check_id=check["check_id"])).status == 200
-        assert (await world.show(transaction)).body["cause"] == "check"
-
     async def test_a_poll_of_an_unknown_group_is_404(self, world: RestWorld) -> None:
         answer = await world.call("GET", "/v1/groups/nobody/checks")
         assert (answer.status, answer.error_code) == (404, "unknown_group")
-
-
-ROUND_TRIPS = {
-    "null": (None, None),
-    "empty": ("", b""),
-    "string": ("grüße", "grüße".encode()),
-    "typed string": ({"type": "STRING", "data": "a\n\u0000b"}, b"a\n\x00b"),
-    "binary": ({"type": "BINARY", "data": base64.b64encode(bytes(range(256))).decode()}, bytes(range(256))),
-    "empty binary": ({"type": "BINARY", "data": ""}, b""),
-    "json null": ({"type": "JSON", "data": None}, b"null"),
-    "json string": ({"type": "JSON", "data": "x"}, b'"x"'),
-}
-
-
-@pytest.mark.parametrize("given,stored", ROUND_TRIPS.values(), ids=ROUND_TRIPS.keys())
-async def test_data_arrives_as_it_was_sent(world: RestWorld, given: object, stored: bytes | None) -> None:
-    """Keys, values and header values, in each format."""
-    headers = [{"name": "h", "value": given}, {"name": "h", "value": "again"}]
-    await world.end(
-        await world.prepared({"topic": "orders", "key": given, "value": given, "headers": headers}), "commit"
-    )
-    (record,) = world.memory.records("orders")
-    assert (record.key, record.value) == (stored, stored)
-    assert [header for header in record.headers if header[0] == "h"] == [("h", stored), ("h", b"again")]
-
-
-async def test_json_keeps_its_bytes_as_they_came(world: RestWorld) -> None:
-    """Spaces, the order of names, repeated names, and numbers that do not fit into a double."""
-    data = b'{"b": 1.10,  "a":12345678901234567890123, "b": [ ] , "c":"\\u00e9"}'
-    body = b'{"group":"shop","messages":[{"topic":"orders","value":{"data": ' + data + b' ,"type":"JSON"}}]}'
-    answer = await world.call("POST", "/v1/transactions", raw=body)
-    await world.end(answer.body["id"], "commit")
-    assert world.memory.records("orders")[0].value == data
-
-
-async def test_what_is_no_text_is_shown_as_binary(world: RestWorld) -> None:
-    binary = {"type": "BINARY", "data": "/wA="}
-    shown = (await world.show(await world.prepared({"topic": "orders", "key": binary, "value": binary}))).body
-    assert shown["messages"][0]["value"] == binary
-    assert shown["messages"][0]["key"] == binary

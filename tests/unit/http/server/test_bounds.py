@@ -21,7 +21,7 @@ from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ShuttingDownError
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
-from tests.support.rest.raw import BODY, POST, problem_of
+from tests.support.rest.raw import BODY, POST
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.http.conftest import NewWorld
 
@@ -186,28 +186,6 @@ async def test_a_port_goes_on_when_a_descriptor_is_free_again(monkeypatch: pytes
     finally:
         writer.close()
         await server.stop()
-
-
-BAD_HTTP = {
-    "no HTTP": b"hello\r\n\r\n",
-    "a long line": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: h\r\n\r\n",
-    "a long header": b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
-    "many headers": b"GET / HTTP/1.1\r\nHost: h\r\n" + b"X: x\r\n" * 1000 + b"\r\n",
-    "two lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
-    "length and chunks": POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a negative length": POST + b"Content-Length: -1\r\n\r\n",
-    "a bad chunk": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "a space before the colon": b"GET / HTTP/1.1\r\nHost : h\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("sent", BAD_HTTP.values(), ids=BAD_HTTP.keys())
-async def test_what_is_not_http_is_a_problem_of_400(world: RestWorld, sent: bytes) -> None:
-    """The problem does not repeat the input."""
-    status, problem = problem_of(await world.send(sent))
-    assert (status, problem["error_code"]) in {(400, "bad_http"), (400, "malformed_json")}
-    assert "xxxx" not in json.dumps(problem)
-    assert (await world.call("GET", "/v1/groups")).status == 200
 
 
 async def test_paths_and_methods_that_there_are_not_are_problems(world: RestWorld) -> None:

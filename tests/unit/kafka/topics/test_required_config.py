@@ -83,31 +83,6 @@ def test_three_brokers_make_three_replicas_with_two_in_sync() -> None:
         assert (plan.replication, plan.settings["min.insync.replicas"]) == (1, "1")
 
 
-def test_the_plan_is_the_designs_table() -> None:
-    """Cleanup, retention and partitions by topic."""
-    planned = {plan.kind: plan for plan in plans(CONFIG, 1)}
-    assert {kind: plan.partitions for kind, plan in planned.items()} == {
-        "half": 4,
-        "op": 4,
-        "parked": 4,
-        "groups": 1,
-        "owners": 4,
-        "audit": 1,
-    }
-    assert {kind: plan.settings["cleanup.policy"] for kind, plan in planned.items()} == {
-        "half": "compact",
-        "op": "compact,delete",
-        "parked": "compact",
-        "groups": "compact",
-        "owners": "compact",
-        "audit": "delete",
-    }
-    assert planned.pop("audit").settings["retention.ms"] == str(90 * 24 * 3_600_000)
-    assert planned["op"].settings["retention.ms"] == str(7 * 24 * 3_600_000)
-    assert all(plan.settings["min.compaction.lag.ms"] == "900000" for plan in planned.values())
-    assert all(plan.settings["segment.ms"] == "3600000" for plan in planned.values())
-
-
 @pytest.mark.parametrize(
     "topic, setting, value, needed",
     [
