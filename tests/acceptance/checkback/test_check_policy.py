@@ -96,8 +96,7 @@ async def test_a_restart_keeps_the_count_of_checks(
     new_coordinator: NewCoordinator, connect: Connect, endpoint: CheckEndpoint, group: str, topic: str
 ) -> None:
     """After a stop and after a crash the next check has the next number, and `max_checks` still applies."""
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     rest = connect(coordinator)
     policy = {"first_check_after_s": 0.2, "max_checks": 5}
     never_again = {**policy, "check_interval_s": NEVER_S, "max_interval_s": NEVER_S}

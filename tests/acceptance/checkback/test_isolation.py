@@ -29,8 +29,9 @@ async def test_twenty_groups_with_hung_endpoints_do_not_delay_the_checks_of_a_he
     Also if all groups are behind one ingress, which then has very many hung checks. The test asserts an order, not a
     time: every hung check is still in flight when the last healthy transaction is resolved.
     """
-    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": str(HANG_S), "HALFWAY_CHECK_CONCURRENCY": str(PLACES)})
-    coordinator.start()
+    coordinator = new_coordinator(
+        {"HALFWAY_CHECK_TIMEOUT_S": str(HANG_S), "HALFWAY_CHECK_CONCURRENCY": str(PLACES)}
+    ).start()
     rest = connect(coordinator)
     release = asyncio.Event()
 

@@ -28,8 +28,7 @@ async def test_signed_checks_are_answered_and_forged_ones_refused(
     new_coordinator: NewCoordinator, topic: str, tmp_path: Path
 ) -> None:
     """The service has no verifier: the keys of its clients are enough."""
-    coordinator = new_coordinator(SETTINGS)
-    coordinator.start()
+    coordinator = new_coordinator(SETTINGS).start()
     barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"))
     barrier.create()
     port = pick_port()

@@ -53,9 +53,7 @@ async def test_a_message_that_has_become_too_large_for_its_topic(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
 ) -> None:
     """The limit was lowered after the prepare: 199 to the same topic are committed, the other waits with the reason."""
-    coordinator = new_coordinator(PATIENT)
-    coordinator.start()
-    rest = connect(coordinator)
+    rest = connect(new_coordinator(PATIENT).start())
     topic = await cluster.make_topic("small", config={"max.message.bytes": "400000"})
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     bad = await rest.prepared(group, [message(topic, "x" * 300_000)])

@@ -32,9 +32,7 @@ async def test_a_deleted_topic_blocks_its_own_transactions_only(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
 ) -> None:
     """503 `topic_unavailable`, still pending with the error; others commit, and this one when the topic is back."""
-    coordinator = new_coordinator()
-    coordinator.start()
-    rest = connect(coordinator)
+    rest = connect(new_coordinator().start())
     doomed, alive = await cluster.make_topics("doomed", "alive")
     (await rest.put_group(group, topics=[doomed, alive], policy=QUIET)).expect(201)
     both = await rest.prepared(group, [message(alive, "both"), message(doomed, "both")])
@@ -170,8 +168,7 @@ async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_p
     group: str,
 ) -> None:
     """The group chose rollback, a check said commit, the topic is deleted: it is parked, also across a crash."""
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     rest = connect(coordinator)
     internal = InternalTopics(cluster, coordinator.prefix)
     doomed = await cluster.make_topic("doomed")
@@ -214,8 +211,7 @@ async def test_a_callers_refused_commit_is_never_rolled_back_by_policy(
 
     Checks are answered with unknown: the next owner parks the transaction, and the same commit succeeds when it can.
     """
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     rest = connect(coordinator)
     doomed = await cluster.make_topic("doomed")
     policy = {"first_check_after_s": NEVER_S, "max_checks": 1, "on_exhausted": "rollback"}

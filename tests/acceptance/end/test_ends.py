@@ -114,45 +114,6 @@ async def test_many_equal_ends_at_one_instant_change_it_once(
     assert len(await cluster.read(topic)) == 1
 
 
-async def test_outcomes_stand_after_a_restart_and_after_a_crash(
-    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
-) -> None:
-    """Repeated ends, contradicting ends and repeated prepares are answered as before, and nothing is written."""
-    coordinator = new_coordinator()
-    coordinator.start()
-    rest = connect(coordinator)
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    own_id = f"order-{uuid4()}"
-    committed = await rest.prepared(group, [message(topic, "in")])
-    own = await rest.prepared(group, [message(topic, "own")], as_id=own_id)
-    rolled_back = await rest.prepared(group, [message(topic, "out")])
-    pending = await rest.prepared(group, [message(topic, "later")], as_id=f"pending-{uuid4()}")
-    for transaction in (committed, own):
-        await rest.commit(transaction)
-    await rest.rollback(rolled_back)
-
-    for how in ("stop", "kill"):
-        if how == "stop":
-            assert coordinator.stop() == 0
-        else:
-            coordinator.kill()
-        coordinator.start()
-
-        for transaction in (committed, own):
-            assert await rest.commit(transaction) == {"id": transaction, "state": "committed", "changed": False}
-            (await rest.end(transaction, "rollback")).refused(409, "already_ended")
-        assert (await rest.rollback(rolled_back))["changed"] is False
-        (await rest.end(rolled_back, "commit")).refused(409, "already_ended")
-        again = await rest.prepare(group, [message(topic, "own")], as_id=own_id)
-        assert again.expect(200)["state"] == "committed"
-        (await rest.prepare(group, [message(topic, "other")], as_id=own_id)).refused(409, "id_reused")
-        assert (await rest.prepare(group, [message(topic, "later")], as_id=pending)).expect(200)["state"] == "prepared"
-        assert sorted(record.value or b"" for record in await cluster.read(topic)) == [b"in", b"own"]
-
-    await rest.commit(pending)
-    assert len(await cluster.read(topic)) == 3
-
-
 class TestAfterTheOutcomeHorizon:
     """Outcomes are remembered for a time; after it the answer says that, and never "rolled back"."""
 
@@ -160,9 +121,7 @@ class TestAfterTheOutcomeHorizon:
 
     @pytest.fixture
     def short_horizon(self, new_coordinator: NewCoordinator) -> CoordinatorProcess:
-        coordinator = new_coordinator({"HALFWAY_OUTCOME_HORIZON_S": str(self.HORIZON_S)})
-        coordinator.start()
-        return coordinator
+        return new_coordinator({"HALFWAY_OUTCOME_HORIZON_S": str(self.HORIZON_S)}).start()
 
     async def test_an_end_of_an_expired_outcome_is_gone_and_writes_nothing(
         self, short_horizon: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
@@ -214,12 +173,6 @@ async def test_an_unknown_end_leaves_it_pending_and_keeps_the_remark(
     await rest.commit(transaction)
 
 
-async def test_the_remark_of_an_end_is_shown(rest: Rest, quiet: str, topic: str) -> None:
-    transaction = await rest.prepared(quiet, [message(topic)])
-    (await rest.end(transaction, "rollback", remark="card declined")).expect(200)
-    assert (await rest.show(transaction))["remark"] == "card declined"
-
-
 class TestBatch:
     async def test_each_item_has_its_own_answer_in_the_same_order(
         self, rest: Rest, cluster: Cluster, quiet: str, topic: str
@@ -261,16 +214,6 @@ class TestBatch:
         )
         assert [item["status"] for item in more.expect(200)["end"]] == [200, 409, 409]
         assert {record.value for record in await cluster.read(topic)} == {b"first", b"a"}
-
-    async def test_a_large_one_is_done_as_a_whole(self, rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:
-        prepares = [{"group": quiet, "messages": [message(topic, str(number))]} for number in range(200)]
-        prepared = (await rest.batch(prepare=prepares)).expect(200)["prepare"]
-        assert {item["status"] for item in prepared} == {201}
-        ends = [{"id": item["body"]["id"], "outcome": "commit"} for item in prepared]
-        ended = (await rest.batch(end=ends)).expect(200)["end"]
-        assert all(item["status"] == 200 and item["body"]["changed"] for item in ended)
-        values = Counter(record.value for record in await cluster.read(topic))
-        assert values == Counter(str(number).encode() for number in range(200))
 
 
 async def test_what_is_written_down_tells_everything_without_decoding_and_without_the_half(

@@ -150,8 +150,7 @@ async def test_generated_requests_get_answers_that_are_described(
     new_coordinator: NewCoordinator, connect: Connect, topic: str, group: str
 ) -> None:
     """Legal and illegal ones, to every operation: never a 5xx, each operation that can succeeds, memory is flat."""
-    coordinator = new_coordinator(KEYED)
-    coordinator.start()
+    coordinator = new_coordinator(KEYED).start()
     rest = connect(coordinator)
     rest.session.headers.update(SHOWN)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)

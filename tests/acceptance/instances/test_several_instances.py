@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.brokers.fixtures import Kafka
+from tests.support.coordinator.callers import Callers
 from tests.support.coordinator.fleet import (
     SHARDS,
     Fleet,
-    Load,
     RoundRobin,
     id_in,
     served_by,
@@ -21,7 +21,7 @@ from tests.support.coordinator.fleet import (
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, preparation
 from tests.support.coordinator.stream_client import CheckedStream
 from tests.support.coordinator.topics import Cluster
-from tests.support.waiting import GENEROUS_S, eventually, until_true
+from tests.support.waiting import GENEROUS_S, eventually
 
 # They share three processes.
 pytestmark = pytest.mark.xdist_group("fleet")
@@ -249,23 +249,18 @@ async def test_an_instance_is_killed_and_another_joins_under_load(
 ) -> None:
     """The others take over, and only the necessary shards move; callers see only lost connections and 503."""
     await rests[0].put_group(group, topics=[topic], policy=QUIET)
-    load = Load(RoundRobin(rests[0].session, fleet.members), group, topic)
-    async with asyncio.TaskGroup() as callers:
-        for _ in range(6):
-            callers.create_task(load.caller())
-        await until_true(lambda: len(load.committed) > 60, what="commits")
-
+    async with Callers(RoundRobin(rests[0].session, fleet.members), group, [topic], callers=6) as callers:
+        await callers.committed(60)
         before = await shares(rests)
         fleet.members[2].kill()
         killed_at = time.monotonic()
         two = rests[:2]
         after = await eventually(lambda: shares(two), lambda found: set().union(*found) == set(range(SHARDS)))
-        print(f"taken over after {time.monotonic() - killed_at:.1f} s; callers saw {dict(load.answers)}")  # noqa: T201 - a figure to read
+        print(f"taken over after {time.monotonic() - killed_at:.1f} s; callers saw {callers.history.answers}")  # noqa: T201 - a figure to read
         assert after[0] >= before[0], "a shard of an instance that lives was moved"
         assert after[1] >= before[1], "a shard of an instance that lives was moved"
-        load.rest = RoundRobin(rests[0].session, fleet.members[:2])
-        count = len(load.committed)
-        await until_true(lambda: len(load.committed) > count + 60, what="commits after the takeover")
+        callers.rest = RoundRobin(rests[0].session, fleet.members[:2])
+        await callers.committed(60)
 
         before = after
         fresh = fleet.add()
@@ -274,20 +269,12 @@ async def test_an_instance_is_killed_and_another_joins_under_load(
         after = await settled(three)
         assert after[0] < before[0], "it got a shard that it did not have"
         assert after[1] < before[1], "it got a shard that it did not have"
-        load.rest = RoundRobin(rests[0].session, [*fleet.members[:2], fresh])
-        count = len(load.committed)
-        await until_true(lambda: len(load.committed) > count + 60, what="commits after the third joined")
-        load.done = True
-    assert set(load.answers) <= {
-        (0, None),
-        (201, None),
-        (200, None),
-        *((503, code) for code in ("shard_unavailable", "outcome_unknown", "end_unconfirmed", "kafka_unavailable")),
-    }, load.answers
-    assert load.without_retry_after == []
-    values = [(record.value or b"").decode() for record in await cluster.read(topic)]
-    assert sorted(values) == sorted(load.committed)
-    assert load.committed == load.prepared
+        callers.rest = RoundRobin(rests[0].session, [*fleet.members[:2], fresh])
+        await callers.committed(60)
+        await callers.finish()
+    codes = {code for _, status, code in callers.history.answers if status == 503}
+    assert codes <= {"shard_unavailable", "outcome_unknown", "end_unconfirmed", "kafka_unavailable"}
+    await callers.history.audit(cluster, [topic])
     for rest in three:
         _, metrics = await rest.health("/metrics")
         [moved] = [line for line in metrics.splitlines() if line.startswith("halfway_shard_away_seconds_count")]

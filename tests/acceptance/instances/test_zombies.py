@@ -48,8 +48,7 @@ async def test_a_commit_that_slept_past_its_session(
     decided_twice: bool,
 ) -> None:
     """Its successor rolled its transaction back: with the whole protocol no consumer ever sees its message."""
-    zombie = faulty_coordinator(_SESSION)
-    zombie.start()
+    zombie = faulty_coordinator(_SESSION).start()
     rest = connect(zombie)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     transaction = await rest.prepared(group, [message(topic, "of the zombie")])

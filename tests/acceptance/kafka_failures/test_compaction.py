@@ -163,8 +163,7 @@ async def test_after_compaction_everything_is_as_it_was(
     group: str,
 ) -> None:
     """Pending with payload and checks, parked, resumed, and outcomes: from the cursors, and without cursors."""
-    coordinator = new_coordinator(SETTINGS)
-    coordinator.start()
+    coordinator = new_coordinator(SETTINGS).start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
     ids = await Seeding(rest, group, topic, endpoint.url).all()
     assert None not in await internal.halves(ids["prepared"][0])

@@ -125,8 +125,7 @@ async def test_foreign_records_in_each_internal_topic_do_no_harm(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
     """Each is logged with topic, partition and offset, and counted; nothing is lost, and none has an effect."""
-    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()
     rest, vandal = connect(coordinator), Vandal(cluster, coordinator)
     ids = await prepare_in_each_state(rest, group, topic)
 
@@ -159,8 +158,7 @@ async def test_what_is_foreign_never_stays_last_under_the_id_of_a_transaction(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
     """Compaction keeps the last record of a key: the half is written again, or its tombstone if it has ended."""
-    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
     ids = await prepare_in_each_state(rest, group, topic)
 
@@ -196,8 +194,7 @@ async def test_cursors_that_somebody_else_has_set_hide_nothing(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
     """Set to the end and past it: pending transactions are known after a restart; the reset is logged and counted."""
-    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()
     rest = connect(coordinator)
     ids = await prepare_in_each_state(rest, group, topic)
     for beyond in (0, 1_000_000):

@@ -39,9 +39,7 @@ def cluster(kafka: EmbeddedKafka) -> Cluster:
 
 @pytest.fixture
 def coordinator(kafka: EmbeddedKafka, new_coordinator: NewCoordinator) -> CoordinatorProcess:
-    coordinator = new_coordinator({"HALFWAY_SHARDS": "2"}, bootstrap_servers=kafka.bootstrap_servers)
-    coordinator.start()
-    return coordinator
+    return new_coordinator({"HALFWAY_SHARDS": "2"}, bootstrap_servers=kafka.bootstrap_servers).start()
 
 
 @pytest.fixture

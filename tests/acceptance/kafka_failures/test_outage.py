@@ -42,8 +42,7 @@ async def test_the_broker_stops_for_20_s_under_load_and_returns(
 ) -> None:
     """Callers get 503 with Retry-After; no acknowledged end is lost or doubled; the coordinator recovers by itself."""
     for _ in range(ATTEMPTS):
-        coordinator = new_coordinator(SETTINGS, bootstrap_servers=proxied_kafka.bootstrap_servers)
-        coordinator.start()
+        coordinator = new_coordinator(SETTINGS, bootstrap_servers=proxied_kafka.bootstrap_servers).start()
         with suppress(ForgottenError):
             await _outage(how, coordinator, connect(coordinator), proxied_kafka, group)
             return

@@ -163,8 +163,7 @@ async def test_no_key_secret_or_payload_is_in_anything_that_is_not_its_owners(
 ) -> None:
     """Not in the debug log, metrics, errors, OpenAPI, lists, the view of a reader, or the audit trail."""
     canaries = Canaries(SECRETS | PAYLOADS)
-    coordinator = new_coordinator(SETTINGS)
-    coordinator.start()
+    coordinator = new_coordinator(SETTINGS).start()
     story = Story(session, coordinator)
     hostile, honest = await endpoints.raw(ugly), await endpoints.check("unknown")
     keys = await story.make_keys(canaries)

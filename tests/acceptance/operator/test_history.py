@@ -33,8 +33,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
 ) -> None:
     """Before and after a kill, and when the outcome is forgotten: events only in memory are listed as missing."""
     first, second = await cluster.make_topic(), await cluster.make_topic()
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[first, second], urls=[endpoint.url], policy=HASTY)).expect(201)
     messages = [message(first, "a", key="k"), message(second, "b"), message(first, "c")]

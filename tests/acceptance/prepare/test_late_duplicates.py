@@ -118,8 +118,7 @@ async def test_a_late_duplicate_never_comes_to_life(
     group: str,
 ) -> None:
     """After commit, after rollback, while pending or parked: during operation, across a kill, and while it is down."""
-    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
     lives = await lived(rest, internal, endpoint, topic, group)
     asked = len(endpoint.asked)
@@ -149,8 +148,7 @@ async def test_what_was_acknowledged_is_delivered_although_other_content_arrived
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, topic: str, group: str
 ) -> None:
     """Also if the instance dies before it corrects the log: its tail has not read the late half when it answers."""
-    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()
     rest, ids = connect(coordinator), [f"{group}.{number}" for number in range(30)]
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     former_owner = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})

@@ -16,8 +16,7 @@ async def test_prepares_are_rejected_while_ends_and_checks_go_on(
     group: str,
     topic: str,
 ) -> None:
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
     committed = await rest.prepared(group, [message(topic, "committed")], check_after_s=NEVER_S)

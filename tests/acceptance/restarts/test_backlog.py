@@ -65,8 +65,7 @@ async def test_a_hundred_thousand_pending_fit_into_memory_and_survive_a_crash(
 ) -> None:
     """Ends are answered at the same time; after the crash with a small cache, so that payloads are read from Kafka."""
     count = 100_000
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     await commit_many(rest, await prepare_many(rest, group, topic, BATCH))
@@ -107,9 +106,7 @@ async def test_ends_are_answered_while_everything_is_due_and_the_endpoint_is_slo
         return "unknown"
 
     endpoint.answer(slowly)
-    coordinator = new_coordinator()
-    coordinator.start()
-    rest = connect(coordinator)
+    rest = connect(new_coordinator().start())
     at_once = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1000}
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=at_once)).expect(201)
     await commit_many(rest, await prepare_many(rest, group, topic, BATCH))

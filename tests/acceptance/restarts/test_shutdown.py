@@ -48,8 +48,7 @@ async def test_what_was_accepted_is_answered_and_nothing_is_left_running(
 ) -> None:
     """Under load: no request on an open connection is cut, and the next start is ready at once and finds it all."""
     # A successor that waits for the end of this session would not be ready in the time of a test.
-    coordinator = new_coordinator({"HALFWAY_SESSION_TIMEOUT_S": "120"})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_SESSION_TIMEOUT_S": "120"}).start()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         rest = Rest(session, coordinator.url, coordinator.health_url)
         (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
@@ -86,8 +85,7 @@ async def test_a_stop_while_kafka_does_not_answer_ends_in_time_and_everybody_is_
     cluster = Cluster(proxied_kafka.bootstrap_servers)
     topic = await cluster.make_topic()
     settings = {"HALFWAY_SHUTDOWN_TIMEOUT_S": f"{STOP_S}", "HALFWAY_REQUEST_TIMEOUT_S": "10"}
-    coordinator = new_coordinator(settings, bootstrap_servers=proxied_kafka.bootstrap_servers)
-    coordinator.start()
+    coordinator = new_coordinator(settings, bootstrap_servers=proxied_kafka.bootstrap_servers).start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     waiting = [await rest.prepared(group, [message(topic)]) for _ in range(5)]
@@ -114,8 +112,7 @@ async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     new_coordinator: NewCoordinator, connect: Connect, endpoints: Endpoints, group: str, topic: str
 ) -> None:
     """Polls are answered, checks in flight are abandoned; the transactions are there after the next start."""
-    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": "600", "HALFWAY_SHUTDOWN_TIMEOUT_S": "20"})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": "600", "HALFWAY_SHUTDOWN_TIMEOUT_S": "20"}).start()
     rest = connect(coordinator)
     forever = asyncio.Event()
 
@@ -148,8 +145,7 @@ async def test_sigterm_makes_it_unready_first_and_it_serves_on_while_a_load_bala
     new_coordinator: NewCoordinator, connect: Connect, group: str, topic: str
 ) -> None:
     """New connections are accepted, and every answer closes its own. SIGINT, of a person who waits, does not drain."""
-    coordinator = new_coordinator({"HALFWAY_DRAIN_S": "3600"})
-    coordinator.start()
+    coordinator = new_coordinator({"HALFWAY_DRAIN_S": "3600"}).start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     async with aiohttp.ClientSession() as session:
@@ -176,8 +172,7 @@ async def test_its_topics_and_its_place_are_released(
     new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster
 ) -> None:
     """After an orderly stop the owner records are tombstones, so that the next owner need not fence."""
-    coordinator = new_coordinator()
-    coordinator.start()
+    coordinator = new_coordinator().start()
     assert coordinator.stop() == 0
     last = {record.key: record.value for record in await cluster.read(coordinator.topic("owners"))}
     owners = {key: value for key, value in last.items() if key in {b"0", b"1"}}

@@ -77,7 +77,7 @@ class Callers:
         self, rest: Rest, group: str, topics: Sequence[str], *, callers: int = 8, patient: bool = True
     ) -> None:
         self.history = History()
-        self._rest = rest
+        self.rest = rest
         self._group = group
         self.topics = topics
         self._callers = callers
@@ -172,7 +172,7 @@ class Callers:
         """Ask once and note the answer; None if there was none and the caller is patient."""
         began = time.monotonic()
         try:
-            answer = await self._rest.call("POST", path, body)
+            answer = await self.rest.call("POST", path, body)
         except aiohttp.ClientConnectionError as error:
             if not self._patient:
                 raise

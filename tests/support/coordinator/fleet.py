@@ -1,23 +1,17 @@
 """Several coordinators with the same topics, and a client that asks one after the other as a load balancer does."""
 
-import asyncio
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import aiohttp
 
-from halfway.coordinator.cluster.peers import AnswerReader, decode_result, encode_call, encode_request
-from halfway.coordinator.records import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, PeerCall
-from halfway.protocol.principal import ANYBODY
 from halfway.protocol.transactions import shard_of
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
-from tests.support.coordinator.rest_client import Rest, message
+from tests.support.coordinator.rest_client import Rest
 from tests.support.waiting import eventually
 
 SHARDS = 6
@@ -97,69 +91,6 @@ def id_in(shard: int) -> str:
         name = f"own-{uuid4().hex}"
         if shard_of(name, SHARDS) == shard:
             return name
-
-
-async def ask_as_peer(
-    session: aiohttp.ClientSession,
-    url: str,
-    call: PeerCall,
-    *,
-    to: str,
-    credential: str | None = CREDENTIAL,
-    version: str = str(VERSION),
-) -> object:
-    """Ask an instance as another one does; the status where it refuses the whole request."""
-    body = encode_request([encode_call(call, within_ms=10_000, principal=ANYBODY)])
-    headers = {TO_HEADER: to, VERSION_HEADER: version, "Content-Type": "application/msgpack"}
-    if credential is not None:
-        headers[CREDENTIAL_HEADER] = credential
-    async with session.post(url + PATH, data=body, headers=headers) as response:
-        if response.status != 200:
-            return response.status
-        [frame] = AnswerReader(MIB).feed(await response.read())
-        return decode_result(call, frame)
-
-
-@dataclass
-class Load:
-    """Callers behind a load balancer, who try again where they are told to; what they saw is kept."""
-
-    rest: Rest
-    group: str
-    topic: str
-    answers: Counter[tuple[int, str | None]] = field(default_factory=Counter)
-    prepared: set[str] = field(default_factory=set)
-    committed: set[str] = field(default_factory=set)
-    without_retry_after: list[object] = field(default_factory=list)
-    done: bool = False
-
-    async def call(self, what: str, body: dict[str, object]) -> tuple[int, dict[str, Any]]:
-        """Make a call until it is answered by anything but 503; 0 stands for a connection that was lost."""
-        while True:
-            try:
-                answer = await self.rest.call("POST", what, body)
-            except (aiohttp.ClientError, TimeoutError):
-                self.answers[0, None] += 1
-            else:
-                self.answers[answer.status, answer.error_code] += 1
-                if answer.status not in (429, 503):
-                    return answer.status, answer.body
-                if "Retry-After" not in answer.headers:
-                    self.without_retry_after.append(answer)
-            await asyncio.sleep(0.1)
-
-    async def caller(self) -> None:
-        while not self.done:
-            name = f"load-{uuid4().hex}"
-            status, _ = await self.call(
-                "/transactions",
-                {"group": self.group, "id": name, "messages": [message(self.topic, name)]},
-            )
-            assert status in (200, 201), (status, name)
-            self.prepared.add(name)
-            status, body = await self.call(f"/transactions/{name}/end", {"outcome": "commit"})
-            assert (status, body["state"]) == (200, "committed")
-            self.committed.add(name)
 
 
 async def served_by(rest: Rest) -> set[int]:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 from uuid import uuid4
 
 from halfway.embedded.process import SupervisedProcess
@@ -156,10 +156,11 @@ class CoordinatorProcess(KillableProcess):
     def _forked(self) -> SupervisedProcess:
         return WarmProcess(clean_environment(self.settings), cwd=self.directory, log_path=self.log_path)
 
-    def start(self, **settings: str) -> None:
-        """Start the process and return once it says that it is ready."""
+    def start(self, **settings: str) -> Self:
+        """Start the process and return it once it says that it is ready."""
         self.launch(**settings)
         self.wait_until_ready()
+        return self
 
     def wait_until_ready(self, within_s: float = READY_WITHIN_S) -> None:
         deadline = time.monotonic() + within_s
