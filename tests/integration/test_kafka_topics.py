@@ -155,22 +155,6 @@ async def test_starting_again_and_two_at_once_is_fine(config: KafkaConfig) -> No
     assert await watch(config) == []
 
 
-async def test_an_unsafe_topic_is_named_and_never_altered(config: KafkaConfig) -> None:
-    """Every problem is in one error, with topic, setting, found, needed and remedy; the topic stays as it is."""
-    await ensure(config)
-    alter(config, config.half_topic, "cleanup.policy", "delete")
-    alter(config, config.op_topic, "retention.ms", "1000")
-    with pytest.raises(ConfigurationError) as caught:
-        await ensure(config)
-    for part in (
-        f"{config.half_topic}: cleanup.policy is delete, needed compact",
-        f"{config.op_topic}: retention.ms is 1000, needed at least 604800000",
-        "kafka-configs.sh --bootstrap-server",
-    ):
-        assert part in caught.value.detail
-    assert describe(config, config.half_topic)[1]["cleanup.policy"] == "delete"
-
-
 async def test_a_topic_that_becomes_unsafe_while_running_is_told(config: KafkaConfig) -> None:
     """The watch detects an operator's changes and a deleted topic, and creates nothing."""
     await ensure(config)

@@ -13,7 +13,6 @@ from halfway.client.barrier import (
     ConflictError,
     InvalidRetentionError,
     LateTransactionError,
-    NoTransactionError,
     UncommittedConnectionError,
     UnsupportedConnectionError,
     sqlite_transactions,
@@ -53,55 +52,12 @@ def check_of(transaction_id: str, *, age: timedelta = timedelta(0)) -> Check:
     return Check(id=transaction_id, group="shop", prepared_at=prepared_at, attempt=1, messages=[], is_verified=True)
 
 
-def test_a_check_after_the_commit_says_commit(shop: Shop) -> None:
-    with shop.begin() as connection:
-        shop.barrier.insert(connection, "a")
-    assert shop.barrier.decide(check_of("a")) == "commit"
-
-
-def test_a_check_before_it_says_rollback_for_good(shop: Shop) -> None:
-    answer = shop.barrier.decide
-    assert answer(check_of("a")) == "rollback"
-    with pytest.raises(LateTransactionError, match="roll the local transaction back"), shop.begin() as connection:
-        shop.barrier.insert(connection, "a")
-    assert answer(check_of("a")) == "rollback"
-
-
-def test_a_check_during_it_says_unknown_and_disturbs_nothing(shop: Shop) -> None:
-    answer = shop.barrier.decide
-    with shop.begin() as connection:
-        shop.barrier.insert(connection, "a")
-        assert answer(check_of("a")) == "unknown"
-    assert answer(check_of("a")) == "commit"
-
-
-def test_a_local_transaction_that_rolls_back_leaves_no_row(shop: Shop) -> None:
-    def local_transaction() -> None:
-        with shop.begin() as connection:
-            shop.barrier.insert(connection, "a")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        local_transaction()
-    assert shop.barrier.decide(check_of("a")) == "rollback"
-
-
 def test_what_may_have_been_cleaned_is_not_answered(shop: Shop) -> None:
     old = check_of("a", age=timedelta(days=4))
     assert shop.barrier.decide(old) == "unknown"
     with shop.begin() as connection:
         shop.barrier.insert(connection, "a")
     assert shop.barrier.decide(old) == "commit"
-
-
-def test_cleaning_is_bounded_and_spares_what_is_young(shop: Shop) -> None:
-    with shop.begin() as connection:
-        for number in range(10):
-            shop.barrier.insert(connection, f"old-{number}")
-        connection.execute("UPDATE halfway_barrier SET decided_at = decided_at - 8 * 86400")
-        shop.barrier.insert(connection, "young")
-    assert [shop.barrier.clean(7) for _ in range(3)] == [7, 3, 0]
-    assert shop.count() == 1
 
 
 def test_a_retention_below_what_halfway_may_ask_for_is_refused(shop: Shop) -> None:
@@ -121,16 +77,6 @@ def test_a_rollback_that_does_not_stay_is_not_answered(shop: Shop, tmp_path: Pat
     with pytest.raises(UncommittedConnectionError, match=r"`engine\.begin` of SQLAlchemy"):
         barrier.learn()
     shop.barrier.learn()
-    assert shop.count() == 0
-
-
-def test_a_row_that_would_commit_by_itself_is_not_written(shop: Shop, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "shop.sqlite", isolation_level=None)) as connection:
-        with pytest.raises(NoTransactionError, match="begin the local transaction first"):
-            shop.barrier.insert(connection, "a")
-        connection.execute("BEGIN")
-        shop.barrier.insert(connection, "a")
-        connection.execute("ROLLBACK")
     assert shop.count() == 0
 
 

@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer
 
-from halfway.client.barrier import NoTransactionError
 from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
 from halfway.client.consumer.inbox import _compare
 from halfway.client.consumer.record import described, loggable
@@ -116,42 +115,6 @@ def test_a_message_that_an_earlier_release_recorded_takes_no_effect_again(inbox:
 )
 def test_any_other_record_is_recognised_by_its_place(headers: list[tuple[str, bytes | None]]) -> None:
     assert (record(*headers).id, record(*headers).former_id) == ("#orders/1/7/5", "orders/1/7/5")
-
-
-def test_a_message_is_noted_once_for_each_group(inbox: Inbox) -> None:
-    for group, first in [("points", True), ("points", False), ("cart", True)]:
-        with inbox.connect() as connection:
-            assert inbox.insert(connection, group, "3-01/1") is first
-
-
-def test_a_row_goes_with_its_transaction(inbox: Inbox) -> None:
-    def fail() -> None:
-        with inbox.connect() as connection:
-            assert inbox.insert(connection, "points", "3-01/1")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    with inbox.connect() as connection:
-        assert inbox.insert(connection, "points", "3-01/1")
-
-
-def test_a_row_that_would_commit_by_itself_is_refused(inbox: Inbox) -> None:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection, pytest.raises(NoTransactionError):
-        inbox.insert(connection, "points", "3-01/1")
-
-
-def test_old_rows_are_deleted_in_batches(inbox: Inbox) -> None:
-    with inbox.connect() as connection:
-        for number in range(5):
-            inbox.insert(connection, "points", f"old/{number + 1}")
-        connection.execute("UPDATE halfway_inbox SET processed_at = processed_at - 16 * 86400")
-        inbox.insert(connection, "points", "young/1")
-    assert [inbox.clean(3), inbox.clean(3), inbox.clean(3)] == [3, 2, 0]
-    with inbox.connect() as connection:
-        assert not inbox.insert(connection, "points", "young/1")
-    inbox.retention_s = None
-    assert inbox.clean(3) == 0
 
 
 def test_cleaning_goes_through_the_index(inbox: Inbox) -> None:

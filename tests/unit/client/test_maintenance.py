@@ -39,16 +39,6 @@ async def test_what_was_decided_and_never_ended_is_ended(world: RestWorld, barri
     assert len(world.memory.records("orders")) == 120
 
 
-async def test_old_rows_are_deleted_in_batches(world: RestWorld, barrier: Barrier) -> None:
-    decide_here(barrier, *(f"order-{number}" for number in range(25)))
-    with barrier._connect() as connection:
-        connection.execute("UPDATE halfway_barrier SET decided_at = decided_at - 8 * 86400")
-    decide_here(barrier, "young")
-    async with Halfway(world.url, "shop") as client:
-        assert await BarrierMaintenance(client, barrier, batch=10).clean() == 25
-    assert barrier.look("young") == "commit"
-
-
 async def test_a_retention_that_is_too_short_is_refused_at_the_start(world: RestWorld, barrier: Barrier) -> None:
     barrier.retention_s = 3600
     async with Halfway(world.url, "shop") as client:

@@ -1,6 +1,5 @@
 """Messages in a session of SQLAlchemy are committed or rolled back with its database transaction, on a real SQLite."""
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,16 +25,13 @@ from halfway.client import (
     UnserialisableMessageError,
 )
 from halfway.client.barrier import (
-    Barrier,
     LateTransactionError,
     NoTransactionError,
     UnsupportedConnectionError,
 )
 from halfway.client.sqlalchemy import SessionProducer
 from tests.support.client.shop import Order, Shop, prepares, run, values
-from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
-from tests.support.waiting import GENEROUS_S
 from tests.unit.client.test_barrier import check_of
 from tests.unit.client.test_settling import final_state
 
@@ -267,24 +263,6 @@ async def test_a_check_that_came_first_wins(world: RestWorld, shop: Shop) -> Non
     assert (prepares(world), shop.count()) == (0, 0)
 
 
-async def test_a_check_during_the_prepare_is_told_unknown(
-    world: RestWorld, shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def prepare(messages: Any, **named: Any) -> None:
-        verdicts.append(shop.barrier.decide(check_of(named["id"])))
-        original(messages, **named)
-
-    def service(shop: Shop) -> None:
-        with a_session(shop) as session:
-            shop.producer.send(session, "orders", "1", "v")
-
-    verdicts: list[str] = []
-    original = shop.client.prepare
-    monkeypatch.setattr(shop.client, "prepare", prepare)
-    await run(shop, service)
-    assert (verdicts, values(world)) == (["unknown"], [b"v"])
-
-
 async def test_bad_use_names_the_remedy_and_prepares_nothing(world: RestWorld, shop: Shop, tmp_path: Path) -> None:
     def service(shop: Shop) -> None:
         with pytest.raises(NoBarrierError, match="barrier="), SyncHalfway(world.url, "shop") as client:
@@ -343,33 +321,3 @@ async def test_inside_a_block_of_the_same_client_it_is_refused(world: RestWorld,
 def a_whole_service(shop: Shop, value: str) -> None:
     with a_session(shop) as session:
         shop.producer.send(session, "orders", "1", value)
-
-
-@pytest.mark.parametrize("held", [0, 1])
-def test_who_holds_the_only_connection_while_the_coordinator_stalls(tmp_path: Path, held: int) -> None:
-    """`transaction` does not hold it, a commit in a session does, as docs/producing.md says."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.sqlite'}", pool_size=1, max_overflow=0)
-    barrier = Barrier("sqlite", engine.begin)
-    barrier.create()
-
-    def place(client: SyncHalfway) -> None:
-        if held:
-            with Session(engine) as session, session.begin():
-                SessionProducer(client).send(session, "orders", "1", "v")
-        else:
-            with client.transaction([Message(topic="orders", value="v")]), Session(engine) as session, session.begin():
-                pytest.fail("the block ran")
-
-    with socket.create_server(("127.0.0.1", 0)) as stalled, ThreadPoolExecutor(1) as pool:
-        url = f"http://127.0.0.1:{stalled.getsockname()[1]}"
-        with SyncHalfway(url, "shop", barrier=barrier, prepare_timeout_s=200, end_timeout_s=0.1) as client:
-            placed = pool.submit(place, client)
-            asked, _ = stalled.accept()
-            with asked:
-                assert asked.recv(1)  # the prepare is under way
-                assert engine.pool.checkedout() == held  # type: ignore[attr-defined]  # a QueuePool
-                assert client._thread is not None
-                LoopTime(client._thread._loop).advance(202)
-                assert isinstance(placed.exception(GENEROUS_S), PrepareUnconfirmedError)
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]  # the same
-    engine.dispose()

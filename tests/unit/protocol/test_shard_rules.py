@@ -69,34 +69,6 @@ class TestForeignRecords:
 
 
 class TestPrepares:
-    def test_an_unknown_id_is_nothing(self, state: ShardState) -> None:
-        assert state.find(ID) is None
-        assert state_of(state, ID) is None
-        assert state.oldest() is None
-
-    def test_a_repeat_moves_the_offset_and_keeps_the_first_time(self, state: ShardState) -> None:
-        """Compaction keeps the later copy; the age counts from the first."""
-        state.apply_half(3, ID, A)
-        state.apply_half(7, ID, A_LATER)
-        assert (pending(state).offset, pending(state).since, pending(state).prepared_at) == (7, 1_000, 1_000)
-        assert state.strays() == []
-
-    def test_a_repeat_that_is_read_before_the_first_keeps_the_first_time_too(self, state: ShardState) -> None:
-        state.apply_half(7, ID, A_LATER)
-        state.apply_half(3, ID, A)
-        assert (pending(state).offset, pending(state).since) == (7, 1_000)
-
-    def test_the_first_content_wins_and_the_other_is_a_stray_until_the_lane_writes_again(
-        self, state: ShardState
-    ) -> None:
-        state.apply_half(0, ID, A)
-        state.apply_half(1, ID, B)
-        assert pending(state).fingerprint == A.fingerprint
-        assert state.strays() == [(ID, 1)]
-        state.apply_half(2, ID, LANE_A)
-        assert pending(state).fingerprint == A.fingerprint
-        assert state.strays() == []
-
     def test_recovery_begins_at_the_first_content_where_other_content_stands_between_repeats(
         self, state: ShardState
     ) -> None:
@@ -106,13 +78,6 @@ class TestPrepares:
         state.half_tail = 3
         assert state.half_cursor == 0
         assert state.strays() == [(ID, 2)]
-
-    def test_a_repeat_of_what_the_lane_wrote_again_is_a_stray(self, state: ShardState) -> None:
-        """The last record of the id must have the count of checks, and a first prepare has none."""
-        state.apply_half(4, ID, msgspec.structs.replace(LANE_A, checks=3))
-        state.apply_half(5, ID, A)
-        assert (pending(state).offset, pending(state).checks) == (4, 3)
-        assert state.strays() == [(ID, 5)]
 
     def test_a_prepare_that_was_applied_before_what_the_lane_wrote_ahead_of_it_is_a_stray(
         self, state: ShardState
@@ -150,36 +115,12 @@ class TestPreparesOfTwoOwners:
         state.apply_half(11, ID, msgspec.structs.replace(A_LATER, barrier=3))
         assert (pending(state).offset, state.strays()) == (10, [(ID, 11)])
 
-    def test_the_lane_counts_more_than_any_owner(self, state: ShardState) -> None:
-        state.apply_half(10, ID, LANE_A)
-        state.apply_half(11, ID, msgspec.structs.replace(B, barrier=7))
-        assert (pending(state).fingerprint, state.strays()) == (A.fingerprint, [(ID, 11)])
-
 
 class TestOutcomes:
-    @pytest.mark.parametrize(
-        "kind, outcome", [(OpKind.COMMITTED, State.COMMITTED), (OpKind.ROLLED_BACK, State.ROLLED_BACK)]
-    )
-    def test_a_final_op_ends(self, state: ShardState, kind: OpKind, outcome: State) -> None:
-        state.apply_half(0, ID, A)
-        state.apply_op(0, op(kind))
-        assert state_of(state, ID) is outcome
-        assert list(state.pending()) == []
-
     def test_the_first_outcome_stands(self, state: ShardState) -> None:
         state.apply_op(0, op(OpKind.COMMITTED))
         state.apply_op(1, op(OpKind.ROLLED_BACK))
         assert state_of(state, ID) is State.COMMITTED
-
-    def test_a_late_prepare_does_not_bring_it_back_and_gets_a_tombstone(self, state: ShardState) -> None:
-        state.apply_half(0, ID, A)
-        state.apply_op(0, op(OpKind.ROLLED_BACK))
-        state.apply_half(1, ID, None)
-        state.apply_half(2, ID, A)
-        assert state_of(state, ID) is State.ROLLED_BACK
-        assert state.strays() == [(ID, 2)]
-        state.apply_half(3, ID, None)
-        assert state.strays() == []
 
     def test_a_prepare_that_the_tombstone_already_covers_is_no_stray(self, state: ShardState) -> None:
         """The prepare of a paused owner at 1, which this owner's tail reads only after its own tombstone at 2."""
@@ -210,45 +151,6 @@ class TestOutcomes:
 
 
 class TestParking:
-    def test_park_and_resume(self, state: ShardState) -> None:
-        state.apply_half(0, ID, A)
-        state.apply_op(0, op(OpKind.CHECKED, checks=15))
-        state.apply_half(1, ID, None)
-        state.apply_op(1, op(OpKind.PARKED, checks=15))
-        state.apply_parked(0, ID, parked_of(A))
-        assert state_of(state, ID) is State.PARKED
-        again = msgspec.structs.replace(LANE_A, since=9_000)
-        state.apply_half(2, ID, again)
-        state.apply_op(2, op(OpKind.RESUMED, at=9_000))
-        state.apply_parked(1, ID, None)
-        assert state_of(state, ID) is State.PREPARED
-        assert (pending(state).checks, pending(state).attempts, pending(state).since) == (0, 0, 9_000)
-
-    def test_a_late_prepare_of_a_parked_id_is_a_stray(self, state: ShardState) -> None:
-        state.apply_parked(0, ID, parked_of(A))
-        state.apply_half(2, ID, A)
-        assert state_of(state, ID) is State.PARKED
-        assert state.strays() == [(ID, 2)]
-        state.apply_half(3, ID, None)
-        assert state.strays() == []
-
-    def test_it_makes_no_difference_that_the_late_prepare_is_read_before_the_parked_record(
-        self, state: ShardState
-    ) -> None:
-        state.apply_half(2, ID, A)
-        state.apply_parked(0, ID, parked_of(A))
-        assert state_of(state, ID) is State.PARKED
-        assert state.strays() == [(ID, 2)]
-        assert state.counts == (0, 1, 0)
-
-    def test_the_end_of_a_parked_one(self, state: ShardState) -> None:
-        state.apply_parked(0, ID, parked_of(A))
-        state.apply_op(0, op(OpKind.COMMITTED, half_offset=-1))
-        state.apply_parked(1, ID, None)
-        assert state_of(state, ID) is State.COMMITTED
-        assert state.counts == (0, 0, 1)
-        assert state.group_counts == {}
-
     def test_what_stood_before_a_park_or_a_resume_may_be_read_again(self, state: ShardState) -> None:
         """Apply each record up to the second park again: it stays parked, and nothing else changes."""
         halves = [(0, A), (1, None), (2, LANE_A), (3, None)]
@@ -275,17 +177,6 @@ class TestParking:
 
 
 class TestCounts:
-    def test_a_note_read_before_its_half_is_not_lost(self, state: ShardState) -> None:
-        state.apply_op(0, op(OpKind.CHECKED, checks=4, at=7_000))
-        state.apply_half(0, ID, A)
-        assert (pending(state).checks, pending(state).checked_at, pending(state).op_offset) == (4, 7_000, 0)
-
-    def test_a_verdict_to_commit_is_never_unsaid(self, state: ShardState) -> None:
-        state.apply_half(0, ID, A)
-        state.apply_op(0, msgspec.structs.replace(op(OpKind.VERDICT), commit_verdict=True))
-        state.apply_op(1, op(OpKind.CHECKED, checks=1))
-        assert pending(state).commit_verdict
-
     def test_attempts_that_sent_nothing_survive_a_re_anchor(self, state: ShardState) -> None:
         state.apply_half(0, ID, A)
         pending(state).attempts = 5
@@ -305,28 +196,6 @@ class TestCursors:
         state.apply_half(1, ID, None)
         state.half_tail = 2
         assert (state.half_cursor, state.op_cursor) == (2, 1)
-
-    def test_the_half_cursor_does_not_pass_the_tail_for_own_writes(self, state: ShardState) -> None:
-        """The prepare of a paused former owner may lie between the tail's position and an own write."""
-        state.half_tail = 5
-        state.apply_half(9, ID, A)
-        assert state.half_cursor == 5
-        state.half_tail = 10
-        assert state.half_cursor == 9
-
-    def test_a_stray_holds_the_half_cursor(self, state: ShardState) -> None:
-        state.apply_op(0, op(OpKind.COMMITTED))
-        state.apply_half(4, ID, A)
-        state.half_tail = 8
-        assert state.half_cursor == 4
-
-    def test_checks_hold_the_op_cursor_until_a_re_anchor_carries_them(self, state: ShardState) -> None:
-        state.apply_half(0, ID, A)
-        state.apply_op(3, op(OpKind.CHECKED, checks=2))
-        state.apply_op(6, op(OpKind.COMMITTED, "other"))
-        assert state.op_cursor == 3
-        state.apply_half(1, ID, msgspec.structs.replace(LANE_A, checks=2, checked_at=5_000))
-        assert state.op_cursor == 7
 
     def test_an_op_that_repeats_what_an_op_before_it_said_still_holds_the_op_cursor(self, state: ShardState) -> None:
         """A commit verdict is recorded twice after a re-anchor: a recovery must find one of the two."""

@@ -9,40 +9,6 @@ from tests.unit.http.conftest import NewWorld
 ITEM = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}]}
 
 
-async def test_items_are_answered_in_order_each_with_its_own_status(world: RestWorld) -> None:
-    """A wrong, unknown or refused item does not affect the others."""
-    first, second = await world.prepared(), await world.prepared()
-    answer = await world.call(
-        "POST",
-        "/v1/batch",
-        {
-            "prepare": [
-                {**ITEM, "id": "one"},
-                {"group": "shop", "messages": [{"value": "v"}, {"topic": "..", "value": 1}], "color": "red"},
-                "not even an object",
-                {**ITEM, "group": "nobody"},
-                {**ITEM, "id": "two"},
-            ],
-            "end": [
-                {"id": first, "outcome": "commit"},
-                {"id": "nobody", "outcome": "commit"},
-                {"id": second, "outcome": "COMMITTED"},
-                {"id": second, "outcome": "rollback", "remark": "r"},
-            ],
-        },
-    )
-    assert answer.status == 200
-    prepares, ends = answer.body["prepare"], answer.body["end"]
-    assert [item["status"] for item in prepares] == [201, 422, 422, 404, 201]
-    assert [prepares[0]["body"]["id"], prepares[4]["body"]["id"]] == ["one", "two"]
-    assert [error["field"] for error in prepares[1]["problem"]["errors"]] == ["messages[0].topic"]
-    assert prepares[3]["problem"]["error_code"] == "unknown_group"
-    assert [item["status"] for item in ends] == [200, 404, 422, 200]
-    assert ends[0]["body"] == {"id": first, "state": "committed", "changed": True}
-    assert ends[3]["body"] == {"id": second, "state": "rolled_back", "changed": True}
-    assert all(("body" in item) != ("problem" in item) for item in [*prepares, *ends])
-
-
 async def test_ends_of_one_batch_share_a_kafka_transaction(world: RestWorld) -> None:
     made = [await world.prepared() for _ in range(50)]
     before = world.memory.observer.count("lane_committed")

@@ -140,13 +140,6 @@ def test_parked_must_take_whatever_half_takes() -> None:
     assert "20000000" in problem.needed
 
 
-def test_another_number_of_partitions_is_refused() -> None:
-    """The shard count cannot change: the remedy is the old one."""
-    (problem, *_) = found_problems(as_planned(), replace(CONFIG, shards=8))
-    assert (problem.setting, problem.found, problem.needed) == ("partitions", "4", "8")
-    assert "HALFWAY_SHARDS=4" in problem.remedy
-
-
 def test_too_few_replicas_are_refused_and_no_setting_that_they_cannot_fulfil_is_asked_for() -> None:
     """One replica with three brokers is unsafe; two in-sync replicas of one would stop all writes."""
     unsafe = found_problems(as_planned(brokers=1), brokers=3)
@@ -162,14 +155,6 @@ def test_three_replicas_need_two_in_sync_even_while_a_broker_is_down() -> None:
     found[CONFIG.half_topic] = replace(half, settings={**half.settings, "min.insync.replicas": "1"})
     (problem,) = found_problems(found, brokers=2)
     assert (problem.setting, problem.needed) == ("min.insync.replicas", "at least 2")
-
-
-def test_a_missing_topic_is_a_problem() -> None:
-    """While running, a deleted topic is reported like any other problem."""
-    found = as_planned()
-    del found[CONFIG.op_topic]
-    (problem,) = found_problems(found)
-    assert (problem.topic, problem.found) == (CONFIG.op_topic, "missing")
 
 
 def test_a_list_is_put_in_brackets_for_the_command() -> None:
