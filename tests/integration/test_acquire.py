@@ -31,9 +31,9 @@ from tests.support.ownership.cluster_harness import (
     config_for,
     create_internal_topics,
     create_topics,
+    produce,
     read_topic,
 )
-from tests.support.ownership.kafka_adapter import produce
 from tests.support.waiting import GENEROUS_S
 
 

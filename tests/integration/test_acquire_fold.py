@@ -30,9 +30,9 @@ from tests.support.ownership.cluster_harness import (
     half,
     in_shard,
     prepare,
+    produce,
     running,
 )
-from tests.support.ownership.kafka_adapter import produce
 
 
 def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:

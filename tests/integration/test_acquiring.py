@@ -18,9 +18,9 @@ from tests.support.ownership.cluster_harness import (
     Instance,
     config_for,
     create_internal_topics,
+    produce,
     running,
 )
-from tests.support.ownership.kafka_adapter import produce
 from tests.support.waiting import until_true
 
 

@@ -30,7 +30,7 @@ from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.compaction import EAGER, names_left
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
-from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all
+from tests.support.ownership.cluster_harness import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all
 from tests.support.records.samples import RECORDS
 from tests.support.waiting import until_true
 

@@ -246,61 +246,6 @@ def test_another_group_has_effects_of_its_own(shop: Shop) -> None:
     shop.wait_for("one", "one")
 
 
-def test_a_message_of_another_group_under_the_same_id_takes_effect(shop: Shop) -> None:
-    """It was prepared later, or its headers are copied and its content is not."""
-    shop.produce("mine", message="3-01/1")
-    shop.produce("theirs", message="3-01/1", prepared_at=b"1760000900000")
-    shop.produce("forged", message="3-01/1")
-    shop.produce("mine", message="3-01/1")
-    shop.produce("last")
-    shop.consume()
-    shop.wait_for("mine", "theirs", "forged", "last")
-
-
-def test_what_an_earlier_release_recorded_takes_no_effect_again(shop: Shop) -> None:
-    """Its table is used as it is."""
-    shop.produce("before", message="3-01/1")
-    shop.produce("after", message="3-02/1")
-    with shop.begin() as connection:
-        assert shop.inbox.insert(connection, shop.group, "3-01/1")
-    shop.consume()
-    shop.wait_for("after")
-
-
-class UnreadableError(Exception):
-    """An exception of a library whose text cannot be read."""
-
-    def __str__(self) -> str:
-        raise ZeroDivisionError
-
-
-class NotTextError(Exception):
-    """Another one, whose text is none."""
-
-    def __str__(self) -> str:
-        return None  # type: ignore[return-value]  # noqa: PLE0307
-
-
-def test_whatever_a_handler_raises_its_message_becomes_a_dead_letter(shop: Shop) -> None:
-    """Text that cannot be encoded or read ends no consumer, and what is behind the message takes effect."""
-    errors = {b"surrogate": ValueError("\ud800"), b"raises": UnreadableError(), b"none": NotTextError()}
-
-    def handle(record: Record, connection: sqlite3.Connection) -> None:
-        if (error := errors.get(record.value or b"")) is not None:
-            raise error
-        note(record, connection)
-
-    shop.produce("surrogate", "raises", "none", "last")
-    running = shop.consume(handle)
-    shop.wait_for("last")
-    assert [(letter.value, letter.header("dead-letter-reason")) for letter in shop.dead_letters(3)] == [
-        (b"surrogate", b"ValueError: \\ud800"),
-        (b"raises", b"UnreadableError: its text cannot be read"),
-        (b"none", b"NotTextError: its text cannot be read"),
-    ]
-    assert running.error is None
-
-
 def test_a_dead_letter_that_cannot_be_written_is_written_later(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any failure counts as not delivered; the order of the partition is kept."""
     failures = iter([ValueError("headers"), TypeError("\ud800"), BufferError()])
@@ -367,20 +312,6 @@ def test_the_lag_of_a_transactional_topic_reaches_zero(shop: Shop) -> None:
     stuck.clear()
     eventually(lambda: shop.committed() == [4, 2], shop.committed)
     assert sorted(shop.effects()) == ["one", "stuck", "two"]
-
-
-def test_a_rejected_message_is_not_tried_again(shop: Shop) -> None:
-    tries: list[bytes | None] = []
-
-    def handle(record: Record, _: sqlite3.Connection) -> None:
-        tries.append(record.value)
-        raise RejectedMessageError("no order")
-
-    shop.produce("poison")
-    shop.consume(handle)
-    (letter,) = shop.dead_letters(1)
-    assert letter.header("dead-letter-reason") == b"RejectedMessageError: no order"
-    assert tries == [b"poison"]
 
 
 def test_a_dead_letter_that_is_sent_back_takes_effect(shop: Shop) -> None:

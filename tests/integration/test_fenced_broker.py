@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.kafka.topics.admin_requests import AdminRequests
 from tests.support.brokers.jvm import STARTED_WITHIN_S, short_lived
-from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
+from tests.support.ownership.cluster_harness import PATIENCE_S, config_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError,
 from halfway.protocol.records import Half, Message
 from tests.support.brokers.fixtures import Kafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
-from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
+from tests.support.ownership.cluster_harness import PATIENCE_S, SkippedRecords, config_of, delete_all, produce
 from tests.support.replies import appended
 
 

@@ -22,7 +22,7 @@ from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.protocol.errors import ConfigurationError, NotAuthorisedError
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
-from tests.support.ownership.kafka_adapter import PATIENCE_S, config_of
+from tests.support.ownership.cluster_harness import PATIENCE_S, config_of
 
 pytestmark = pytest.mark.xdist_group("permissions")  # one broker for all of them
 USER = "User:halfway"

@@ -28,8 +28,15 @@ from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.fixtures import Kafka
 from tests.support.contract.groups import put, remove
-from tests.support.ownership.cluster_harness import create_topics
-from tests.support.ownership.kafka_adapter import PATIENCE_S, SkippedRecords, admin_of, config_of, delete_all, produce
+from tests.support.ownership.cluster_harness import (
+    PATIENCE_S,
+    SkippedRecords,
+    admin_of,
+    config_of,
+    create_topics,
+    delete_all,
+    produce,
+)
 from tests.support.records.samples import AUDIT_EVENT
 from tests.support.waiting import until_true
 

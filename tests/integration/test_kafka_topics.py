@@ -25,8 +25,16 @@ from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.kafka.topics.required_config import Problem
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 from tests.support.brokers.fixtures import Kafka
-from tests.support.ownership.cluster_harness import add_partitions, create_topics, read_topic
-from tests.support.ownership.kafka_adapter import PATIENCE_S, admin_of, config_of, delete_all, produce
+from tests.support.ownership.cluster_harness import (
+    PATIENCE_S,
+    add_partitions,
+    admin_of,
+    config_of,
+    create_topics,
+    delete_all,
+    produce,
+    read_topic,
+)
 from tests.support.waiting import until_true
 
 

@@ -11,8 +11,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.reader import Place, Reader
 from tests.support.brokers.fixtures import Kafka
-from tests.support.ownership.cluster_harness import PATIENCE_S, config_for, create_topics, delete_topics
-from tests.support.ownership.kafka_adapter import produce
+from tests.support.ownership.cluster_harness import PATIENCE_S, config_for, create_topics, delete_topics, produce
 
 
 @pytest.fixture

@@ -114,21 +114,18 @@ class Intervention:
 class KafkaProxy:
     """`with KafkaProxy(port, upstream)`: listens on `port` and forwards to the broker's listener on `upstream`.
 
-    `journal` contains every INIT_PRODUCER_ID and END_TXN in order of arrival. `delay_s` is added to each request and
-    each answer.
+    `journal` contains every INIT_PRODUCER_ID and END_TXN in order of arrival.
     """
 
     def __init__(self, port: int, upstream: int) -> None:
         self.port = port
         self.upstream = upstream
-        self.delay_s = 0.0
         self.idle_s = inf
         """A connection that was idle for longer is dropped silently, as a firewall does: no bytes pass."""
         self.dropped = 0
         """Connections that were dropped silently and used after that."""
         self.journal: list[Exchange] = []
         self._interventions: list[Intervention] = []
-        self._open = True
         self._links: set[_Link] = set()
         self._count = 0
         self._loop = asyncio.new_event_loop()
@@ -162,26 +159,11 @@ class KafkaProxy:
         interventions, self._interventions = self._interventions, []
         for intervention in interventions:
             intervention.release()
-        self.delay_s = 0.0
         self.idle_s = inf
-        self._open = True
 
     def silence(self) -> None:
         """Drop every present connection silently; new ones pass."""
         self._run(self._silence())
-
-    def cut(self) -> None:
-        """Cut every connection; clients may connect again."""
-        self._run(self._cut())
-
-    def part(self) -> None:
-        """Cut every connection and accept none, until `join`."""
-        self._open = False
-        self.cut()
-
-    def join(self) -> None:
-        """Let clients connect again."""
-        self._open = True
 
     # --- on the proxy's loop
 
@@ -190,10 +172,6 @@ class KafkaProxy:
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._connected, HOST, self.port)
-
-    async def _cut(self) -> None:
-        for link in list(self._links):
-            link.cut()
 
     async def _silence(self) -> None:
         for link in self._links:
@@ -208,9 +186,6 @@ class KafkaProxy:
         await asyncio.gather(*(link.ended.wait() for link in links))
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._open:
-            writer.transport.abort()
-            return
         try:
             upstream = await asyncio.open_connection(HOST, self.upstream)
         except OSError:  # the broker is down: so is its port
@@ -270,7 +245,6 @@ class _Link:
             frame = await _frame(self._from_client)
             if self._drops():
                 continue
-            await self._delayed()
             request = read_request(frame)
             if request is None:
                 await _send(self._to_broker, frame)
@@ -297,7 +271,6 @@ class _Link:
             frame = await _frame(self._from_broker)
             if self._drops():
                 continue
-            await self._delayed()
             exchange, intervention = self._expected.pop(int.from_bytes(frame[:4], signed=True), (None, None))
             if exchange is not None:
                 exchange.error = _error_code(exchange.request, frame)
@@ -318,10 +291,6 @@ class _Link:
             self._met = True
             self._proxy.dropped += 1
         return self.silent
-
-    async def _delayed(self) -> None:
-        if self._proxy.delay_s:
-            await asyncio.sleep(self._proxy.delay_s)
 
 
 async def _frame(reader: asyncio.StreamReader) -> bytes:

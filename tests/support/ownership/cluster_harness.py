@@ -9,23 +9,24 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any, cast
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Written
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Observer, Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.membership import KafkaCluster
-from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.kafka.records.codec import KIND_HALF, Headers, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.protocol.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
 from halfway.protocol.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
 from halfway.protocol.transactions import Cause, State, shard_of
-from tests.support.brokers.offsets import end_of
 from tests.support.contract.instance import Listener
+from tests.support.coordinator.topics import Cluster, Record
 from tests.support.domain.states import state_of
 from tests.support.replies import submitted
 from tests.support.waiting import until_true
@@ -47,6 +48,61 @@ def config_for(bootstrap_servers: str, **fields: object) -> KafkaConfig:
 
 def admin_of(config: KafkaConfig) -> AdminClient:
     return AdminClient({"bootstrap.servers": config.properties["bootstrap.servers"]})
+
+
+def config_of(bootstrap_servers: str, **fields: Any) -> KafkaConfig:
+    """Return a configuration with a prefix that no other test uses."""
+    settings: dict[str, Any] = {
+        "properties": {"bootstrap.servers": bootstrap_servers},
+        "prefix": f"_k{uuid4().hex[:8]}.",
+        "shards": 3,
+        "max_prepare_bytes": 1_000_000,
+    }
+    return KafkaConfig(**(settings | fields))
+
+
+def delete_all(config: KafkaConfig) -> None:
+    """Delete every topic that starts with the configuration's prefix."""
+    admin = admin_of(config)
+    names = [name for name in admin.list_topics(timeout=PATIENCE_S).topics if name.startswith(config.prefix)]
+    for future in admin.delete_topics(names).values() if names else ():
+        future.result(PATIENCE_S)
+
+
+def produce(
+    config: KafkaConfig,
+    topic: str,
+    partition: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers | None = None,
+) -> int:
+    """Append a record as any client could, and return its offset."""
+    offsets: list[int] = []
+
+    def delivered(error: object, message: Any) -> None:
+        assert error is None, error
+        offsets.append(message.offset())
+
+    producer = Producer({"bootstrap.servers": config.properties["bootstrap.servers"]})
+    producer.produce(topic, value, key, partition, on_delivery=delivered, headers=headers)
+    assert producer.flush(PATIENCE_S) == 0
+    return offsets[0]
+
+
+class SkippedRecords:
+    """The part of an observer that counts skipped records."""
+
+    def __init__(self) -> None:
+        self.skipped: list[tuple[str, str]] = []
+
+    def skipped_record(self, topic: str, reason: str) -> None:
+        self.skipped.append((topic, reason))
+
+    @property
+    def observer(self) -> Observer:
+        """Return itself, as the adapters expect it."""
+        return cast("Observer", self)
 
 
 def create_topics(config: KafkaConfig, names: Mapping[str, int], **settings: str) -> None:
@@ -268,44 +324,6 @@ def commit_of(shard: int, one: Half, half_offset: int, *, within: float = PATIEN
     )
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A record as a consumer gets it."""
-
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, str | bytes | None], ...]
-    timestamp: int
-
-
-def read_topic(config: KafkaConfig, topic: str, *, isolation: str = "read_committed") -> list[Seen]:
-    """Read a topic up to the read_uncommitted end, with the given isolation."""
-    servers = config.properties["bootstrap.servers"]
-    options = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}
-    raw = Consumer({**options, "isolation.level": "read_uncommitted"})
-    partitions = raw.list_topics(topic, 10).topics[topic].partitions
-    ends = {number: end_of(raw, TopicPartition(topic, number)) for number in partitions}
-    raw.close()
-    consumer = Consumer({**options, "isolation.level": isolation, "enable.partition.eof": True})
-    consumer.assign([TopicPartition(topic, number, 0) for number in ends])
-    positions = dict.fromkeys(ends, 0)
-    seen: list[Seen] = []
-    until = time.monotonic() + PATIENCE_S
-    while any(positions[number] < end for number, end in ends.items()):
-        assert time.monotonic() < until, f"{topic} was not read to its end: {positions} of {ends}"
-        message = consumer.poll(0.2)
-        if message is None:
-            continue
-        partition, offset = message.partition() or 0, message.offset() or 0
-        error = message.error()
-        if error is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            positions[partition] = max(positions[partition], offset)
-            continue
-        positions[partition] = offset + 1
-        headers = tuple(dict(message.headers() or {}).items())
-        seen.append(Seen(partition, offset, message.key(), message.value(), headers, message.timestamp()[1]))
-    consumer.close()
-    return seen
+def read_topic(config: KafkaConfig, topic: str) -> list[Record]:
+    """Read a topic up to its present end, as users see it."""
+    return Cluster(config.properties["bootstrap.servers"]).read_now([topic])
