@@ -10,7 +10,6 @@ from tests.console.conftest import NewPage
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW
 from tests.support.rest.client import RestWorld
-from tests.support.rest.guarded import Guarded, own_id
 from tests.support.waiting import GENEROUS_S
 
 MANY = 150
@@ -57,39 +56,6 @@ async def test_a_job_whose_instance_has_ended_says_what_holds(page: Page) -> Non
     after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
     async with RestWorld(memory=after, port=port):
         await expect(page.get_by_text("The results of the job stay.")).to_be_visible()
-
-
-async def test_each_view_shows_the_same_through_any_instance(page: Page, instances: Guarded) -> None:
-    """The data of each shard, and the jobs of each instance."""
-    ids = [own_id(number % 2, f"i{number}") for number in range(6)]
-    for own in ids:
-        prepare = {"group": "shop", "id": own, "messages": [{"topic": "orders", "value": "v"}]}
-        assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
-    jobs = [own_id(number, f"j{number}") for number in range(2)]
-    for name in jobs:
-        job = {"id": name, "action": "check", "ids": [ids[0]], "reason": "r"}
-        assert (await instances.call("operator", "POST", "/v1/jobs", job)).status == 202
-    links = page.get_by_role("table").get_by_role("link")
-    for world in (instances.here, instances.there):
-        at = f"{world.url}/console/#/"
-        await page.goto(f"{at}transactions")
-        await page.get_by_label("Key", exact=True).fill(instances.tokens["operator"] or "")
-        await page.get_by_role("button", name="Sign in").click()
-        await expect(links).to_have_count(len(ids))
-        assert set(await links.all_inner_texts()) == set(ids)
-        for own in ids[:2]:
-            await page.goto(f"{at}transactions/{own}")
-            await expect(page.locator(".history")).to_contain_text("Prepared")
-        await page.goto(f"{at}groups")
-        await expect(page.get_by_role("row", name="shop")).to_contain_text("6")
-        await page.goto(f"{at}failures")
-        await expect(page.get_by_text("Every topic can be written.")).to_be_visible()
-        await page.goto(f"{at}jobs")
-        await expect(links).to_have_count(len(jobs))
-        for name in jobs:
-            await page.goto(f"{at}jobs/{name}")
-            await expect(page.get_by_text("1 of 1")).to_be_visible()
-        await expect(page.get_by_role("alert")).to_have_count(0)
 
 
 async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_page: NewPage) -> None:

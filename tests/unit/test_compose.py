@@ -17,8 +17,6 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from ruamel.yaml import YAML
 
-from examples.orders.serve import command_line
-from examples.orders.service import TOPICS
 from halfway.app.serve.app import demand_host
 from halfway.app.settings import load
 from halfway.embedded.properties import pick_port
@@ -103,27 +101,6 @@ def test_whatever_runs_on_says_whether_it_is_healthy_and_is_waited_for(services:
             assert how["condition"] == expected, (name, other)
 
 
-def test_the_order_service_is_optional_and_its_command_line_is_its_own(services: dict[str, Any]) -> None:
-    assert {name for name, service in services.items() if "profiles" in service} == {"orders", "orders-topics"}
-    given = command_line().parse_args(services["orders"]["command"])
-    assert (given.host, given.port) == ("0.0.0.0", 9000)  # noqa: S104 - in a container
-    assert given.halfway == f"http://coordinator:{load({}).port}"
-    assert given.check_url == "http://orders:9000/check"
-    script = " ".join(services["orders-topics"]["command"])
-    assert re.search(r"for topic in ([a-z ]+);", script) is not None
-    assert tuple(re.findall(r"for topic in ([a-z ]+);", script)[0].split()) == TOPICS
-
-
-def test_volumes_and_ports(services: dict[str, Any]) -> None:
-    """What must outlive a container lies in a named volume, and no port is open to other machines."""
-    declared = set(YAML(typ="safe").load(COMPOSE)["volumes"])
-    used = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
-    assert used == declared == {"kafka-data", "orders-data"}
-    ports = [port for service in services.values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports), ports
-
-
 def test_the_dockerfile_copies_what_is_there_and_what_the_context_holds(dockerfile: str) -> None:
     """Every path that it copies exists, and .dockerignore lets it through."""
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -133,11 +110,6 @@ def test_the_dockerfile_copies_what_is_there_and_what_the_context_holds(dockerfi
     for path in copied:
         assert (ROOT / path).exists(), path
         assert any(path == one or path.startswith(f"{one}/") for one in let_through), path
-
-
-def test_a_build_asks_no_registry_for_more_than_the_bases(dockerfile: str) -> None:
-    """A `# syntax=` line would have BuildKit fetch a front end that nothing here needs."""
-    assert not re.search(r"(?mi)^#\s*syntax\s*=", dockerfile)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually
 
-OUTAGE_S = 20.0
+OUTAGE_S = 12.0
 ATTEMPTS = 10
 FORGOTTEN = "these partitions are likely deleted already and hence can be skipped"
 SETTINGS = {"HALFWAY_REQUEST_TIMEOUT_S": "4", "HALFWAY_PREPARE_TIMEOUT_S": "2"}
@@ -33,7 +33,7 @@ class ForgottenError(Exception):
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("proxied_kafka")
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-async def test_the_broker_stops_for_20_s_under_load_and_returns(
+async def test_the_broker_stops_under_load_and_returns(
     how: Literal["killed", "frozen"],
     new_coordinator: NewCoordinator,
     connect: Connect,

@@ -187,9 +187,3 @@ def test_the_default_url_without_a_route_to_kafka(routes: dict[str, str]) -> Non
     routes |= {"2001:db8::1": "2001:db8::5"}
     routes.pop("192.0.2.1")
     assert url_of("::") == "http://[2001:db8::5]:8080"
-
-
-def test_an_address_of_this_machine_alone_is_none_for_others() -> None:
-    """With a broker on this machine, the route to it is the loopback."""
-    assert app._address_towards("127.0.0.1", socket.AF_INET) is None
-    assert app._address_towards("no.such.host.invalid", socket.AF_INET) is None

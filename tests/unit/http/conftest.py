@@ -8,6 +8,7 @@ import pytest
 
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
+from halfway.memory import Memory
 from tests.support.rest.client import RestWorld
 
 
@@ -37,3 +38,12 @@ async def world(new_world: NewWorld) -> RestWorld:
     world = await new_world()
     await world.put_shop()
     return world
+
+
+@pytest.fixture
+async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
+    """Provide two instances, each with one shard."""
+    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
+    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
+    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
+        yield here, there

@@ -57,22 +57,3 @@ def test_a_wrong_clock_does_not_make_a_filter_take_every_id(monkeypatch: pytest.
         ids.expire(now)
         ids.add(f"order-{now}", 10_000_000 if now < dated_ahead else now + 1000, horizon_ms=1000)
     assert sum(ids.may_have(f"other-{number}") for number in range(1000)) < 100
-
-
-def test_times_in_any_order_share_filters() -> None:
-    ids = ForgottenIds()
-    for until in range(10_999, 9_999, -1):
-        ids.add(str(until), until, horizon_ms=HORIZON_MS)
-    assert len(ids._filters) == 2
-    assert all(ids.may_have(str(until)) for until in range(10_000, 11_000))
-
-
-def test_ids_that_do_not_expire_for_long_are_kept_in_few_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forgotten_ids, "_BITS", 1 << 15)
-    ids = ForgottenIds()
-    for half in range(40):
-        ids.add(f"order-{half}", 500 * half, horizon_ms=HORIZON_MS)
-    assert len(ids._filters) == 8
-    assert all(ids.may_have(f"order-{half}") for half in range(40))
-    assert ids.expire(500 * 39) == 500 * 39
-    assert not ids.may_have("order-39")

@@ -177,6 +177,12 @@ class TestParking:
 
 
 class TestCounts:
+    def test_a_verdict_to_commit_is_never_unsaid(self, state: ShardState) -> None:
+        state.apply_half(0, ID, A)
+        state.apply_op(0, msgspec.structs.replace(op(OpKind.VERDICT), commit_verdict=True))
+        state.apply_op(1, op(OpKind.CHECKED, checks=1))
+        assert pending(state).commit_verdict
+
     def test_attempts_that_sent_nothing_survive_a_re_anchor(self, state: ShardState) -> None:
         state.apply_half(0, ID, A)
         pending(state).attempts = 5

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -17,12 +17,10 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownGroupError,
 )
-from halfway.protocol.records import Foreign, Group, Half, Message, fingerprint
+from halfway.protocol.records import Foreign, Half, Message, fingerprint
 from halfway.protocol.transactions import Outcome, State
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
-
-T = TypeVar("T")
 
 BIG = 900_000
 
@@ -238,27 +236,3 @@ async def test_one_that_breaks_when_it_is_admitted_keeps_no_other_of_its_list_fr
     assert isinstance(first, Prepared)
     assert second is broken
     assert isinstance(third, Prepared)
-
-
-async def test_prepares_of_one_id_that_wait_do_not_all_look_again_after_each_that_fails(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks, many = 0, 100
-    groups, get_for_prepare = world.coordinator._groups, world.coordinator._groups.get_for_prepare
-
-    def counted(name: str) -> Group:
-        nonlocal looks
-        looks += 1
-        return get_for_prepare(name)
-
-    def refuse(_: int, halves: Sequence[tuple[Half, T]], appended: Appended[T], *, deadline: float) -> None:
-        assert deadline
-        appended([(token, OverloadedError("too much is in flight")) for _, token in halves])
-
-    monkeypatch.setattr(groups, "get_for_prepare", counted)
-    monkeypatch.setattr(world.memory.half_log, "append", refuse)
-    prepares = [Prepare(group="shop", messages=(Message(topic="orders", value=b"v"),), id="same")] * many
-    answers = await world.begin_prepares(prepares, deadline=world.deadline()).all()
-    assert [type(answer) for answer in answers] == [OverloadedError] * many
-    assert looks <= 3 * many
-    assert not world.coordinator._preparer._reserved

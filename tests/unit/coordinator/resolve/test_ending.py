@@ -5,7 +5,6 @@ import gc
 
 import pytest
 
-from halfway.coordinator.changes import Change
 from halfway.coordinator.ports import LaneWrite, Written
 from halfway.coordinator.requests import End, EndResult
 from halfway.memory import Memory
@@ -395,27 +394,6 @@ async def test_one_end_that_breaks_at_once_keeps_no_other_of_its_list_from_being
     broken, ended = await world.begin_ends(ends, deadline=world.deadline()).all()
     assert isinstance(broken, RuntimeError)
     assert ended == EndResult(id=good, state=State.COMMITTED, changed=True)
-
-
-async def test_ends_of_one_id_that_wait_do_not_all_look_again_after_each_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One batch may hold 1000 of them. They are written in the order in which they came."""
-    prepared = await world.prepare()
-    ending, looks, count = world.coordinator._ending, 0, 100
-    step = ending._step
-
-    def counted(change: Change, now: int) -> LaneWrite | None:
-        nonlocal looks
-        looks += 1
-        return step(change, now)
-
-    monkeypatch.setattr(ending, "_step", counted)
-    ends = [End(id=prepared.id, outcome=Outcome.UNKNOWN, remark=f"{number}") for number in range(count)]
-    answers = await world.begin_ends(ends, deadline=world.deadline()).all()
-    assert answers == [EndResult(id=prepared.id, state=State.PREPARED, changed=False)] * count
-    assert [op.remark for op in ops(world, prepared.id)] == [f"{number}" for number in range(count)]
-    assert looks <= 3 * count
 
 
 async def test_an_end_that_gives_up_its_turn_does_not_hold_up_the_next(world: World) -> None:

@@ -1,7 +1,6 @@
 """The history of one transaction: its events, after which failures, and for which callers."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -42,15 +41,6 @@ async def history(world: RestWorld, name: str) -> dict[str, Any]:
 
 def event_fields(shown: dict[str, Any], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(event[name] for name in ("event", *names)) for event in shown["events"]]
-
-
-@pytest.fixture
-async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
-    """Provide two instances, each with one shard."""
-    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
-    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
-    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
-        yield here, there
 
 
 async def until_state(world: RestWorld, name: str, state: str, *worlds: RestWorld) -> None:

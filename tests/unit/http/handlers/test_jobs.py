@@ -1,7 +1,6 @@
 """Jobs over REST: preview, start, progress, stop and repeat, through either of two instances."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from structlog.testing import capture_logs
 from halfway.coordinator.cluster import jobs
 from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import FindResult
-from halfway.memory import Memory, no_verdict
+from halfway.memory import no_verdict
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.waiting import GENEROUS_S, eventually
@@ -62,63 +61,8 @@ async def park(count: int, *worlds: RestWorld) -> list[str]:
     return ids
 
 
-@pytest.fixture
-async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
-    """Provide two instances, each with one shard."""
-    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
-    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
-    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
-        yield here, there
-
-
 def job_request(**over: Any) -> dict[str, Any]:
     return {"action": "resume", "filter": {"group": "shop"}, "reason": "mended", "rate": 200, **over}
-
-
-async def test_parked_transactions_are_found_previewed_resumed_and_committed(
-    instances: tuple[RestWorld, RestWorld],
-) -> None:
-    """The whole story, with alternating instances."""
-    here, there = instances
-    ids = await park(30, here, there)
-
-    for error, count in (("status 503", 0), ("status 502", 30)):
-        request = {"action": "resume", "filter": {"error": error}, "preview": True}
-        preview = await there.call("POST", "/v1/jobs", request)
-        assert (preview.status, preview.body["count"], preview.body["more"]) == (200, count, False)
-    preview = await here.call("POST", "/v1/jobs", {"action": "resume", "filter": {"group": "shop"}, "preview": True})
-    assert preview.body["preview"] is True
-    assert (preview.body["count"], [one["id"] for one in preview.body["sample"]]) == (30, ids[:20])
-    assert len(await ids_in_state(here, "parked")) == 30
-
-    accepted = await there.call("POST", "/v1/jobs", job_request(id="night-1"))
-    assert (accepted.status, accepted.body["state"], accepted.body["finished"]) == (202, "accepted", 0)
-    assert accepted.headers["Location"] == "/v1/jobs/night-1"
-    done = await until_ended(here, "night-1")
-    assert (done["state"], done["found"], done["finished"], done["results"]) == ("done", 30, 30, {"done": 30})
-    assert [(item["id"], item["result"], item["state"]) for item in done["items"]] == [
-        (name, "done", "prepared") for name in ids
-    ]
-    assert sorted(await ids_in_state(there, "prepared")) == ids
-
-    ended = await here.call("POST", "/v1/jobs", job_request(id="night-2", action="commit", reason=HOSTILE))
-    assert ended.status == 202
-    assert (await until_ended(there, "night-2"))["results"] == {"done": 30}
-    shown = await there.show(ids[7])
-    assert (shown.body["state"], shown.body["cause"], shown.body["remark"]) == ("committed", "operator", HOSTILE)
-    assert len(here.memory.records("orders")) == 30
-    listed = [await world.call("GET", "/v1/jobs") for world in instances]
-    assert [[one["id"] for one in answer.body["jobs"]] for answer in listed] == [["night-2", "night-1"]] * 2
-    assert all(answer.body["away"] == [] for answer in listed)
-    audited = [event for world in instances for event in world.memory.audit_trail.events]
-    for action, count in (("resume", 30), ("end_by_hand", 30), ("start_job", 2)):
-        events = [event for event in audited if event.action == action]
-        assert len(events) == count
-        assert all(event.remark in {"mended", HOSTILE} and event.result == "done" for event in events)
-    assert {(event.action, event.group) for event in audited if event.action in {"resume", "end_by_hand"}} == {
-        ("resume", "shop"),
-        ("end_by_hand", "shop"),
-    }
 
 
 async def test_a_job_on_ids_is_audited_with_the_group_of_each_transaction(

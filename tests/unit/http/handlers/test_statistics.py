@@ -13,7 +13,6 @@ from halfway.coordinator.ports import CheckAttempt, CheckReply, LaneWrite
 from halfway.coordinator.records import Quarantined
 from halfway.coordinator.requests import Moment
 from halfway.http.server import events
-from halfway.memory import Memory
 from halfway.protocol.errors import TopicUnavailableError
 from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.transactions import Outcome
@@ -23,15 +22,6 @@ from tests.support.waiting import GENEROUS_S
 from tests.unit.http.handlers.test_jobs import park
 
 HOSTILE = "<script>alert(1)</script>"
-
-
-@pytest.fixture
-async def instances() -> AsyncIterator[tuple[RestWorld, RestWorld]]:
-    """Provide two instances, each with one shard."""
-    first = Memory(shards=2, topics={"orders": 3, "coupons": 1}, owns={0})
-    second = Memory(shards=2, owns={1}, log=first.log, clock=first.clock)
-    async with RestWorld(memory=first) as here, RestWorld(memory=second) as there:
-        yield here, there
 
 
 async def statistics(world: RestWorld, condition: Any = lambda _: True) -> dict[str, Any]:

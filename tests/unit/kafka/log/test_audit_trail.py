@@ -10,7 +10,7 @@ from halfway.kafka.log import audit_trail
 from halfway.kafka.log.audit_trail import KafkaAuditTrail
 from halfway.memory.surroundings import RecordingObserver
 from halfway.protocol.errors import OutcomeUnknownError
-from tests.support.ownership.kafka_adapter import config_of
+from tests.support.ownership.cluster_harness import config_of
 from tests.support.records.samples import AUDIT_EVENT
 from tests.support.waiting import GENEROUS_S
 
