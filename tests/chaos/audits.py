@@ -32,7 +32,7 @@ def audited(bootstrap_servers: str, prefix: str, horizon_s: float, directory: Pa
     """Audit the current topics, on DuckDB, into a folder `audit`."""
     folder = directory / "audit"
     servers = {"bootstrap.servers": bootstrap_servers}
-    access = KafkaAccess(java=servers, prefix=prefix, librdkafka=servers)
+    access = KafkaAccess(librdkafka=servers, prefix=prefix)
     engine = DuckEngine()
     try:
         options = audit.AuditOptions(grace_ms=0, horizon_ms=round(horizon_s * 1000), skew_ms=CLOCKS_APART_MS)

@@ -1,8 +1,7 @@
-"""What an audit's two Kafka clients find on a real broker."""
+"""What an audit finds and keeps of topics on a real broker."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import Producer
@@ -11,28 +10,23 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.brokers import ClientBrokers, pin
+from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import KafkaSource
-from halfway.pipeline.sources.spark import SparkReader
 from tests.support.brokers.fixtures import Kafka
 from tests.support.pipeline.ledgers import ANSWERED_WITHIN_S, Topics
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def test_both_clients_tell_a_topic_by_the_same_id(spark: "SparkSession", topics: Topics) -> None:
-    """An audit continues on either engine; both leave out a missing topic."""
+def test_a_topic_is_told_by_its_id_and_a_missing_one_is_left_out(topics: Topics) -> None:
+    """An audit continues only with the topics that it has read."""
     topics.write(0, 3)
-    access = replace(topics.access, librdkafka={"bootstrap.servers": topics.access.bootstrap_servers})
-    names = [access.topic(kind) for kind in ("half", "op", "missing")]
-    of_spark = SparkReader(spark).pin(access, names)
-    made = {each.topic: each.made for each in of_spark}
-    assert made.keys() == {*names[:2]}
-    assert len({*made.values()} - {None}) == 2
-    of_client = pin(ClientBrokers(access), names)
-    assert [replace(each, at=0) for each in of_client] == [replace(each, at=0) for each in of_spark]
+    names = [topics.access.topic(kind) for kind in ("half", "op", "missing")]
+    pins = Brokers(topics.access).pin(names)
+    assert [each.topic for each in pins] == names[:2]
+    made = {each.made for each in pins}
+    assert len(made) == 2
+    assert all(each is not None and len(each) == 32 for each in made)
+    assert {each.made for each in Brokers(topics.access).pin(names)} == made
 
 
 def test_duckdb_keeps_nothing_of_what_other_producers_write(kafka: Kafka) -> None:
@@ -53,7 +47,7 @@ def test_duckdb_keeps_nothing_of_what_other_producers_write(kafka: Kafka) -> Non
     engine = DuckEngine()
     try:
         reader = DuckReader(engine)
-        source = KafkaSource(reader, KafkaAccess(java=servers, librdkafka=servers))
+        source = KafkaSource(reader, KafkaAccess(librdkafka=servers))
         source.pin([topic])
         found = engine.rows(source.committed([topic], headers.messages(engine.dialect, source.prefix)))
         assert {row["id"] for row in found} == {f"id-{number}" for number in range(7, 25_000, 1_000)}

@@ -22,7 +22,7 @@ BOUNDS = {
     "lines of halfway/embedded": 1_383,
     "lines of halfway/client": 5_493,
     "lines of halfway/testing": 398,
-    "lines of halfway/pipeline": 7_684,
+    "lines of halfway/pipeline": 7_522,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
     "lines of tests": 66_940,

@@ -1,8 +1,8 @@
 """How to reach Kafka: the coordinator's own settings, translated for Kafka's Java client.
 
-`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) has properties of librdkafka. Spark's connector needs those
-of the Java client. `HALFWAY_PIPELINE_KAFKA__<PROPERTY>` sets a property of the Java client directly, and overrides the
-others.
+`HALFWAY_KAFKA__<PROPERTY>` (or `[kafka]` of the TOML file) has properties of librdkafka, with which every job asks for
+topics and offsets, and DuckDB reads. Spark's connector needs those of the Java client.
+`HALFWAY_PIPELINE_KAFKA__<PROPERTY>` sets a property of the Java client directly, and overrides the others.
 """
 
 from __future__ import annotations
@@ -53,19 +53,25 @@ _KERBEROS: Final = "com.sun.security.auth.module.Krb5LoginModule"
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaAccess:
-    """Kafka's addresses and the prefix of halfway's topics. `java` has properties of the Java client, with secrets."""
+    """How to reach Kafka, and the prefix of halfway's topics. The properties have secrets."""
 
-    java: Mapping[str, str] = field(repr=False)
+    librdkafka: Mapping[str, str] = field(repr=False)
     prefix: str = DEFAULT_PREFIX
-    librdkafka: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The same for librdkafka; empty if only properties of the Java client are known."""
+    given: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Properties of the Java client that override those that are translated."""
     reading: Mapping[str, str] = field(default_factory=dict)
     """More options of Spark's Kafka source."""
 
     @property
     def bootstrap_servers(self) -> str:
         """The addresses of Kafka's brokers."""
-        return self.java["bootstrap.servers"]
+        return self.librdkafka.get("bootstrap.servers") or self.librdkafka.get("metadata.broker.list", "")
+
+    @property
+    def java(self) -> dict[str, str]:
+        """The properties of the Java client; AccessError if one of librdkafka cannot be translated."""
+        idle = {_MAX_IDLE: self.librdkafka.get(_MAX_IDLE, _MAX_IDLE_MS)}
+        return idle | java_properties(self.librdkafka, self.given) | dict(self.given)
 
     def topic(self, kind: str) -> str:
         """Return the name of the internal topic of a kind: `half`, `op`, `parked` or `groups`."""
@@ -136,13 +142,14 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     given = {
         _property(name.removeprefix(_JAVA)): value for name, value in environment.items() if name.startswith(_JAVA)
     }
-    java = {_MAX_IDLE: properties.get(_MAX_IDLE, _MAX_IDLE_MS)} | java_properties(properties) | given
-    if not java.get("bootstrap.servers"):
-        raise AccessError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
     prefix = environment.get(_PREFIX) or str(of_file.get("kafka_prefix", DEFAULT_PREFIX))
+    access = KafkaAccess(librdkafka=properties, prefix=prefix, given=given)
+    if not access.bootstrap_servers:
+        raise AccessError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
     if _PREFIX_FORM.fullmatch(prefix) is None:
         raise AccessError(f"{_PREFIX} is {prefix[:80]!r}: it must be up to 64 of A-Z a-z 0-9 . _ -")
-    return KafkaAccess(java=java, prefix=prefix, librdkafka={} if given else properties)
+    access.java  # noqa: B018 - which refuses what cannot be translated
+    return access
 
 
 def _refuse_misspelt(environment: Mapping[str, str], of_file: Mapping[str, Any]) -> None:
@@ -191,11 +198,11 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
+def java_properties(rdkafka: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of librdkafka for connections and authentication as those of the Java client.
 
     Files are read here and sent as text, so the executors do not need them. Properties that only tune producers and
-    consumers are left out.
+    consumers are left out, and so are others without a counterpart if `more` has security properties of its own.
 
     Raises:
         AccessError: a security property has no counterpart, or a file cannot be read.
@@ -212,11 +219,11 @@ def java_properties(rdkafka: Mapping[str, str]) -> dict[str, str]:
         java["security.protocol"] = protocol.upper()
     java |= _sasl(given) | _tls(given)
     left = sorted(name for name in given if name.startswith(("ssl.", "sasl.", "enable.ssl.", "enable.sasl.")))
-    if left:
+    if left and not any(name.startswith(("ssl.", "sasl.")) for name in more):
         variables = ", ".join(_RDKAFKA + name.upper().replace(".", "_") for name in left)
         raise AccessError(
-            f"{variables}: Kafka's Java client, which Spark uses, has no such property; use "
-            f"{_JAVA}<PROPERTY> instead, and unset this for the job"
+            f"{variables}: Kafka's Java client, which Spark uses, has no such property: say the same to it with "
+            f"{_JAVA}<PROPERTY>"
         )
     return java
 

@@ -8,7 +8,6 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # they are there
 
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.errors import AccessError
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
 from tests.support.brokers.fixtures import Kafka
@@ -45,7 +44,7 @@ def test_records_with_absurd_timestamps_are_read_with_the_latest_that_spark_hold
 ) -> None:
     """And all others as they are, each once."""
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
-    source = KafkaSource(SparkReader(spark), KafkaAccess(java=servers, librdkafka=servers))
+    source = KafkaSource(SparkReader(spark), KafkaAccess(librdkafka=servers))
     source.pin([topic])
     found = source.committed([topic]).selectExpr(
         "partition", "offset", "unix_millis(timestamp) as at", "cast(headers[0].value as string) as number", "key",
@@ -61,11 +60,3 @@ def test_records_with_absurd_timestamps_are_read_with_the_latest_that_spark_hold
         (0, 4, latest, "4", None, "v"),
         (1, 0, NOW, "0", None, "v"),
     ]
-
-
-def test_without_settings_of_librdkafka_such_a_record_is_named(spark: "SparkSession", kafka: Kafka, topic: str) -> None:
-    """Spark's own client fails at it, and the other one cannot be asked."""
-    source = KafkaSource(SparkReader(spark), KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}))
-    source.pin([topic])
-    with pytest.raises(AccessError, match=f"{topic}, partition 0, has a record at offset 2 with a timestamp that"):
-        source.committed([topic])

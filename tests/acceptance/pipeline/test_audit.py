@@ -61,7 +61,7 @@ class World:
     @property
     def settings(self) -> dict[str, str]:
         """The coordinator's settings, as environment variables."""
-        servers = self.access.java["bootstrap.servers"]
+        servers = self.access.bootstrap_servers
         return {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": servers, "HALFWAY_KAFKA_PREFIX": self.access.prefix}
 
 
@@ -86,7 +86,7 @@ def world(
     rogue.plant_garbage(history)
     # The markers of the last Kafka transactions come a moment later: until then their records are undecided.
     cluster.read_now([*history.topics, *(coordinator.prefix + kind for kind in ("op", "half", "parked"))])
-    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
+    access = KafkaAccess(librdkafka={"bootstrap.servers": kafka.bootstrap_servers}, prefix=coordinator.prefix)
     # A committed second copy of a message would be a duplicate; this one is never committed.
     hanging = rogue.leave_open(history, history.with_verdict("committed_ok")[0])
     try:

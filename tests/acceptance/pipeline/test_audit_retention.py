@@ -311,7 +311,7 @@ def test_what_kafka_removes_while_it_is_read_is_no_anomaly(
     # In the middle of records that were complete until now.
     sound = {offset: name for offset, name in enumerate(writer.kept) if before.get((name, 0)) == "committed_ok"}
     until = sorted(sound)[len(sound) // 4]
-    access = KafkaAccess(java={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
+    access = KafkaAccess(librdkafka={"bootstrap.servers": kafka.bootstrap_servers}, prefix=PREFIX)
 
     class Trimmed(KafkaSource):
         """The first records of a topic are removed between the pin of the offsets and the read."""

@@ -31,7 +31,7 @@ class Topics:
     """half, op and parked under a prefix of their own, and the transactions written to them."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        self.access = KafkaAccess(java={"bootstrap.servers": bootstrap_servers}, prefix=f"_t{uuid4().hex[:12]}.")
+        self.access = KafkaAccess(librdkafka={"bootstrap.servers": bootstrap_servers}, prefix=f"_t{uuid4().hex[:12]}.")
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
         new = [NewTopic(self.access.topic(kind), num_partitions=SHARDS) for kind in ("half", "op", "parked")]
         for made in self._admin.create_topics(new).values():

@@ -104,9 +104,11 @@ def test_a_key_in_an_old_form_is_refused_with_the_remedy(tmp_path: Path) -> None
 
 
 def test_properties_of_the_java_client_can_be_given_as_they_are() -> None:
-    """What has no translation has a way of its own."""
-    access = load({**SERVERS, "HALFWAY_PIPELINE_KAFKA__SSL_TRUSTSTORE_LOCATION": "/ca.jks"})
-    assert access.java["ssl.truststore.location"] == "/ca.jks"
+    """What has no translation has a way of its own, beside what librdkafka gets."""
+    of_java = {"HALFWAY_PIPELINE_KAFKA__SSL_TRUSTSTORE_LOCATION": "/ca.jks"}
+    access = load({**SERVERS, **of_java, "HALFWAY_KAFKA__SSL_PROVIDERS": "legacy"})
+    assert access.java == {**IDLE, "bootstrap.servers": "broker:9092", "ssl.truststore.location": "/ca.jks"}
+    assert access.librdkafka == {"bootstrap.servers": "broker:9092", "ssl.providers": "legacy"}
 
 
 def test_without_servers_the_setting_is_named() -> None:

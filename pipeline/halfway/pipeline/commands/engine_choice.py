@@ -123,13 +123,11 @@ def _gib(size: int) -> str:
 
 
 def _hindrance(places: Places) -> str | None:
-    if missing := [name for name in ("duckdb", "confluent_kafka") if find_spec(name) is None]:
-        return f"there is no {' and no '.join(missing)}"
+    if find_spec("duckdb") is None:
+        return "there is no duckdb"
     for folder in (places.output, places.snapshot, places.offsets, places.against):
         if not is_local(folder or ""):
             return f"{folder!r} is not on this machine"
-    if places.access is not None and not places.access.librdkafka:
-        return "properties of the Java client (HALFWAY_PIPELINE_KAFKA__…) are for Spark only"
     return None
 
 
@@ -170,20 +168,20 @@ def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) ->
     """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
     from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.jobs import reading
+    from halfway.pipeline.sources.brokers import Brokers
     from halfway.pipeline.sources.duckdb import DuckReader
     from halfway.pipeline.sources.pinned import KafkaSource
 
     engine = DuckEngine()
-    reader = DuckReader(engine)
     try:
-        source = KafkaSource(reader, access)
+        source = KafkaSource(DuckReader(engine), access)
         source.pin([access.topic(kind) for kind in (*kinds, "groups")])
         named = reading.topics_of_groups(engine, reading.groups(engine, source))
     finally:
         engine.close()
     own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
     real = sorted({*named, *topics})
-    return own, reader.pin(access, real) if real else []
+    return own, Brokers(access).pin(real)
 
 
 def _count(pins: Iterable[TopicPin]) -> int:

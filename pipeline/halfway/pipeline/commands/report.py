@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,11 +24,6 @@ from halfway.pipeline.commands.running import reporting_failures
 from halfway.pipeline.engines.spark_session import is_submitted
 from halfway.pipeline.jobs import report as job
 from halfway.pipeline.tables.folders import is_local
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from halfway.pipeline.access import KafkaAccess
 
 
 @click.command()
@@ -82,7 +77,9 @@ def report(  # noqa: PLR0913 - one for each option
     reads_kafka = trail and snapshot is None
     with reporting_failures("report"):
         kafka = access.load(file=config) if reads_kafka else None
-        quick = engine == "duckdb" or (engine == "auto" and not _needs_spark(folders, kafka, spark_options))
+    asked = is_submitted() or any(spark_options[name] for name in ("master", "conf"))
+    fits = all(map(is_local, folders)) and find_spec("duckdb") is not None
+    quick = engine == "duckdb" or (engine == "auto" and not asked and fits)
 
     tables = [folder for folder in (ledger_folder, audit_folder) if folder is not None]
     with opened(
@@ -94,10 +91,3 @@ def report(  # noqa: PLR0913 - one for each option
             trail=found.source(kafka, snapshot) if trail else None,
         )
         click.echo(job.run(found.engine, sources, found.folder(output), wanted))
-
-
-def _needs_spark(folders: Sequence[str], kafka: KafkaAccess | None, options: Mapping[str, Any]) -> bool:
-    """Return whether Spark is asked for, or only Spark reaches the tables."""
-    asked = is_submitted() or any(options[name] for name in ("master", "conf"))
-    reached = all(map(is_local, folders)) and (kafka is None or bool(kafka.librdkafka))
-    return asked or not reached or find_spec("duckdb") is None

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from halfway.pipeline.engines.duckdb import quoted
 from halfway.pipeline.engines.progress import Doing
 from halfway.pipeline.errors import AccessError
-from halfway.pipeline.sources.brokers import CLIENT_DEFAULTS, ClientBrokers, pin
+from halfway.pipeline.sources.brokers import CLIENT_DEFAULTS
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.sources.pinned import WHOLE, Part, Rows
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.engines.engine import Frame
-    from halfway.pipeline.sources.pins import TopicPin
 
 RECORD: Final = pa.schema(
     [
@@ -68,10 +67,6 @@ class DuckReader:
     def others(self) -> int:
         """The number of records that were read and left out, because they have not the header that matters."""
         return int(self._counts[1])
-
-    def pin(self, access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
-        """Return the present pins of topics."""
-        return pin(ClientBrokers(access), topics)
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of parts of topics, which are read by as many processes as there are cores."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from halfway.pipeline.errors import SourceError
+from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.pins import Pins, TopicPin
 
 if TYPE_CHECKING:
@@ -80,9 +81,6 @@ class Source(Protocol):
 class Reader(Protocol):
     """What an engine reads records with."""
 
-    def pin(self, access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
-        """Return the present pins of those of these topics that exist."""
-
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of the records in parts of topics, at an isolation level."""
 
@@ -110,13 +108,13 @@ class KafkaSource:
         """Pin topics at their present ends. The pins of an earlier run are never extended."""
         wanted = [topic for topic in topics if topic not in self.pins.topics]
         if wanted and not self._fixed:
-            self._add(self._before.followed_by(pin) for pin in self._reader.pin(self._access, wanted))
+            self._add(self._before.followed_by(pin) for pin in Brokers(self._access).pin(wanted))
 
     def extend_unsettled(self, topic: str) -> None:
         """Extend the unsettled part of a pinned topic to its present end."""
         pin = self.pins.topics.get(topic)
         if pin is not None and not self._fixed:
-            self._add(pin.reaching_to(now) for now in self._reader.pin(self._access, [topic]))
+            self._add(pin.reaching_to(now) for now in Brokers(self._access).pin([topic]))
 
     def _add(self, pins: Iterable[TopicPin]) -> None:
         self.pins = replace(self.pins, topics={**self.pins.topics, **{pin.topic: pin for pin in pins}})

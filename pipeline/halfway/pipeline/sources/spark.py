@@ -10,20 +10,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.errors import AccessError
-from halfway.pipeline.sources.brokers import JavaBrokers, pin
+from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
 from halfway.pipeline.sources.pinned import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.sources.pinned import Part, Rows
-    from halfway.pipeline.sources.pins import TopicPin
 
 RECORD: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -40,21 +38,15 @@ class SparkReader:
         """Take a session of a job."""
         self._spark = spark
 
-    def pin(self, access: KafkaAccess, topics: Sequence[str]) -> list[TopicPin]:
-        """Return the present pins of topics."""
-        brokers = JavaBrokers(self._spark, access)
-        try:
-            return pin(brokers, topics)
-        finally:
-            brokers.close()
-
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> DataFrame:
         """Return rows of parts of topics.
 
         Every producer chooses the timestamps of its records. Spark's connector fails if the microseconds of one do not
         fit into 64 bits. From the first such record on, librdkafka reads the partition.
         """
-        undated = self._first_undated(access, [part[:2] for part in parts if not part[0].startswith(access.prefix)])
+        open_to_all = [part[:2] for part in parts if not part[0].startswith(access.prefix)]
+        latest = Brokers(access).offsets(open_to_all, LATEST_MS + 1) if open_to_all else {}
+        undated = {place: offset for place, (offset, _) in latest.items() if offset >= 0}
         dated = [
             (topic, number, start, last)
             for topic, number, start, end in parts
@@ -80,17 +72,6 @@ class SparkReader:
     def _rows(self, records: DataFrame, rows: Rows) -> DataFrame:
         return records if rows == WHOLE else SparkEngine(self._spark).query(rows.sql, records=records)
 
-    def _first_undated(self, access: KafkaAccess, places: Sequence[tuple[str, int]]) -> Mapping[tuple[str, int], int]:
-        """Return the first offset of each partition whose timestamp Spark cannot hold, if there is one."""
-        if not places:
-            return {}
-        brokers = JavaBrokers(self._spark, access)
-        try:
-            found = brokers.offsets(places, LATEST_MS + 1)
-        finally:
-            brokers.close()
-        return {place: offset for place, (offset, _) in found.items() if offset >= 0}
-
     def _through_connector(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
         """Return records as Spark's Kafka connector reads them."""
         reader = self._spark.read.format("kafka").options(**kafka_options(access, level))
@@ -107,12 +88,6 @@ class SparkReader:
 
     def _through_client(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
         """Return records as DuckDB's reader reads them, with timestamps that Spark holds. One task reads each part."""
-        if not access.librdkafka:
-            topic, number, start, _ = parts[0]
-            raise AccessError(
-                f"{topic}, partition {number}, has a record at offset {start} with a timestamp that Spark cannot hold. "
-                "It is read with the settings HALFWAY_KAFKA__…: give them in place of HALFWAY_PIPELINE_KAFKA__…"
-            )
         settings = client_settings(access, level)
 
         def records(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

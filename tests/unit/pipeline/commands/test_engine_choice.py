@@ -113,7 +113,7 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
     own, real = [now[PREFIX + "op"]], [now["orders"]]
     monkeypatch.setattr(engine_choice, "_pinned", lambda *_: (own, real))
     monkeypatch.setattr(engine_choice, "free_memory", lambda: None)
-    access = KafkaAccess(java={}, librdkafka={"bootstrap.servers": "127.0.0.1:1"})
+    access = KafkaAccess(librdkafka={"bootstrap.servers": "127.0.0.1:1"})
     places = Places(output=str(tmp_path), snapshot=None, offsets=None, access=access)
     whole = chosen("auto", places, spark_asked=False)
     new = chosen("auto", replace(places, continued=True), spark_asked=False)

@@ -15,7 +15,7 @@ from halfway.pipeline.engines.engine import DUCKDB
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.sources import duckdb as duckdb_sources
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.brokers import ClientBrokers, pin
+from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import copy
 from halfway.pipeline.sources.headers import UNREADABLE
 from tests.support.waiting import GENEROUS_S
@@ -163,7 +163,7 @@ def test_errors_that_come_again_and_again_are_no_answer(
 
 def test_a_property_that_cannot_be_used_is_named() -> None:
     with pytest.raises(AccessError, match=r'HALFWAY_KAFKA__… .*"bootstrap.servrs": correct or remove it'):
-        ClientBrokers(KafkaAccess(java={}, librdkafka={"bootstrap.servrs": "127.0.0.1:1"}))
+        Brokers(KafkaAccess(librdkafka={"bootstrap.servrs": "127.0.0.1:1"}))
 
 
 def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -178,9 +178,8 @@ def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, cap
         return ask(admin, timeout=min(timeout, 0.01))
 
     monkeypatch.setattr(kafka.AdminClient, "list_topics", ask_once_refused)
-    servers = {"bootstrap.servers": "127.0.0.1:1"}
     with pytest.raises(AccessError, match=r"Kafka at 127\.0\.0\.1:1 did not answer: .*Connection refused"):
-        pin(ClientBrokers(KafkaAccess(java=servers, librdkafka=servers)), ["orders"])
+        Brokers(KafkaAccess(librdkafka={"bootstrap.servers": "127.0.0.1:1"})).pin(["orders"])
     assert not capfd.readouterr().err
 
 
