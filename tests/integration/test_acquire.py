@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import KafkaException
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
-from halfway.kafka.log.reader import Place, Reader
 from halfway.kafka.ownership.former_owners import AcquireError
 from halfway.kafka.records.codec import (
     BARRIER_KEY,
@@ -194,7 +194,7 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     produce(config, config.half_topic, 0, BARRIER_KEY, barrier, record_headers(KIND_BARRIER, "", "acquired"))
     for number in range(50):
         produce(config, config.half_topic, 0, f"a-{number}".encode(), b"long")
-    monkeypatch.setattr("halfway.kafka.log.reader.BATCH", 0)
+    monkeypatch.setattr("halfway.kafka.clients.reader.BATCH", 0)
     read = Reader.read
 
     def slowly(*args: Any) -> set[Place]:

@@ -11,9 +11,9 @@ import pytest
 import halfway.kafka.ownership.acquisition as acquire_module
 from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.reader import Place, Reader
 from halfway.kafka.records.codec import (
     KIND_HALF,
     KIND_OP,

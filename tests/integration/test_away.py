@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -88,15 +88,15 @@ class Away:
         self._held = threading.Event()
         self.deletions: set[bytes | None] = set()
         """The keys of the tombstones that it has read."""
-        take = table._take
+        handle = table._handle
 
-        def held(messages: Sequence[Message], *rest: Any) -> Any:
+        def held(place: Any, message: Message) -> None:
             self._held.set()
             self._back.wait(PATIENCE_S)
-            self.deletions |= {one.key() for one in messages if one.error() is None and one.value() is None}
-            return take(messages, *rest)
+            self.deletions |= {message.key()} if message.value() is None else set()
+            handle(place, message)
 
-        monkeypatch.setattr(table, "_take", held)
+        monkeypatch.setattr(table, "_handle", held)
 
     @asynccontextmanager
     async def __call__(self, write: Callable[[str], Awaitable[None]]) -> AsyncIterator[None]:

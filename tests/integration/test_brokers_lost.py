@@ -14,7 +14,7 @@ from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.reader import PartitionEnds
+from halfway.kafka.clients.reader import PartitionEnds
 from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
 from halfway.protocol.errors import KafkaUnavailableError, LaneLostError, TopicUnavailableError
 from halfway.protocol.records import Message

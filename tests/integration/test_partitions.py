@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import initialised
-from halfway.kafka.log.reader import Place, Reader
 from tests.support.brokers.fixtures import Kafka
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_for, create_topics, delete_topics, produce
 

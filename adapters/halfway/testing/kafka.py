@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
-from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 from pydantic import SecretStr
 
 from halfway.app.serve.backend import running_backend
 from halfway.client.consumer import Record
 from halfway.coordinator.coordinator import Coordinator
+from halfway.kafka.clients.config import MIB, KafkaConfig
+from halfway.kafka.clients.reader import Reader, ends
 from halfway.testing.server import Server, ServerError
 
 _TIMEOUT_S: Final = 30.0
@@ -50,28 +51,33 @@ class KafkaServer(Server):
 
     def records(self, topic: str) -> Sequence[Record]:
         """Return the records that a `read_committed` consumer sees in a topic now, by partition and offset."""
-        reader = Consumer(
-            {**self._client, "group.id": uuid4().hex, "enable.auto.commit": False, "enable.partition.eof": True}
-        )
+        config = KafkaConfig(properties={"bootstrap.servers": self.bootstrap_servers}, max_prepare_bytes=MIB)
+        records: list[Record] = []
+        deadline = time.monotonic() + _TIMEOUT_S
+
+        def check() -> None:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{topic} could not be read to its end in {_TIMEOUT_S:g} s")
+
         try:
-            return sorted(_read(reader, topic, self._ends(topic)), key=lambda record: (record.partition, record.offset))
-        finally:
-            reader.close()
+            with Reader(config) as reader:
+                places = reader.places(topic, _TIMEOUT_S)
+                # These include records that were just committed and are not visible yet.
+                targets = ends(AdminClient(config.admin()), places, check)
+                reader.add(dict.fromkeys(places, 0))
+                while not reader.read_until(
+                    targets, time.monotonic() + _POLL_S, lambda _, message: records.append(Record.of(message))
+                ):
+                    check()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            raise ServerError(f"the topic {topic} does not exist: create it with create_topic") from None
+        return sorted(records, key=lambda record: (record.partition, record.offset))
 
     @property
     def _client(self) -> dict[str, Any]:
         return {"bootstrap.servers": self.bootstrap_servers}
-
-    def _ends(self, topic: str) -> Mapping[int, int]:
-        """Return the end offsets, which include records that were just committed and are not yet visible."""
-        consumer = Consumer({**self._client, "group.id": uuid4().hex, "isolation.level": "read_uncommitted"})
-        try:
-            metadata = consumer.list_topics(timeout=_TIMEOUT_S).topics.get(topic)
-            if metadata is None:
-                raise ServerError(f"the topic {topic} does not exist: create it with create_topic")
-            return {number: _end(consumer, TopicPartition(topic, number)) for number in metadata.partitions}
-        finally:
-            consumer.close()
 
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
         if not self.bootstrap_servers:
@@ -89,34 +95,3 @@ class KafkaServer(Server):
             backend.demand_permission()
             await asyncio.sleep(_POLL_S)
         return backend.coordinator
-
-
-def _end(consumer: Consumer, partition: TopicPartition) -> int:
-    """Return the end of a partition. A new topic is listed before its partitions have leaders: it waits for them."""
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            return int(consumer.get_watermark_offsets(partition, timeout=_TIMEOUT_S)[1])
-        except KafkaException:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_S)
-
-
-def _read(reader: Consumer, topic: str, ends: Mapping[int, int]) -> list[Record]:
-    records: list[Record] = []
-    unfinished = {number for number, end in ends.items() if end > 0}
-    reader.assign([TopicPartition(topic, number, 0) for number in unfinished])
-    deadline = time.monotonic() + _TIMEOUT_S
-    while unfinished:
-        if time.monotonic() > deadline:
-            raise ServerError(f"partitions {sorted(unfinished)} of {topic} could not be read in {_TIMEOUT_S:g} s")
-        for message in reader.consume(500, timeout=0.1):
-            error = message.error()
-            if error is None:
-                records.append(Record.of(message))
-            elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's name
-                raise KafkaException(error)
-            elif (message.offset() or 0) >= ends[number := message.partition() or 0]:
-                unfinished.discard(number)
-    return records

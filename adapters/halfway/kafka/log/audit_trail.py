@@ -11,10 +11,11 @@ from typing import Final
 
 import msgspec
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message
 
 from halfway.coordinator.ports import Observer
 from halfway.kafka.clients.config import MIB, KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.log.half_log import RecordWriter
 from halfway.kafka.records.codec import KIND_AUDIT, UndecodableError, decode_audit, encode_audit, record_headers
 from halfway.kafka.records.lane_records import note_skipped
@@ -30,7 +31,6 @@ _RETRY_S: Final = 1.0
 _STOP_S: Final = 2.0
 _READ_S: Final = 20.0
 _POLL_S: Final = 1.0
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 class KafkaAuditTrail:
@@ -124,36 +124,29 @@ def read_events(config: KafkaConfig, *, since_ms: int) -> Iterator[AuditEvent]:
         KafkaUnavailableError: the topic is missing, or could not be read.
 
     """
-    topic = config.topic("audit")
-    consumer = Consumer(config.consumer(**{"enable.partition.eof": True}))
+    place = (config.topic("audit"), 0)
     seen: set[str] = set()
+    events: list[AuditEvent] = []
+
+    def handle(_: Place, message: Message) -> None:
+        try:
+            event = decode_audit(message.value())
+        except UndecodableError as error:
+            note_skipped(message, error, lambda _topic, _reason: None)
+            return
+        if event.id not in seen and event.at >= since_ms:
+            seen.add(event.id)
+            events.append(event)
+
     try:
-        consumer.assign(consumer.offsets_for_times([TopicPartition(topic, 0, since_ms)], _READ_S))
-        while (message := _next(consumer)) is not None:
-            try:
-                event = decode_audit(message.value())
-            except UndecodableError as error:
-                note_skipped(message, error, lambda _topic, _reason: None)
-                continue
-            if event.id not in seen and event.at >= since_ms:
-                seen.add(event.id)
-                yield event
+        with Reader(config) as reader:
+            reader.add(reader.offsets_for_times({place: since_ms}, _READ_S))
+            begun = time.monotonic()
+            while place not in reader.at_end:
+                if reader.stands_still(_READ_S, begun):
+                    raise KafkaUnavailableError(f"{place[0]} could not be read: no answer in time")
+                reader.read(_POLL_S, handle)
+                yield from events
+                events.clear()
     except KafkaException as exception:
-        raise KafkaUnavailableError(f"{topic} could not be read: {exception.args[0].str()}") from exception
-    finally:
-        consumer.close()
-
-
-def _next(consumer: Consumer) -> Message | None:
-    """Return the next record, None at the end; KafkaException for any error."""
-    until = time.monotonic() + _READ_S
-    while time.monotonic() < until:
-        message = consumer.poll(_POLL_S)
-        error = None if message is None else message.error()
-        if error is not None:
-            if error.code() == _EOF:
-                return None
-            raise KafkaException(error)
-        if message is not None:
-            return message
-    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - as above
+        raise KafkaUnavailableError(f"{place[0]} could not be read: {exception.args[0].str()}") from exception

@@ -15,19 +15,16 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 import structlog
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    Consumer,
     IsolationLevel,
-    KafkaError,
     KafkaException,
     Message,
-    TopicPartition,
 )
 
 from halfway.coordinator.logging import Instant
 from halfway.coordinator.ports import Observer, OwnerHint
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import PartitionEnds, Place, Reader
 from halfway.kafka.clients.threads import Loop
-from halfway.kafka.log.reader import PartitionEnds, Place, Reader
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import Count, is_layout, note_skipped, owner_in
 from halfway.protocol.errors import KafkaUnavailableError
@@ -36,16 +33,15 @@ from halfway.protocol.urls import base_url_refusal
 
 log = structlog.get_logger(__name__)
 
-_BATCH: Final = 500
 _POLL_S: Final = 0.2
 _PAUSE_S: Final = 1.0
+_JOIN_S: Final = 5.0
 _LEAST_GAP_S: Final = 2.0
 """Reading anew takes a part of a second: a shorter gap could never be closed on a slow machine."""
 _CONFIRMATIONS: Final = 4
 """How often the table is confirmed in the time after which it would be read anew."""
 _CONFIRM_S: Final = 5.0
 """The longest pause between two confirmations, and the time that one may take."""
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 T = TypeVar("T")
 
@@ -58,8 +54,65 @@ class _Anew(Generic[T]):
         self.changes: list[tuple[str, T | None]] = []
 
 
-class CompactedTable(ABC, Generic[T]):
-    """Reads a topic from its beginning and then follows it, on a thread of its own.
+class Follower(ABC):
+    """Reads partitions from their beginning and then follows them, on a thread of its own.
+
+    After an unexpected error it begins again: never reading them any more would be worse.
+    """
+
+    not_read_event: ClassVar[str]
+    """The log event if the partitions cannot be read."""
+
+    def __init__(self, config: KafkaConfig, topic: str, partitions: int, name: str, /, **overrides: Any) -> None:
+        """Keep the configuration; nothing connects before `_start`. `overrides` are properties of the consumer."""
+        self._config = config
+        self._topic = topic
+        self._starts = {(topic, partition): OFFSET_BEGINNING for partition in range(partitions)}
+        self._overrides = overrides
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._stopping = threading.Event()
+        self._loop: Loop
+
+    def _start(self) -> None:
+        self._loop = Loop(asyncio.get_running_loop())
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, _JOIN_S)
+
+    # --- on the reading thread
+
+    @abstractmethod
+    def _handle(self, place: Place, message: Message) -> None:
+        """Handle a record."""
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with Reader(self._config, **self._overrides) as reader:
+                    reader.add(self._starts)
+                    self._follow(reader)
+            except Exception:
+                log.exception(self.not_read_event, topic=self._topic)
+                self._stopping.wait(_PAUSE_S)
+
+    def _follow(self, reader: Reader) -> None:
+        while not self._stopping.is_set():
+            self._read(reader)
+
+    def _read(self, reader: Reader) -> None:
+        try:
+            reader.read(_POLL_S, self._handle)
+        except KafkaException as exception:
+            log.warning(self.not_read_event, topic=self._topic, error=exception.args[0].str())
+            self._stopping.wait(_PAUSE_S)
+
+
+class CompactedTable(Follower, Generic[T]):
+    """A follower of a topic with one partition that has read what was written before its `refresh`.
 
     A subclass decodes the records and applies them. `kind` is the name of the topic without its prefix.
 
@@ -70,20 +123,12 @@ class CompactedTable(ABC, Generic[T]):
     does not contain any more is removed. Until then `refresh` does not return.
     """
 
-    not_read_event: ClassVar[str]
-    """The log event if the topic cannot be read."""
-
     def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **overrides: Any) -> None:
         """Keep the configuration; nothing connects before `start`. `overrides` are more properties of the consumer."""
-        self._overrides = overrides
-        self._config = config
-        self._topic = config.topic(kind)
+        super().__init__(config, config.topic(kind), 1, f"halfway-{kind}-tail", **overrides)
         self._observer = observer
         # The LSO: an open Kafka transaction of an instance that died must not hold up the readers.
         self._ends = PartitionEnds(config, self._topic, isolation=IsolationLevel.READ_COMMITTED)
-        self._thread = threading.Thread(target=self._run, name=f"halfway-{kind}-tail", daemon=True)
-        self._stopping = threading.Event()
-        self._loop: Loop
         self._position = 0
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._names: set[str] = set()
@@ -95,6 +140,10 @@ class CompactedTable(ABC, Generic[T]):
         self._confirming: asyncio.Task[None] | None = None
         self._read_anew = threading.Event()
         """Asks the thread to read the topic from its beginning."""
+        self._anew: _Anew[T] | None = None
+        """On the thread: what it reads from the beginning again. The first time each record is applied at once."""
+        self._changes: list[tuple[str, T | None]] = []
+        """On the thread: the records that are read and not yet passed on."""
         self._swap_due = False
         """The thread has been asked to, and has not done it yet."""
 
@@ -116,21 +165,18 @@ class CompactedTable(ABC, Generic[T]):
             KafkaUnavailableError: the topic could not be read in time; call `stop`.
 
         """
-        self._loop = Loop(asyncio.get_running_loop())
         self._confirmed = Instant.now()
-        self._thread.start()
+        self._start()
         await self.refresh(deadline=deadline)
         self._confirming = asyncio.create_task(self._confirm())
 
     async def stop(self) -> None:
         """End the thread and the consumers."""
-        self._stopping.set()
         if self._confirming is not None:
             self._confirming.cancel()
             await asyncio.wait([self._confirming])
         await self._ends.stop()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        await super().stop()
 
     async def refresh(self, *, deadline: float) -> None:
         """Return once every earlier write is read, or raise KafkaUnavailableError at the deadline."""
@@ -206,112 +252,59 @@ class CompactedTable(ABC, Generic[T]):
 
     # --- on the reading thread
 
-    def _run(self) -> None:
-        anew: _Anew[T] | None = None
-        while not self._stopping.is_set():
-            try:
-                self._follow(anew)
-            except Exception:
-                # Continue after any error: never reading the table again would be worse.
-                log.exception(self.not_read_event, topic=self._topic)
-                self._stopping.wait(_PAUSE_S)
-            anew = _Anew()
-
-    def _follow(self, anew: _Anew[T] | None) -> None:
+    def _follow(self, reader: Reader) -> None:
         """Read the topic from its beginning until it is to be read anew."""
         self._read_anew.clear()
-        consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True, **self._overrides}))
+        (place,) = self._starts
+        passed_on = 0
         try:
-            consumer.assign([TopicPartition(self._topic, 0, 0)])
             while not self._stopping.is_set() and not self._read_anew.is_set():
-                first = consumer.poll(_POLL_S)
-                if first is not None:
-                    anew = self._take((first, *consumer.consume(_BATCH, 0)), anew)
+                self._read(reader)
+                position = reader.positions[place]
+                if self._anew is None and position > passed_on:
+                    self._loop.post(self._apply, self._taken(), position)
+                    passed_on = position
+                elif self._anew is not None and place in reader.at_end:
+                    self._anew.changes = self._taken()
+                    self._loop.post(self._swap, self._anew, position)
+                    self._anew, passed_on = None, position
         finally:
-            consumer.close()
+            # However the next reading begins, it begins at the first record.
+            self._anew, self._changes = _Anew(), []
 
-    def _take(self, messages: Sequence[Message], anew: _Anew[T] | None) -> _Anew[T] | None:
-        """Apply records, or add them to `anew` until the end of the topic; return `anew` if the end is yet to come."""
-        changes: list[tuple[str, T | None]] = []
-        position = 0
-        for message in messages:
-            error, offset = message.error(), message.offset()
-            if error is not None and error.code() != _EOF:
-                log.warning(self.not_read_event, topic=self._topic, error=error.str())
-            elif offset is not None and error is not None:
-                position = max(position, offset)
-                if anew is not None:
-                    anew.changes += changes
-                    self._loop.post(self._swap, anew, position)
-                    anew, changes = None, []
-            elif offset is not None:
-                position = max(position, offset + 1)
-                changes += self._decoded(message)
-        if anew is not None:
-            anew.changes += changes
-        elif position:
-            self._loop.post(self._apply, changes, position)
-        return anew
+    def _taken(self) -> list[tuple[str, T | None]]:
+        changes, self._changes = self._changes, []
+        return changes
 
-    def _decoded(self, message: Message) -> list[tuple[str, T | None]]:
+    def _handle(self, _: Place, message: Message) -> None:
         try:
-            return [self._decode(message)]
+            self._changes.append(self._decode(message))
         except UndecodableError as undecodable:
             note_skipped(message, undecodable, self._observer.skipped_record)
         except Exception:
             # One record that cannot be handled must not hide those behind it.
             log.exception(self.not_read_event, topic=self._topic, offset=message.offset())
-        return []
 
 
-_JOIN_S: Final = 5.0
+class KafkaOwners(Follower):
+    """Reads every owner record and then follows the topic; an owner is unknown until its record is read."""
 
-
-class KafkaOwners:
-    """Reads every owner record and then follows the topic, on a thread of its own."""
+    not_read_event = "owners_not_read"
 
     def __init__(self, config: KafkaConfig, skipped: Count) -> None:
         """Keep the configuration and the counter of skipped records; nothing is read before `start`."""
-        self._config = config
+        super().__init__(config, config.owners_topic, config.shards, "halfway-owners-tail")
         self._skipped = skipped
         self._own_url = config.instance_url
         self._hints: dict[int, OwnerHint] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="halfway-owners-tail", daemon=True)
-        self._loop: Loop
 
     async def start(self) -> None:
-        """Start reading; an owner is unknown until its record is read."""
-        self._loop = Loop(asyncio.get_running_loop())
-        self._thread.start()
-
-    async def stop(self) -> None:
-        """End the thread."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _JOIN_S)
+        """Start reading."""
+        self._start()
 
     def find(self, shard: int) -> OwnerHint | None:
         """Return the owner of a shard; None if none is known or if it is this instance."""
         return self._hints.get(shard)
-
-    def _run(self) -> None:
-        topic = self._config.owners_topic
-        while not self._stopping.is_set():
-            reader = Reader(self._config)
-            try:
-                reader.add({(topic, shard): OFFSET_BEGINNING for shard in range(self._config.shards)})
-                while not self._stopping.is_set():
-                    reader.read(_POLL_S, self._handle)
-            except KafkaException as error:
-                log.warning("owners_not_read", topic=topic, error=error.args[0].str())
-                self._stopping.wait(_PAUSE_S)
-            except Exception:
-                # Continue after any error: never reading owners again would be worse.
-                log.exception("owners_not_read", topic=topic)
-                self._stopping.wait(_PAUSE_S)
-            finally:
-                reader.close()
 
     def _handle(self, place: Place, message: Message) -> None:
         if is_layout(message):

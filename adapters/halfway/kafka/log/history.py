@@ -1,21 +1,32 @@
-"""The port `History`: reads back the records of one transaction, off the event loop and within limits."""
+"""Reads records back, off the event loop and within limits: those of one transaction, or single ones by their offset.
+
+`KafkaHistory` is the port `History`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Final, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from halfway.coordinator.ports import LoggedOp, OpsRead, PlacesRead
+from halfway.coordinator.operations import answer_all
+from halfway.coordinator.ports import LoggedOp, Observer, OpsRead, PlacesRead
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader
+from halfway.kafka.clients.threads import Loop
 from halfway.kafka.records.codec import UndecodableError, decode_audit
-from halfway.kafka.records.lane_records import headers_of, op_in
+from halfway.kafka.records.lane_records import headers_of, note_skipped, op_in
 from halfway.protocol.errors import KafkaUnavailableError, OverloadedError
 from halfway.protocol.records import AuditEvent
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -26,13 +37,12 @@ MAX_RECORDS: Final = 100_000
 """The most records that are read of op or the audit trail, from each of the known times."""
 MAX_TOPIC_RECORDS: Final = 50_000
 _MAX_READ_S: Final = 5.0
-_BATCH: Final = 1_000
 _POLL_S: Final = 0.2
+_LEAST_S: Final = 0.1
 _MAX_LAG_MS: Final = 30_000
 """The timestamps of a commit's messages are at most this much later than that of its op marker."""
 _MARKERS_S: Final = 1.0
 """How long it may take until a commit's transaction markers are written."""
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 _REFUSED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
 
 
@@ -79,47 +89,44 @@ class KafkaHistory:
     # --- on a thread
 
     def _ops(self, shard: int, transaction_id: str, starts: Sequence[int], until: float) -> OpsRead:
-        topic, key = self._config.op_topic, transaction_id.encode()
-        with self._consumer() as consumer:
-            offsets, complete = self._offsets(consumer, topic, shard, starts, until)
-            by_offset: dict[int, LoggedOp] = {}
-            position, ended = -1, not offsets
-            for start in offsets:
+        place, key = (self._config.op_topic, shard), transaction_id.encode()
+        by_offset: dict[int, LoggedOp] = {}
+        ended = False
+
+        def handle(_: Place, message: Message) -> None:
+            nonlocal ended
+            if message.key() == key and not ended and (logged := self._op(message)) is not None:
+                by_offset[logged.offset] = logged
+                ended = logged.op.kind.final
+
+        with Reader(self._config) as reader:
+            offsets, complete = self._offsets(reader, place, starts, until)
+            ended = not offsets
+            for number, start in enumerate(offsets):
+                position = reader.positions.get(place, -1)
                 if start < position or ended:
                     continue
                 # The records between the last one read and this start are left out.
                 complete = complete and position < 0
-                consumer.assign([TopicPartition(topic, shard, start)])
-                following = min((later for later in offsets if later > start), default=None)
-                for read, message in enumerate(_records(consumer, until)):
-                    if message is None:
+                reader.add({place: start})
+                enough = reader.records + MAX_RECORDS
+                following = next(iter(offsets[number + 1 :]), None)
+                while not ended and time.monotonic() < until:
+                    if reader.records >= enough and (following is None or reader.positions[place] < following):
+                        break
+                    reader.read(_POLL_S, handle)
+                    if place in reader.at_end:
                         ended = True
-                        break
-                    position = (message.offset() or 0) + 1
-                    if message.key() == key and (logged := self._op(message)) is not None:
-                        by_offset[logged.offset] = logged
-                        ended = logged.op.kind.final
-                    if ended or (read >= MAX_RECORDS and (following is None or position < following)):
-                        break
-            return OpsRead(ops=_by_offset(by_offset), complete=complete and ended)
+            return OpsRead(ops=tuple(by_offset[offset] for offset in sorted(by_offset)), complete=complete and ended)
 
-    def _offsets(
-        self, consumer: Consumer, topic: str, shard: int, starts: Sequence[int], until: float
-    ) -> tuple[list[int], bool]:
+    def _offsets(self, reader: Reader, place: Place, starts: Sequence[int], until: float) -> tuple[list[int], bool]:
         """Return the offsets of the given times; without times, the offset from which the end of the log is read."""
-        left = max(0.1, until - time.monotonic())
         if not starts:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, shard), timeout=left)
+            low, high = reader.span(place, _left(until))
             start = max(low, high - MAX_RECORDS)
             return [start], start == low
-        offsets = []
-        for at in starts:
-            (place,) = consumer.offsets_for_times([TopicPartition(topic, shard, at)], left)
-            if place.error is not None:
-                raise KafkaException(place.error)
-            if place.offset >= 0:
-                offsets.append(place.offset)
-        return sorted(set(offsets)), True
+        found = {reader.offsets_for_times({place: at}, _left(until))[place] for at in starts}
+        return sorted(offset for offset in found if offset >= 0), True
 
     def _op(self, message: Message) -> LoggedOp | None:
         try:
@@ -129,22 +136,24 @@ class KafkaHistory:
         return LoggedOp(offset=message.offset() or 0, timestamp=message.timestamp()[1], op=op)
 
     def _acts(self, transaction_id: str, since_ms: int, until: float) -> Sequence[AuditEvent]:
-        topic, key = self._config.topic("audit"), transaction_id.encode()
+        place, key = (self._config.topic("audit"), 0), transaction_id.encode()
         events: dict[str, AuditEvent] = {}
-        with self._consumer() as consumer:
-            (place,) = consumer.offsets_for_times(
-                [TopicPartition(topic, 0, since_ms)], max(0.1, until - time.monotonic())
-            )
-            if place.error is not None or place.offset < 0:
+
+        def handle(_: Place, message: Message) -> None:
+            if message.key() == key:
+                with suppress(UndecodableError):  # halfway did not write it
+                    event = decode_audit(message.value())
+                    events[event.id] = event
+
+        with Reader(self._config) as reader:
+            try:
+                starts = reader.offsets_for_times({place: since_ms}, _left(until))
+            except KafkaException:
                 return ()
-            consumer.assign([place])
-            for read, message in enumerate(_records(consumer, until)):
-                if message is None or read >= MAX_RECORDS:
-                    break
-                if message.key() == key:
-                    with suppress(UndecodableError):  # halfway did not write it
-                        event = decode_audit(message.value())
-                        events[event.id] = event
+            if starts[place] >= 0:
+                reader.add(starts)
+                while place not in reader.at_end and reader.records < MAX_RECORDS and time.monotonic() < until:
+                    reader.read(_POLL_S, handle)
         return tuple(events.values())
 
     def _find_messages(self, transaction_id: str, topics: Sequence[str], at_ms: int, until: float) -> PlacesRead:
@@ -169,37 +178,26 @@ class KafkaHistory:
         self, transaction_id: str, topic: str, expected: int, at_ms: int, until: float
     ) -> dict[int, tuple[int, int]]:
         places: dict[int, tuple[int, int]] = {}
-        with self._consumer() as consumer:
-            left = max(0.1, until - time.monotonic())
-            metadata = consumer.list_topics(topic, timeout=left).topics[topic]
-            if metadata.error is not None:
-                raise KafkaException(metadata.error)
-            times = [TopicPartition(topic, number, at_ms) for number in metadata.partitions]
-            starts = [start for start in consumer.offsets_for_times(times, left) if start.offset != OFFSET_END]
-            if any(start.error is not None for start in starts):
-                raise KafkaException(next(start.error for start in starts if start.error is not None))
-            consumer.assign(starts)
-            unfinished = {start.partition for start in starts}
-            at_end: set[int] = set()
-            read = 0
+        unfinished: set[Place] = set()
+
+        def handle(place: Place, message: Message) -> None:
+            if message.timestamp()[1] > at_ms + _MAX_LAG_MS:
+                unfinished.discard(place)
+            number = self._message_number(message, transaction_id)
+            if number is not None:
+                places[number] = (place[1], message.offset() or 0)
+
+        with Reader(self._config) as reader:
+            times = dict.fromkeys(reader.places(topic, _left(until)), at_ms)
+            found = reader.offsets_for_times(times, _left(until))
+            starts = {place: offset for place, offset in found.items() if offset >= 0}
+            unfinished.update(starts)
+            reader.add(starts)
             markers_until = time.monotonic() + (_MARKERS_S if time.time() * 1000 - at_ms < _MAX_LAG_MS else 0.0)
-            while len(places) < expected and read < MAX_TOPIC_RECORDS and time.monotonic() < until:
-                if unfinished <= at_end and time.monotonic() > markers_until:
+            while len(places) < expected and reader.records < MAX_TOPIC_RECORDS and time.monotonic() < until:
+                if unfinished <= reader.at_end and time.monotonic() > markers_until:
                     break
-                for message in consumer.consume(_BATCH, _POLL_S):
-                    partition = message.partition() or 0
-                    if (error := message.error()) is not None:
-                        if error.code() != _EOF:
-                            raise KafkaException(error)
-                        at_end.add(partition)
-                        continue
-                    read += 1
-                    at_end.discard(partition)
-                    if message.timestamp()[1] > at_ms + _MAX_LAG_MS:
-                        unfinished.discard(partition)
-                    number = self._message_number(message, transaction_id)
-                    if number is not None:
-                        places[number] = (partition, message.offset() or 0)
+                reader.read(_POLL_S, handle)
         return places
 
     def _message_number(self, message: Message, transaction_id: str) -> int | None:
@@ -211,33 +209,206 @@ class KafkaHistory:
         number = (headers.get("halfway-message") or b"").partition(b"/")[0]
         return int(number) if headers.get(name) == prefix and number.isdigit() else None
 
-    @contextmanager
-    def _consumer(self) -> Iterator[Consumer]:
-        consumer = Consumer(self._config.consumer(**{"enable.partition.eof": True, "auto.offset.reset": "earliest"}))
-        try:
-            yield consumer
-        finally:
-            consumer.close()
 
-
-def _records(consumer: Consumer, until: float) -> Iterator[Message | None]:
-    """Yield records, and None at the end of the partition; stop when the time is up."""
-    while time.monotonic() < until:
-        for message in consumer.consume(_BATCH, _POLL_S):
-            error = message.error()
-            if error is None:
-                yield message
-            elif error.code() == _EOF:
-                yield None
-            else:
-                raise KafkaException(error)
-
-
-def _by_offset(ops: dict[int, LoggedOp]) -> tuple[LoggedOp, ...]:
-    return tuple(ops[offset] for offset in sorted(ops))
+def _left(until: float) -> float:
+    return max(_LEAST_S, until - time.monotonic())
 
 
 def _error_detail(topic: str, error: KafkaError) -> str:
     if error.code() in _REFUSED:
         return f"Kafka does not let halfway read {topic}: grant it Read (ACL) to see the offsets of messages"
     return f"{topic} could not be read: {error.str()}"
+
+
+MAX_READS: Final = 2_000
+_REQUESTS: Final = 500
+_MAX_READ_GAP: Final = 200
+"""A gap of up to this many records is read, not skipped: a seek costs a round trip."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _ReadRequest:
+    """The request for one record; `deadline` is on `time.monotonic()`."""
+
+    place: Place
+    offset: int
+    key: bytes
+    decode: Callable[[bytes | None], Any]
+    deadline: float
+    future: asyncio.Future[Any]
+    result: Any = field(default=None)
+
+
+class RecordReader:
+    """Reads records at known offsets, many at a time, with a consumer and a thread of its own."""
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Keep the configuration; nothing connects before `start`."""
+        self._config = config
+        self._observer = observer
+        self._condition = threading.Condition()
+        self._waiting: list[_ReadRequest] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="halfway-readback", daemon=True)
+        self._loop: Loop | None = None
+        self._futures: set[asyncio.Future[Any]] = set()
+
+    def start(self) -> None:
+        """Start the thread; call it on the loop's thread."""
+        self._loop = Loop(asyncio.get_running_loop())
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread; callers that still wait get KafkaUnavailableError."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        for future in list(self._futures):
+            if not future.done():
+                future.set_exception(KafkaUnavailableError("halfway was stopped"))
+
+    async def read(
+        self, place: Place, offset: int, key: bytes, decode: Callable[[bytes | None], T], *, deadline: float
+    ) -> T:
+        """Return the decoded value of the record at an offset whose key is `key`.
+
+        Raises:
+            KafkaUnavailableError: the record could not be read in time, or the record at the offset has another key.
+
+        """
+        if self._loop is None:
+            raise KafkaUnavailableError("halfway is not running")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        request = _ReadRequest(
+            place=place,
+            offset=offset,
+            key=key,
+            decode=decode,
+            deadline=self._loop.monotonic(deadline),
+            future=future,
+        )
+        with self._condition:
+            if self._stopping or len(self._waiting) >= MAX_READS:
+                raise KafkaUnavailableError(f"{len(self._waiting)} reads are already waiting for Kafka")
+            self._waiting.append(request)
+            self._condition.notify()
+        self._futures.add(future)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await future
+        except TimeoutError:
+            raise KafkaUnavailableError(
+                f"the record at {_label(place, offset)} could not be read in time", topic=place[0]
+            ) from None
+        finally:
+            self._futures.discard(future)
+
+    # --- the reading thread
+
+    def _run(self) -> None:
+        overrides = {
+            # A missing offset must be an error, not a reason to read the whole partition.
+            "auto.offset.reset": "error",
+            # Fetch only the requested records, and nothing ahead.
+            "queued.min.messages": 1,
+            "fetch.wait.max.ms": 50,
+            # A caller waits for the record.
+            "socket.timeout.ms": 3_000,
+            "fetch.queue.backoff.ms": 5,
+            "max.partition.fetch.bytes": 256 * 1024,
+        }
+        with Reader(self._config, **overrides) as reader:
+            reader.batch = 0  # those behind a record are rarely the ones that are requested
+            while batch := self._next():
+                self._read_batch(reader, batch)
+
+    def _next(self) -> list[_ReadRequest]:
+        """Wait for requested records; return an empty list only after `stop`."""
+        with self._condition:
+            while not self._waiting and not self._stopping:
+                self._condition.wait()
+            if self._stopping:
+                return []
+            batch, self._waiting = self._waiting[:_REQUESTS], self._waiting[_REQUESTS:]
+            return batch
+
+    def _read_batch(self, reader: Reader, batch: list[_ReadRequest]) -> None:
+        """Each row has the requests for one partition, with the lowest offset last."""
+        rows: dict[Place, list[_ReadRequest]] = {}
+        for request in sorted(batch, key=lambda request: request.offset, reverse=True):
+            rows.setdefault(request.place, []).append(request)
+        until = max(request.deadline for request in batch)
+        try:
+            reader.add({place: row[-1].offset for place, row in rows.items()})
+            while rows and not self._stopping and (left := until - time.monotonic()) > 0:
+                if not self._read_some(reader, rows, min(left, _POLL_S)) and self._waiting:
+                    # Records behind an open Kafka transaction must not hold up the others.
+                    self._put_back(rows)
+                    break
+        except Exception:
+            # The thread must continue to serve the other callers.
+            log.exception("readback_failed")
+            for row in rows.values():
+                self._answer_row(row, KafkaUnavailableError("a record could not be read"))
+        reader.remove(list(reader.positions))
+        # The callers of the remaining rows have given up.
+
+    def _read_some(self, reader: Reader, rows: dict[Place, list[_ReadRequest]], timeout: float) -> bool:
+        """Answer the requests for the records that arrive; return whether anything has."""
+
+        def handle(place: Place, message: Message) -> None:
+            row, offset = rows.get(place, []), message.offset() or 0
+            self._answer_lost(place, row, offset)
+            for request in _pop_before(row, offset + 1):
+                self._answer_row([request], self._decoded(request, message))
+
+        try:
+            heard = reader.read(timeout, handle)
+        except KafkaException as exception:
+            error, place = exception.args
+            log.warning("readback_failed", topic=place[0], error=error.str())
+            self._answer_row(rows.pop(place, []), KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
+            return True
+        for place in heard.intersection(rows):
+            row, position = rows[place], reader.positions[place]
+            self._answer_lost(place, row, position)
+            if not row:
+                del rows[place]
+                reader.remove([place])
+            elif row[-1].offset > position + _MAX_READ_GAP and place not in reader.at_end:
+                reader.add({place: row[-1].offset})
+        return bool(heard)
+
+    def _answer_lost(self, place: Place, row: list[_ReadRequest], offset: int) -> None:
+        lost = list(_pop_before(row, offset))
+        self._answer_row(lost, KafkaUnavailableError(f"the record is no longer in {place[0]}[{place[1]}]"))
+
+    def _put_back(self, rows: dict[Place, list[_ReadRequest]]) -> None:
+        now = time.monotonic()
+        with self._condition:
+            self._waiting += [request for row in rows.values() for request in row if request.deadline > now]
+
+    def _decoded(self, request: _ReadRequest, message: Message) -> Any:
+        if message.key() != request.key:
+            return KafkaUnavailableError(f"another record is at {_label(request.place, request.offset)}")
+        try:
+            return request.decode(message.value())
+        except UndecodableError as error:
+            note_skipped(message, error, self._observer.skipped_record)
+            return KafkaUnavailableError(f"the record at {_label(request.place, request.offset)} cannot be decoded")
+
+    def _answer_row(self, row: list[_ReadRequest], result: Any) -> None:
+        if row and self._loop is not None:
+            self._loop.post(answer_all, [(request.future, result) for request in row])
+
+
+def _pop_before(row: list[_ReadRequest], offset: int) -> Iterator[_ReadRequest]:
+    """Remove the records before an offset from a row, and yield them."""
+    while row and row[-1].offset < offset:
+        yield row.pop()
+
+
+def _label(place: Place, offset: int) -> str:
+    return f"{place[0]}[{place[1]}]@{offset}"

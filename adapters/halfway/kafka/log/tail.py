@@ -13,9 +13,9 @@ from confluent_kafka import KafkaException, Message
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import explained
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.threads import Loop, OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, kafka_error
-from halfway.kafka.log.reader import Place, Reader
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.lane_records import (
     NewerReleaseError,
@@ -108,7 +108,7 @@ class Tail(OwnedThread):
                 except KafkaException as error:
                     cause = kafka_error(error)
                     remedy = None if cause is None else explained(cause.code(), self._config)
-                    log.warning("tail_failed", error=str(error), remedy=remedy)
+                    log.warning("tail_failed", error=str(cause or error), remedy=remedy)
                     self._stopped.wait(_PAUSE_S)
                 _demand_no_loss(reader)
                 self._read_aside(reader)

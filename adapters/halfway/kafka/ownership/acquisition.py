@@ -14,13 +14,13 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Messag
 from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import explained
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import (
     ProducerFailedError,
     TransactionalProducer,
     initialised,
     kafka_error,
 )
-from halfway.kafka.log.reader import Place, Reader
 from halfway.kafka.ownership.former_owners import (
     CLOCK,
     AcquireError,
@@ -153,7 +153,7 @@ class Acquisition:
         except (KafkaException, HalfwayError, TimeoutError) as error:
             cause = kafka_error(error)
             remedy = self._remedy(None if cause is None else cause.code())
-            raise AcquireError("reading", str(error) or "no answer in time", remedy=remedy) from error
+            raise AcquireError("reading", str(cause or error) or "no answer in time", remedy=remedy) from error
         finally:
             if producer is not None:
                 producer.abandon()

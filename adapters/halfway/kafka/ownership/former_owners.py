@@ -18,19 +18,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, IsolationLevel, KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, Message
 from confluent_kafka.admin import AdminClient
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader, ends, refresh_leaders
 from halfway.kafka.clients.transactional_producer import fence, lane_ids
 from halfway.kafka.lane.rehearsal import end_rehearsal
-from halfway.kafka.log.reader import LEADER_MOVES, RETRY_S, Place, Reader, refresh_leaders, request_ends
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.lane_records import (
     Count,
@@ -107,7 +107,7 @@ class AcquisitionDeadline:
 
     def is_stalled(self, since: float) -> bool:
         """Return whether the reader has made no progress for too long, counted from `since` at the earliest."""
-        return time.monotonic() - max(since, self.reader.moved_at) > self.stall_s
+        return self.reader.stands_still(self.stall_s, since)
 
     def check(self, step: str) -> None:
         """Raise AcquireError if the shard is no longer wanted, or the deadline has passed."""
@@ -258,13 +258,13 @@ class FormerOwners:
         refresh_leaders(admin, topic, _LOOK_S)  # a request of a client without a connection waits for up to 1 s
         by_shard = {shard: LastClaim() for shard in shards}
         # No other instance can claim a shard now, so there is nothing to wait for in a partition without records.
-        ends = self._ends(admin, topic, by_shard)
-        claims = {place: by_shard[place[1]] for place, end in ends.items() if end}
+        found = ends(admin, [(topic, shard) for shard in by_shard], self._check_ends)
+        claims = {place: by_shard[place[1]] for place, end in found.items() if end}
         if not claims:
             return by_shard
         self.reader.add(dict.fromkeys(claims, OFFSET_BEGINNING))
         while True:
-            reached = self._read(self._ends(admin, topic, (shard for _, shard in claims)), claims)
+            reached = self._read(ends(admin, claims, self._check_ends), claims)
             former = {claim.last: claim.lane_ids for claim in claims.values() if claim.last is not None}
             unfenced = {name: ids for name, ids in former.items() if name not in self.fences}
             if unfenced:
@@ -275,12 +275,12 @@ class FormerOwners:
         self.reader.remove(list(claims))
         return by_shard
 
-    def _read(self, ends: Mapping[Place, int], claims: Mapping[Place, LastClaim]) -> bool:
+    def _read(self, targets: Mapping[Place, int], claims: Mapping[Place, LastClaim]) -> bool:
         """Step 2: read up to the LSO; return whether that is the real end.
 
         It does not wait for long: an open transaction may hold the LSO back until its owner is fenced.
         """
-        return self.reader.read_until(ends, time.monotonic() + _LOOK_S, self._handler(claims))
+        return self.reader.read_until(targets, time.monotonic() + _LOOK_S, self._handler(claims))
 
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
         """Step 3: fence the lane ids of former owners."""
@@ -294,6 +294,9 @@ class FormerOwners:
 
     def _check_deadline(self) -> None:
         self.acquisition_deadline.check("waiting for the fence of the former owner")
+
+    def _check_ends(self) -> None:
+        self.acquisition_deadline.check("requesting the end offsets")
 
     def _handler(self, claims: Mapping[Place, LastClaim]) -> Callable[[Place, Message], None]:
         owners = self.config.owners_topic
@@ -323,19 +326,3 @@ class FormerOwners:
         else:
             self.released.pop(shard, None)
             claim.record(owner.incarnation, owner.lane_ids)
-
-    def _ends(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[Place, int]:
-        """Return the end offsets under read_uncommitted."""
-        places = [(topic, shard) for shard in shards]
-        while True:
-            futures = request_ends(admin, places, IsolationLevel.READ_UNCOMMITTED, _REQUEST_S)
-            while wait(futures.values(), _LOOK_S).not_done:
-                self.acquisition_deadline.check("requesting the end offsets")
-            try:
-                return {place: future.result().offset for place, future in futures.items()}
-            except KafkaException as error:
-                if error.args[0].code() not in LEADER_MOVES:
-                    raise
-            self.acquisition_deadline.check("requesting the end offsets")
-            time.sleep(RETRY_S)
-            refresh_leaders(admin, topic, _LOOK_S)

@@ -10,23 +10,21 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import structlog
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # public, but not for mypy
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
 
 from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.reader import Place
+from halfway.kafka.clients.reader import Place, request_offsets
 
 log = structlog.get_logger()
 
 _REQUEST_S: Final = 5.0
 _SAMPLES: Final = 16
 """Ends that are remembered for an outcome horizon, at equal intervals."""
-_EARLIEST: Final = "earliest"
-_LATEST: Final = "latest"
 
 
 class LogWatch:
@@ -106,7 +104,7 @@ class LogWatch:
     async def _ends_lost(self, known: Mapping[int, KnownLog]) -> dict[int, LogLoss]:
         losses: dict[int, LogLoss] = {}
         doubted: set[Place] = set()
-        for place, end in (await self._offsets(known, _LATEST)).items():
+        for place, end in (await self._offsets(known, earliest=False)).items():
             topic, shard = place
             least = max(_known_end(known[shard], topic, self._config), self._ends.get(place, 0))
             self._ends[place] = max(end, least)
@@ -128,7 +126,7 @@ class LogWatch:
         half, op, parked, _ = self._topics
         losses: list[tuple[int, LogLoss]] = []
         now = time.monotonic()
-        for place, start in (await self._offsets(known, _EARLIEST)).items():
+        for place, start in (await self._offsets(known, earliest=True)).items():
             topic, shard = place
             if start <= self._starts.get(place, 0):
                 continue
@@ -163,23 +161,16 @@ class LogWatch:
         if not samples or now - samples[-1][0] >= self._config.outcome_horizon_s / _SAMPLES:
             samples.append((now, end))
 
-    async def _offsets(self, known: Mapping[int, KnownLog], which: str) -> dict[Place, int]:
+    async def _offsets(self, known: Mapping[int, KnownLog], *, earliest: bool) -> dict[Place, int]:
         """Return the earliest or latest offsets of the owned partitions, as far as Kafka answers."""
-        spec = OffsetSpec.earliest() if which == _EARLIEST else OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        specs: dict[TopicPartition, Any] = {
-            TopicPartition(topic, shard): spec for shard in known for topic in self._topics[:3]
-        }
-        if not specs:
-            return {}
-        requests = self._admin().list_offsets(
-            specs, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_REQUEST_S
-        )
+        places = [(topic, shard) for shard in known for topic in self._topics[:3]]
+        requests = request_offsets(self._admin(), places, _REQUEST_S, earliest=earliest)
         offsets: dict[Place, int] = {}
         for place, request in requests.items():
             try:
-                offsets[place.topic, place.partition] = (await asyncio.wrap_future(request)).offset
+                offsets[place] = (await asyncio.wrap_future(request)).offset
             except KafkaException as exception:
-                log.debug("log_not_seen", topic=place.topic, shard=place.partition, error=exception.args[0].str())
+                log.debug("log_not_seen", topic=place[0], shard=place[1], error=exception.args[0].str())
         return offsets
 
     def _admin(self) -> AdminClient:

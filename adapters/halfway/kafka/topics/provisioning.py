@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
     ConfigResource,
@@ -24,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import acl_command, acl_flags
 from halfway.kafka.clients.librdkafka_events import ApiVersionWatch
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import verify_transactional_ids
 from halfway.kafka.records.codec import (
     KIND_LAYOUT,
@@ -53,7 +55,6 @@ log = structlog.get_logger(__name__)
 _POLL_S: Final = 0.1
 _FLUSH_S: Final = 0.5
 _MIN_S: Final = 0.5
-_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the names of librdkafka's own errors start so
 
 
 class ShardCountRecord:
@@ -85,39 +86,31 @@ class ShardCountRecord:
             KafkaUnavailableError: owners could not be read to its end in time.
 
         """
-        consumer = Consumer(
-            self._config.consumer(
-                **{
-                    "enable.partition.eof": True,
-                    "isolation.level": "read_uncommitted",
-                    # The end of the partition is reported after an empty fetch, which takes this long.
-                    "fetch.wait.max.ms": 10,
-                }
-            )
-        )
+        place = (self._config.owners_topic, LAYOUT_PARTITION)
         layout: Layout | None = None
         refused: UndecodableError | None = None
-        try:
-            consumer.assign([TopicPartition(self._config.owners_topic, LAYOUT_PARTITION, 0)])
-            while time.monotonic() < self._deadline:
+
+        def handle(_: Place, message: Message) -> None:
+            nonlocal layout, refused
+            if message.key() == LAYOUT_KEY:
+                try:
+                    layout, refused = decode_layout(message.value()), None
+                except UndecodableError as undecodable:
+                    refused = undecodable
+                    note_skipped(message, undecodable, self._skipped)
+
+        # The end of the partition is reported after an empty fetch.
+        with Reader(self._config, **{"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}) as reader:
+            reader.add({place: OFFSET_BEGINNING})
+            while place not in reader.at_end:
                 self._check()
-                message = consumer.poll(_POLL_S)
-                if message is None:
-                    continue
-                error = message.error()
-                if error is not None and error.code() == _EOF:
-                    if layout is None and refused is not None:
-                        raise self._undecodable_error(refused)
-                    return layout, refused is not None
-                if error is None and message.key() == LAYOUT_KEY:
-                    try:
-                        layout, refused = decode_layout(message.value()), None
-                    except UndecodableError as undecodable:
-                        refused = undecodable
-                        note_skipped(message, undecodable, self._skipped)
-        finally:
-            consumer.close()
-        raise KafkaUnavailableError(f"{self._config.owners_topic} could not be read in time")
+                if time.monotonic() >= self._deadline:
+                    raise KafkaUnavailableError(f"{place[0]} could not be read in time")
+                with suppress(KafkaException):  # the deadline bounds it
+                    reader.read(_POLL_S, handle)
+        if layout is None and refused is not None:
+            raise self._undecodable_error(refused)
+        return layout, refused is not None
 
     def write(self, overwritten: Layout | None = None) -> None:
         """Write the record from the current settings, or write the `overwritten` record again.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.reader import Reader
+from halfway.kafka.clients.reader import Reader
 from halfway.kafka.ownership.former_owners import AcquireError, AcquisitionDeadline
 
 LONG_S = 1_000.0
