@@ -160,56 +160,18 @@ async def test_a_topic_that_an_acl_denies_blocks_its_own_transactions_only(
     assert sorted(record.transaction_id for record in await cluster.read(mixed)) == sorted(one for _, one in victims)
 
 
-async def test_a_commit_verdict_that_cannot_be_written_is_never_rolled_back_by_policy(
+@pytest.mark.parametrize("said_by", ["a check", "the caller"])
+async def test_a_commit_that_cannot_be_written_is_never_rolled_back_by_policy(
     new_coordinator: NewCoordinator,
     connect: Connect,
     cluster: Cluster,
     endpoint: CheckEndpoint,
     group: str,
+    said_by: str,
 ) -> None:
-    """The group chose rollback, a check said commit, the topic is deleted: it is parked, also across a crash."""
-    coordinator = new_coordinator().start()
-    rest = connect(coordinator)
-    internal = InternalTopics(cluster, coordinator.prefix)
-    doomed = await cluster.make_topic("doomed")
-    policy = {"first_check_after_s": NEVER_S, "max_checks": 1, "on_exhausted": "rollback"}
-    (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy=policy)).expect(201)
-    transaction = await rest.prepared(group, [message(doomed, "owed")])
-    await cluster.delete_topic(doomed)
-    endpoint.answer("commit")
+    """The group chose rollback, commit was said, the topic is deleted: it is parked, also across a crash.
 
-    (await rest.check(transaction)).expect(202)
-    # A topic that is deleted between two look-ups ends the incarnation: 503 until the next one serves.
-    await eventually(
-        lambda: rest.show(transaction, retry=True), lambda shown: shown["commit_verdict"] and shown["checks"] == 1
-    )
-    coordinator.kill()
-    coordinator.start()
-    assert (await rest.show(transaction))["commit_verdict"] is True
-    hasty = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1}
-    (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy={**policy, **hasty})).expect(200)
-    (await rest.check(transaction)).expect(202, 409)  # it may be parked already
-
-    shown = await eventually(lambda: rest.show(transaction, retry=True), lambda shown: shown["state"] != "prepared")
-
-    assert shown["state"] == "parked"
-    assert "commit" in shown["reason"]
-    assert [kind.value for kind, _ in await internal.kinds(transaction)][-1] == "PARKED"
-    await cluster.make_exactly(doomed)
-    (await rest.end(transaction, "commit", retry=True)).expect(200)
-    assert [record.value for record in await cluster.read(doomed)] == [b"owed"]
-
-
-async def test_a_callers_refused_commit_is_never_rolled_back_by_policy(
-    new_coordinator: NewCoordinator,
-    connect: Connect,
-    cluster: Cluster,
-    endpoint: CheckEndpoint,
-    group: str,
-) -> None:
-    """The group chose rollback. Its commit met a deleted topic, and the owner was killed once it had said so.
-
-    Checks are answered with unknown: the next owner parks the transaction, and the same commit succeeds when it can.
+    Then checks are answered with `unknown`. The commit succeeds when the topic is back.
     """
     coordinator = new_coordinator().start()
     rest = connect(coordinator)
@@ -218,21 +180,29 @@ async def test_a_callers_refused_commit_is_never_rolled_back_by_policy(
     (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy=policy)).expect(201)
     transaction = await rest.prepared(group, [message(doomed, "owed")])
     await cluster.delete_topic(doomed)
-    endpoint.answer("unknown")
-
     # A topic that is deleted between two look-ups ends the incarnation: other answers until the next one serves.
-    await eventually(lambda: rest.end(transaction, "commit"), lambda answer: answer.error_code == "topic_unavailable")
+    if said_by == "a check":
+        endpoint.answer("commit")
+        (await rest.check(transaction)).expect(202)
+        await eventually(
+            lambda: rest.show(transaction, retry=True), lambda shown: shown["commit_verdict"] and shown["checks"] == 1
+        )
+    else:
+        await eventually(
+            lambda: rest.end(transaction, "commit"), lambda answer: answer.error_code == "topic_unavailable"
+        )
+    endpoint.answer("unknown")
     coordinator.kill()
     coordinator.start()
+    assert (await rest.show(transaction))["commit_verdict"] is True
     hasty = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1}
     (await rest.put_group(group, topics=[doomed], urls=[endpoint.url], policy={**policy, **hasty})).expect(200)
     (await rest.check(transaction)).expect(202, 409)  # it may be parked already
-
     shown = await eventually(lambda: rest.show(transaction, retry=True), lambda shown: shown["state"] != "prepared")
-
-    assert endpoint.asked
     assert (shown["state"], shown["commit_verdict"]) == ("parked", True)
     assert "commit was said" in shown["reason"]
+    internal = InternalTopics(cluster, coordinator.prefix)
+    assert [kind.value for kind, _ in await internal.kinds(transaction)][-1] == "PARKED"
     await cluster.make_exactly(doomed)
     (await rest.end(transaction, "commit", retry=True)).expect(200)
     assert [record.value for record in await cluster.read(doomed)] == [b"owed"]

@@ -2,15 +2,10 @@
 
 import asyncio
 import json
-from collections import Counter
 from itertools import count
-from pathlib import Path
-from sqlite3 import Connection
 
 import pytest
 
-from halfway.client.barrier import sqlite_transactions
-from halfway.client.consumer import Consumer, Inbox, Record, Retries
 from halfway.protocol.records import OpKind
 from tests.support.brokers.guarded import GuardedKafka
 from tests.support.coordinator.endpoints import CheckEndpoint
@@ -204,63 +199,3 @@ async def test_the_end_is_lost(
     assert (await rest.commit(paid))["changed"] is False
     (await rest.end(unpaid, "commit")).refused(409, "already_ended")
     await until_true(lambda: len(endpoint.asked) >= 2, what="asked about both")
-
-
-async def test_a_consumer_fails_for_good(
-    rest: Rest, coordinator: CoordinatorProcess, cluster: Cluster, group: str, tmp_path: Path
-) -> None:
-    """Bounded retries, then a dead-letter topic: one bad message delays no other, and none is lost.
-
-    The committed transaction stands: no check is sent, and nothing is undone for other consumers.
-    """
-    coupon, shipping, dead = await cluster.make_topics("coupon", "shipping", "shipping-dead", partitions=1)
-    (await rest.put_group(group, topics=[coupon, shipping], policy=QUIET)).expect(201)
-    orders = ["order-1", "order-poison", "order-2", "order-shaky", "order-3"]
-    transactions = {}
-    for order in orders:
-        messages = [message(coupon, order, key=order), message(shipping, order, key=order)]
-        transactions[order] = await rest.prepared(group, messages)
-        await rest.commit(transactions[order])
-    tried: Counter[str] = Counter()
-    begin = sqlite_transactions(tmp_path / "shipping.sqlite")
-    inbox = Inbox("sqlite", begin, retention_s=None)
-    inbox.create()
-
-    def ship(record: Record, _: Connection) -> None:
-        order = (record.value or b"").decode()
-        tried[order] += 1
-        if order == "order-poison" or (order == "order-shaky" and tried[order] < 3):
-            raise ValueError(f"no carrier for {order}")
-
-    async def consume(last: str) -> None:
-        consumer = Consumer(
-            {"bootstrap.servers": cluster.bootstrap_servers},
-            group=f"{group}-shipping",
-            topics=[shipping],
-            handle=ship,
-            inbox=inbox,
-            retries=Retries(attempts=3, first_pause_s=0.01, max_pause_s=0.01),
-            dead_letter_topic=dead,
-        )
-        running = asyncio.create_task(asyncio.to_thread(consumer.run))
-        try:
-            await until_true(lambda: tried[last] or running.done(), what="the topic is read")
-        finally:
-            consumer.stop()
-            await running
-
-    await consume("order-3")
-    # The consumer comes back, and does nothing twice.
-    later = await rest.prepared(group, [message(shipping, "order-4", key="order-4")])
-    await rest.commit(later)
-    await consume("order-4")
-
-    assert tried == {"order-1": 1, "order-poison": 3, "order-2": 1, "order-shaky": 3, "order-3": 1, "order-4": 1}
-    (letter,) = await cluster.read(dead)
-    assert (letter.key, letter.value) == (b"order-poison", b"order-poison")
-    assert letter.transaction_id == transactions["order-poison"]
-    assert letter.header("dead-letter-topic") == shipping.encode()
-    assert letter.header("dead-letter-attempts") == b"3"
-    assert b"no carrier" in (letter.header("dead-letter-reason") or b"")
-    assert len(await cluster.read(coupon)) == len(orders)
-    assert (await rest.show(transactions["order-poison"]))["state"] == "committed"
