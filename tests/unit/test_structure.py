@@ -9,11 +9,11 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_334,
+    "lines of coordinator and adapters": 43_421,
     "files of coordinator and adapters": 199,
     "lines of halfway/protocol": 2_848,
-    "lines of halfway/coordinator": 9_976,
-    "lines of halfway/http": 6_505,
+    "lines of halfway/coordinator": 9_990,
+    "lines of halfway/http": 6_578,
     "lines of halfway/app": 4_021,
     "lines of halfway/kafka": 9_869,
     "lines of halfway/checks": 1_156,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_522,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 66_831,
+    "lines of tests": 66_881,
     "lines of bench": 4_007,
-    "bytes of pages": 406_833,
+    "bytes of pages": 407_458,
     "settings": 67,
     "REST operations": 27,
     "calls between instances": 18,

@@ -233,17 +233,26 @@ class Coordinator:
         """Count the matches of a query, and return the ids of the oldest `most`."""
         return await self._fan_out.find(query, most=most, deadline=deadline, principal=principal)
 
-    async def check(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
-        """Check a prepared transaction with its producer group now."""
+    async def check(
+        self, transaction_id: str, *, remark: str | None = None, deadline: float, principal: Principal = ANYBODY
+    ) -> TransactionView:
+        """Check a prepared transaction with its producer group now. The remark is for the audit trail."""
         here = self._checks.check_now(transaction_id, deadline=deadline, principal=principal)
         work = self._forwarder.run_or_forward(here, lambda: CheckCall(id=transaction_id), deadline, principal)
-        return await self.auditor.audit(work, principal, Audited.CHECK_NOW, transaction_id, describe=_group_of)
+        return await self.auditor.audit(
+            work, principal, Audited.CHECK_NOW, transaction_id, remark=remark, describe=_group_of
+        )
 
-    async def resume(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
+    async def resume(
+        self, transaction_id: str, *, remark: str | None = None, deadline: float, principal: Principal = ANYBODY
+    ) -> TransactionView:
         """Make a parked transaction prepared again, with its check count at 0. A prepared one is unchanged."""
-        here = self._ending.resume(transaction_id, deadline=deadline, principal=principal)
-        work = self._forwarder.run_or_forward(here, lambda: ResumeCall(id=transaction_id), deadline, principal)
-        return await self.auditor.audit(work, principal, Audited.RESUME, transaction_id, describe=_group_of)
+        here = self._ending.resume(transaction_id, remark=remark, deadline=deadline, principal=principal)
+        call = ResumeCall(id=transaction_id, remark=remark)
+        work = self._forwarder.run_or_forward(here, lambda: call, deadline, principal)
+        return await self.auditor.audit(
+            work, principal, Audited.RESUME, transaction_id, remark=remark, describe=_group_of
+        )
 
     async def lease_checks(
         self,

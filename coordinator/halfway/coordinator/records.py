@@ -548,6 +548,8 @@ class ListResult(msgspec.Struct, frozen=True, kw_only=True):
 
     transactions: tuple[TransactionView, ...]
     more: bool
+    count: int | None = None
+    """How many match, from the cursor on. An older release does not say it."""
 
 
 class FindResult(msgspec.Struct, frozen=True, kw_only=True):

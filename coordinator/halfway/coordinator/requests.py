@@ -209,6 +209,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     transactions: tuple[TransactionView, ...]
     next: str | None
+    count: int | None
+    """How many match, from this page on; null while an instance of an older release runs."""
 
 
 class LeasedCheck(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,7 +124,6 @@ class JobWork:
             remark=spec.reason,
             detail=f"{spec.action.value} by job {spec.id}",
             describe=_group_of,
-            of_job=True,
         )
 
     async def _act(self, spec: JobSpec, item: JobItem, principal: Principal, deadline: float) -> ActResult:

@@ -223,7 +223,9 @@ class FanOut:
         ordered = list(islice(merge(*(part.transactions for part in parts), key=sort_key), query.limit + 1))
         shown = _page(ordered, query.limit)
         more = len(ordered) > len(shown) or any(part.more for part in parts)
-        return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None)
+        counts = [part.count for part in parts if part.count is not None]
+        count = sum(counts) if len(counts) == len(parts) else None
+        return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None, count=count)
 
     async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal) -> FindResult:
         """Find the oldest `most` matches of a query in all shards; raise an error if a shard is unavailable."""

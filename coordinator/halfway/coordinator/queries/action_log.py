@@ -57,9 +57,9 @@ class Auditor:
         self._clock = clock
         self._instance = instance
         self._find_group = find_group
-        self._of_jobs = LogSummary(log, "info", "audit_of_job")
+        self._of_transactions = LogSummary(log, "info", "audit_of_transactions")
 
-    async def audit(  # noqa: PLR0913 - the fields of an event
+    async def audit(
         self,
         work: Awaitable[T],
         principal: Principal,
@@ -70,12 +70,8 @@ class Auditor:
         remark: str | None = None,
         detail: str | None = None,
         describe: Callable[[T], dict[str, str]] | None = None,
-        of_job: bool = False,
     ) -> T:
-        """Await `work`, and record it with its result; `describe` returns further fields from the result.
-
-        What a job does to each transaction (`of_job`) is summarised in the log if the trail takes it.
-        """
+        """Await `work`, and record it with its result; `describe` returns further fields from the result."""
         fields: dict[str, str | None] = {
             "action": action.value,
             "subject": subject,
@@ -88,12 +84,12 @@ class Auditor:
         except (ForbiddenError, UnauthenticatedError):
             raise  # only counted: a caller without permissions must not fill the audit trail
         except HalfwayError as error:
-            self._record(principal, fields, error.code, of_job=of_job)
+            self._record(principal, fields, error.code)
             raise
         except BaseException:
-            self._record(principal, fields, "interrupted", of_job=of_job)
+            self._record(principal, fields, "interrupted")
             raise
-        self._record(principal, fields if describe is None else {**fields, **describe(result)}, DONE, of_job=of_job)
+        self._record(principal, fields if describe is None else {**fields, **describe(result)}, DONE)
         return result
 
     def record_end(self, change: Change, result: EndResult | Exception) -> None:
@@ -110,9 +106,8 @@ class Auditor:
         failure = result.code if isinstance(result, HalfwayError) else "interrupted"
         self._record(change.principal, fields, DONE if isinstance(result, EndResult) else failure)
 
-    def _record(
-        self, principal: Principal, fields: dict[str, str | None], result: str, *, of_job: bool = False
-    ) -> None:
+    def _record(self, principal: Principal, fields: dict[str, str | None], result: str) -> None:
+        """Record an action. Those on transactions come by the thousand: the log summarises what the trail takes."""
         if fields["group"] is None and fields["action"] in _OF_TRANSACTIONS:
             group = self._find_group(fields["subject"] or "")
             if principal.group in (None, group):  # else a group's key could write into another group's events
@@ -127,9 +122,12 @@ class Auditor:
             instance=self._instance,
             **fields,  # type: ignore[arg-type]  # the remaining fields
         )
-        if self._trail is not None and self._trail.record(event) and of_job:
-            names = ("action", "group", "actor", "detail", "result")
-            self._of_jobs.note({name: getattr(event, name) for name in names}, id=event.id, subject=event.subject)
+        is_in_trail = self._trail is not None and self._trail.record(event)
+        if is_in_trail and event.action in _OF_TRANSACTIONS:
+            names = ("action", "group", "actor", "detail", "remark", "result")
+            self._of_transactions.note(
+                {name: getattr(event, name) for name in names}, id=event.id, subject=event.subject
+            )
         else:
             log.info("audit", **msgspec.structs.asdict(event))
 

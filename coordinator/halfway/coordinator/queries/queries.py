@@ -288,8 +288,10 @@ class Queries:
         if query.group is not None:
             await self._groups.get_latest(query.group, deadline=deadline)
         best: list[Entry] = []
+        count = 0
         async for matches in self._slices(query, shards, deadline, principal.group):
             chunk = matches
+            count += len(matches)
             if len(best) > query.limit:  # drop the entries after this page early: mostly nearly all of them
                 last = sort_key(best[-1])
                 chunk = [entry for entry in matches if entry.prepared_at <= last[0] and sort_key(entry) <= last]
@@ -304,7 +306,7 @@ class Queries:
                 await self._turns.next(principal.group)
             last_one = min(first + _SHOWN_AT_ONCE, query.limit)
             shown += [view(self._groups, entry) for entry in best[first:last_one]]
-        return ListResult(transactions=tuple(shown), more=len(best) > query.limit)
+        return ListResult(transactions=tuple(shown), more=len(best) > query.limit, count=count)
 
     def restrict(self, query: ListQuery, principal: Principal) -> ListQuery:
         """Return the part of a query that the caller may list: a group's principal lists its own transactions."""

@@ -1,4 +1,4 @@
-"""`POST /v1/batch`: many prepares and ends in one request, each with an answer of its own."""
+"""`POST /v1/batch`: many prepares, ends, checks and resumes in one request, each with an answer of its own."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import asyncio
 import time
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
 from msgspec import UNSET
 
 from halfway.coordinator.operations import results_of
-from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
+from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TransactionView
 from halfway.http.requests import models
-from halfway.http.requests.validation import cause_of, to_batch_end
+from halfway.http.requests.validation import cause_of, to_batch_action, to_batch_end
 from halfway.http.responses.answer import Answer, answer
 from halfway.http.responses.problems import InternalError, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from halfway.coordinator.operations import Operation
     from halfway.http.handlers.handlers import Call
+    from halfway.protocol.principal import Principal
     from halfway.protocol.transactions import Cause
 
 log = structlog.get_logger(__name__)
@@ -36,6 +37,7 @@ _SLICE_S: Final = 0.02
 
 _OK: Final = HTTPStatus.OK.value
 _CREATED: Final = HTTPStatus.CREATED.value
+_ACCEPTED: Final = HTTPStatus.ACCEPTED.value
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -44,6 +46,8 @@ B = TypeVar("B", models.BatchRequest, models.WholeBatch)
 
 Wanted = list[T | HalfwayError]
 """The items of a request; in place of one that is wrong there is its error."""
+Acting = asyncio.Task[TransactionView]
+"""A check or a resume."""
 
 
 class BatchItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -59,6 +63,17 @@ class BatchResponse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     prepare: list[BatchItem]
     end: list[BatchItem]
+    check: list[BatchItem]
+    resume: list[BatchItem]
+
+
+class _Items(NamedTuple):
+    """The items of a request by what is done."""
+
+    prepare: Wanted[Prepare]
+    end: Wanted[End]
+    check: Wanted[models.BatchAction]
+    resume: Wanted[models.BatchAction]
 
 
 async def batch(call: Call) -> Answer:
@@ -66,25 +81,47 @@ async def batch(call: Call) -> Answer:
 
     Every end is handed to the service before the first is waited for, so that they share Kafka transactions.
     """
-    coordinator, cause = call.site.coordinator, cause_of(call.request.headers)
-    prepares, ends = await _wanted(call, cause)
+    coordinator = call.site.coordinator
+    items = await _wanted(call, cause_of(call.request.headers))
     ended: list[Operation[EndResult]] = []
     prepared: list[Operation[Prepared]] = []
+    checked: list[Acting] = []
+    resumed: list[Acting] = []
     try:
-        await _begin(call, ends, coordinator.end, ended)
-        await _begin(call, prepares, coordinator.prepare, prepared)
-        end_results = await _results(ends, ended)
-        prepare_results = await _results(prepares, prepared)
+        await _begin(call, items.end, coordinator.end, ended)
+        await _begin(call, items.resume, partial(_act, coordinator.resume), resumed)
+        await _begin(call, items.check, partial(_act, coordinator.check), checked)
+        await _begin(call, items.prepare, coordinator.prepare, prepared)
+        end_results = _in_order(items.end, await results_of(ended))
+        resume_results = _in_order(items.resume, await asyncio.gather(*resumed, return_exceptions=True))
+        check_results = _in_order(items.check, await asyncio.gather(*checked, return_exceptions=True))
+        prepare_results = _in_order(items.prepare, await results_of(prepared))
     except BaseException:
-        for begun in (ended, prepared):
+        for begun in (ended, prepared, checked, resumed):
             for one in begun:
                 one.cancel()  # nobody waits for the remaining answers any more
         raise
-    shown_ends = [_ended_item(one) for one in end_results]
-    shown_prepares = [_prepared_item(one) for one in prepare_results]
-    _note_refused(call, "batch_end", ends, end_results, shown_ends)
-    _note_refused(call, "batch_prepare", prepares, prepare_results, shown_prepares)
-    return answer(HTTPStatus.OK, BatchResponse(prepare=shown_prepares, end=shown_ends))
+    shown = BatchResponse(
+        prepare=[_prepared_item(one) for one in prepare_results],
+        end=[_item(_OK, one) for one in end_results],
+        check=[_view_item(_ACCEPTED, one) for one in check_results],
+        resume=[_view_item(_OK, one) for one in resume_results],
+    )
+    _note_refused(call, "batch_end", items.end, end_results, shown.end)
+    _note_refused(call, "batch_resume", items.resume, resume_results, shown.resume)
+    _note_refused(call, "batch_check", items.check, check_results, shown.check)
+    _note_refused(call, "batch_prepare", items.prepare, prepare_results, shown.prepare)
+    return answer(HTTPStatus.OK, shown)
+
+
+def _act(
+    do: Callable[..., Coroutine[Any, Any, TransactionView]],
+    wanted: models.BatchAction,
+    *,
+    deadline: float,
+    principal: Principal,
+) -> Acting:
+    return asyncio.create_task(do(wanted.id, remark=wanted.remark, deadline=deadline, principal=principal))
 
 
 def _note_refused(
@@ -102,27 +139,36 @@ def _note_refused(
             )
 
 
-async def _wanted(call: Call, cause: Cause) -> tuple[Wanted[Prepare], Wanted[End]]:
+async def _wanted(call: Call, cause: Cause) -> _Items:
     """Read all items at once, or one by one if one of them is wrong."""
     validation, limit = call.site.validation, call.site.max_batch_items
     to_prepare, to_end = validation.to_prepare, partial(to_batch_end, cause=cause)
 
     def few(request: B) -> B:
-        count = len(request.prepare) + len(request.end)
+        count = len(request.prepare) + len(request.end) + len(request.check) + len(request.resume)
         if not 0 < count <= limit:
             raise invalid([("", f"{count} items: from 1 to {limit} in one batch")])
         return request
 
-    def converted(request: models.WholeBatch) -> tuple[Wanted[Prepare], Wanted[End]]:
+    def converted(request: models.WholeBatch) -> _Items:
         few(request)
-        return [to_prepare(one) for one in request.prepare], [to_end(one) for one in request.end]
+        return _Items(
+            prepare=[to_prepare(one) for one in request.prepare],
+            end=[to_end(one) for one in request.end],
+            check=[to_batch_action(one) for one in request.check],
+            resume=[to_batch_action(one) for one in request.resume],
+        )
 
     whole = validation.read_whole(models.WholeBatch, call.body, converted)
     if whole is not None:
         return whole
     outline: models.BatchRequest = validation.read(models.BatchRequest, call.body, few)
-    prepares = await _each(partial(validation.read, models.PrepareRequest), outline.prepare, to_prepare)
-    return prepares, await _each(partial(validation.read, models.BatchEnd), outline.end, to_end)
+    return _Items(
+        prepare=await _each(partial(validation.read, models.PrepareRequest), outline.prepare, to_prepare),
+        end=await _each(partial(validation.read, models.BatchEnd), outline.end, to_end),
+        check=await _each(partial(validation.read, models.BatchAction), outline.check, to_batch_action),
+        resume=await _each(partial(validation.read, models.BatchAction), outline.resume, to_batch_action),
+    )
 
 
 async def _each(read: Callable[..., T], raws: Sequence[msgspec.Raw], convert_one: Callable[[Any], T]) -> Wanted[T]:
@@ -140,7 +186,7 @@ async def _each(read: Callable[..., T], raws: Sequence[msgspec.Raw], convert_one
     return found
 
 
-async def _begin(call: Call, wanted: Wanted[T], begin: Callable[..., Operation[R]], begun: list[Operation[R]]) -> None:
+async def _begin(call: Call, wanted: Wanted[T], begin: Callable[..., R], begun: list[R]) -> None:
     """Hand the items that are right to the service, in order."""
     deadline, principal = call.deadline, call.principal
     right = [one for one in wanted if not isinstance(one, HalfwayError)]
@@ -149,9 +195,8 @@ async def _begin(call: Call, wanted: Wanted[T], begin: Callable[..., Operation[R
         begun += [begin(one, deadline=deadline, principal=principal) for one in right[first : first + _SLICE_ITEMS]]
 
 
-async def _results(wanted: Wanted[T], begun: Sequence[Operation[R]]) -> Sequence[R | Exception]:
+def _in_order(wanted: Wanted[T], found: list[R]) -> Sequence[R | HalfwayError]:
     """Return the answer to every item, in the order of the request."""
-    found = await results_of(begun)
     if len(found) == len(wanted):
         return found
     rest = iter(found)
@@ -164,13 +209,17 @@ def _prepared_item(done: Prepared | Exception) -> BatchItem:
     return BatchItem(status=_CREATED if done.created else _OK, body=msgspec.structs.replace(done, created=UNSET))
 
 
-def _ended_item(done: EndResult | Exception) -> BatchItem:
-    if isinstance(done, Exception):
+def _view_item(status: int, done: TransactionView | BaseException) -> BatchItem:
+    return _item(status, done if isinstance(done, BaseException) else models.summary(done))
+
+
+def _item(status: int, done: object) -> BatchItem:
+    if isinstance(done, BaseException):
         return _refused(done)
-    return BatchItem(status=_OK, body=done)
+    return BatchItem(status=status, body=done)
 
 
-def _refused(error: Exception) -> BatchItem:
+def _refused(error: BaseException) -> BatchItem:
     if not isinstance(error, HalfwayError):
         log.error("batch_item_failed", exc_info=error)
         error = InternalError()

@@ -98,11 +98,11 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         models += [member for _, model in operation.responses.values() for member in _structs_of(model)]
         if operation.body is not None:
             models.append(operation.body)
-    from halfway.http.requests.models import BatchEnd
+    from halfway.http.requests.models import BatchAction, BatchEnd
 
-    components = _schema_components([*dict.fromkeys([*models, BatchEnd])])
+    components = _schema_components([*dict.fromkeys([*models, BatchAction, BatchEnd])])
     components["BatchItem"]["properties"]["body"] = {
-        "anyOf": [_reference("PreparedResponse"), _reference("EndResponse")]
+        "anyOf": [_reference("PreparedResponse"), _reference("EndResponse"), _reference("TransactionSummary")]
     }
     components["BatchItem"]["properties"]["problem"] = _reference("Problem")
     paths: dict[str, Any] = {}
@@ -150,6 +150,8 @@ def _schema_components(types: Sequence[Any]) -> dict[str, Any]:
     if batch is not None:
         batch["properties"]["prepare"]["items"] = _reference("PrepareRequest")
         batch["properties"]["end"]["items"] = _reference("BatchEnd")
+        for name in ("check", "resume"):
+            batch["properties"][name]["items"] = _reference("BatchAction")
     return schemas
 
 

@@ -142,11 +142,21 @@ class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
     id: TransactionId
 
 
+class BatchAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """One transaction of a batch that is checked or resumed."""
+
+    id: TransactionId
+    remark: Remark | None = None
+    """Why; in the audit trail, and kept as the remark of a transaction that is resumed."""
+
+
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Independent prepares and ends. They are done concurrently, in no particular order."""
+    """Independent operations. They are done concurrently, in no particular order."""
 
     prepare: list[msgspec.Raw] = []
     end: list[msgspec.Raw] = []
+    check: list[msgspec.Raw] = []
+    resume: list[msgspec.Raw] = []
 
 
 class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -154,6 +164,8 @@ class WholeBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     prepare: list[PrepareRequest] = []
     end: list[BatchEnd] = []
+    check: list[BatchAction] = []
+    resume: list[BatchAction] = []
 
 
 class StreamPrepare(

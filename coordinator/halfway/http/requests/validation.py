@@ -161,8 +161,7 @@ def _noun(model: type) -> str:
 
 def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End:
     """Return the service's form of an end."""
-    if request.remark is not None and not bodies.remark_fits(request.remark):
-        raise FieldRefusedError("remark", mismatch(short(request.remark), f"at most {MAX_REMARK_BYTES} bytes"))
+    _demand_remark(request.remark)
     return End(
         id=transaction_id, outcome=request.outcome, remark=request.remark, check_id=request.check_id, cause=cause
     )
@@ -171,6 +170,17 @@ def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End
 def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
     """Return the service's form of one end of a batch."""
     return to_end(request, request.id, cause)
+
+
+def to_batch_action(request: models.BatchAction) -> models.BatchAction:
+    """Return a check or a resume of a batch, whose remark is not too long."""
+    _demand_remark(request.remark)
+    return request
+
+
+def _demand_remark(remark: str | None) -> None:
+    if remark is not None and not bodies.remark_fits(remark):
+        raise FieldRefusedError("remark", mismatch(short(remark), f"at most {MAX_REMARK_BYTES} bytes"))
 
 
 def to_filter(given: models.ListParameters | operator_models.JobFilter) -> TransactionFilter:

@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from halfway.app.cli import transactions as cli_jobs
 from halfway.app.cli.main import halfway
 from tests.support.rest.client import RestWorld
+from tests.support.rest.parked import ids_in_state, park
 from tests.unit.app.cli.test_transactions import HOSTILE, Answer, answer
-from tests.unit.http.handlers.test_jobs import ids_in_state, park
 
 __all__ = ["answer"]
 

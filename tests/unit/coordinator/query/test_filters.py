@@ -22,7 +22,7 @@ async def ids(world: World, **filters: object) -> list[str]:
     )
     shown = [view.id for view in page.transactions]
     assert [name for _, name in found.places] == shown
-    assert found.count == len(shown)
+    assert page.count == found.count == len(shown)
     return shown
 
 

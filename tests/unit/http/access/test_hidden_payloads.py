@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.rest.client import SHOP, Answer
 from tests.support.rest.guarded import Guarded, guarded, own_id
+from tests.support.rest.parked import SOON, scan_all
 from tests.support.waiting import GENEROUS_S
 from tests.unit.http.handlers.test_history import failed_check
-from tests.unit.http.handlers.test_jobs import SOON, scan_all
 from tests.unit.http.stream.conftest import Opens, opened
 
 __all__ = ["opened"]

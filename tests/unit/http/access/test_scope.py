@@ -36,6 +36,10 @@ async def test_items_of_a_batch_are_judged_one_by_one(both: Guarded) -> None:
     by_hand = {"prepare": [], "end": [{"id": mine, "outcome": "commit"}]}
     answer = await both.call_at(both.here, "other", "POST", "/v1/batch", by_hand, BY_HAND)
     assert answer.body["end"][0]["status"] == 403
+    actions = {"check": [{"id": mine}, {"id": here}, {"id": there}], "resume": [{"id": mine}, {"id": there}]}
+    answer = await both.call("other", "POST", "/v1/batch", actions)
+    assert [item["status"] for item in answer.body["check"]] == [202, 404, 404]
+    assert [item["status"] for item in answer.body["resume"]] == [403, 403]
 
 
 @pytest.mark.parametrize("shard", [0, 1])

@@ -11,8 +11,9 @@ from halfway.memory import Memory, verdict
 from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
+from tests.support.rest.parked import SOON, scan_all
 from tests.support.waiting import GENEROUS_S
-from tests.unit.http.handlers.test_jobs import SOON, job_request, scan_all, until_ended
+from tests.unit.http.handlers.test_jobs import job_request, until_ended
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
 

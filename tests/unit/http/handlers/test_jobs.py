@@ -4,22 +4,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from halfway.coordinator.cluster import jobs
-from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import FindResult
-from halfway.memory import no_verdict
 from tests.support.rest.client import Answer, RestWorld
 from tests.support.rest.guarded import guarded, own_id
+from tests.support.rest.parked import SOON, ids_in_state, park
 from tests.support.waiting import GENEROUS_S, eventually
-
-HOSTILE = "<img src=x onerror=alert(1)> \u202e\x1b[31m"
-SOON: dict[str, Any] = {
-    "check": {"urls": ["http://shop:9000/check"]},
-    "topics": ["orders", "coupons"],
-    "policy": {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 1},
-}
 
 
 async def until_ended(world: RestWorld, job_id: str) -> dict[str, Any]:
@@ -32,33 +23,6 @@ async def until_ended(world: RestWorld, job_id: str) -> dict[str, Any]:
                 shown: dict[str, Any] = answer.body
                 return shown
             await asyncio.sleep(0.005)
-
-
-async def scan_all(*worlds: RestWorld, after_s: float = 2) -> None:
-    worlds[0].memory.clock.advance(after_s)
-    for world in worlds:
-        for shard in world.coordinator.shards.served:
-            await world.coordinator.scan(shard, world.memory.clock.now_ms())
-    for _ in range(100):
-        await asyncio.sleep(0)
-
-
-async def ids_in_state(world: RestWorld, state: str) -> list[str]:
-    answer = await world.call("GET", f"/v1/transactions?state={state}&limit=1000")
-    return [one["id"] for one in answer.body["transactions"]]
-
-
-async def park(count: int, *worlds: RestWorld) -> list[str]:
-    """Park transactions by means of a failing endpoint."""
-    world = worlds[0]
-    assert (await world.call("PUT", "/v1/groups/shop", SOON)).status in {200, 201}
-    for one in worlds:
-        one.memory.caller.always(no_verdict("status 502, not 200"))
-    ids = [await world.prepared(id=f"t{number:03}") for number in range(count)]
-    async with asyncio.timeout(GENEROUS_S):
-        while len(await ids_in_state(world, "parked")) < count:
-            await scan_all(*worlds)
-    return ids
 
 
 def job_request(**over: Any) -> dict[str, Any]:
@@ -395,24 +359,3 @@ async def test_an_instance_that_cannot_be_asked_is_named(instances: tuple[RestWo
 
 def _url(world: RestWorld) -> str:
     return world.memory.owners._url
-
-
-async def test_many_transactions_are_parked_and_resumed_in_a_few_lines_of_the_log() -> None:
-    """Both are told by group with a sample; the audit trail has an event for each."""
-    flush_all()
-    with capture_logs() as logs:
-        async with RestWorld() as world:
-            await park(100, world)
-            job = {"action": "resume", "filter": {"group": "shop"}, "reason": "mended", "rate": 500, "id": "j-1"}
-            assert (await world.call("POST", "/v1/jobs", job)).status == 202
-            await until_ended(world, "j-1")
-            events = [event for event in world.memory.audit_trail.events if event.action == "resume"]
-        flush_all()
-    assert len(events) == 100
-    parked, more_parked = (line for line in logs if line["event"] == "gave_up")
-    assert (parked["group"], parked["action"], more_parked["more"]) == ("shop", "park", 99)
-    assert parked["reason"]
-    resumed, more_resumed = (line for line in logs if line["event"] == "audit_of_job")
-    assert (resumed["group"], resumed["result"], more_resumed["more"]) == ("shop", "done", 99)
-    assert resumed["subject"] in {event.subject for event in events}
-    assert [line for line in logs if line["event"] == "audit" and line["action"] == "resume"] == []

@@ -18,8 +18,8 @@ from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded, guarded
+from tests.support.rest.parked import park
 from tests.support.waiting import GENEROUS_S
-from tests.unit.http.handlers.test_jobs import park
 
 HOSTILE = "<script>alert(1)</script>"
 
