@@ -3,15 +3,12 @@
 Later they are taken from the local Maven repository.
 """
 
-import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
-import threading
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +38,7 @@ _ATTEMPTS = 3
 _RETRY_AFTER_S = 2
 _REQUEST_TIMEOUT_S = 15
 _CONCURRENT_DOWNLOADS = 6
-_PROGRESS_INTERVAL_S = 1.0
+_TOLD_EVERY = 20
 _CACHE_REMEDY = "set XDG_CACHE_HOME to a folder that you may write to"
 
 Progress = Callable[[str], None]
@@ -52,25 +49,26 @@ def resolve_jars(
 ) -> tuple[Path, ...]:
     """Return the broker's class path: absolute paths of existing jars, including the bridge from slf4j to log4j.
 
-    The first call fetches about 45 MB into the local Maven repository (`~/.m2/repository`, or M2_REPO), one process at
-    a time, and stores the class path in `cache_dir` (default: `halfway` in the user's cache folder). Later calls only
-    check that all files still exist. `progress` is called with a line of text now and then during the fetch.
+    The first call fetches about 45 MB into the local Maven repository (`~/.m2/repository`, or M2_REPO), and stores the
+    class path in `cache_dir` (default: `halfway` in the user's cache folder). Later calls only check that all files
+    still exist in their size. `progress` is called with a line of text now and then during the fetch.
+
+    A file gets its name when it is complete. So processes that fetch at the same time, or are killed meanwhile, leave
+    only complete files.
 
     Raises JarsUnavailableError if the jars cannot be fetched, FolderUnusableError if `cache_dir` cannot be written to,
     and ExtraMissingError without jgo.
     """
-    progress = progress or _silent
     cache_dir = cache_dir or user_cache_dir()
     class_path_file = cache_dir / f"kafka-{kafka_version}.json"
     if jars := _read(class_path_file):
         return jars
     with writing_to(cache_dir, _CACHE_REMEDY):
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(cache_dir / "jars.lock", progress):
-            if jars := _read(class_path_file):  # another process has just fetched them
-                return jars
-            jars = _fetch(kafka_version, cache_dir / "unfinished", progress)
-            _write(class_path_file, jars)
+        jars = _fetch(kafka_version, progress or (lambda _line: None))
+        unfinished = class_path_file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps({str(jar): jar.stat().st_size for jar in jars}, indent=1), encoding="utf-8")
+        unfinished.replace(class_path_file)
     return jars
 
 
@@ -85,34 +83,14 @@ def user_cache_dir() -> Path:
 def _read(class_path_file: Path) -> tuple[Path, ...]:
     """Return the stored class path; empty if a file is missing or has another size now."""
     try:
-        entries = json.loads(class_path_file.read_text(encoding="utf-8"))["jars"]
-        jars = tuple(Path(entry["path"]) for entry in entries)
-        sizes = [jar.stat().st_size for jar in jars]
-    except (OSError, ValueError, KeyError, TypeError):
+        sizes = dict(json.loads(class_path_file.read_text(encoding="utf-8")))
+        complete = all(Path(jar).stat().st_size == size for jar, size in sizes.items())
+    except (OSError, ValueError, TypeError):
         return ()
-    return jars if sizes == [entry["size"] for entry in entries] else ()
+    return tuple(map(Path, sizes)) if complete else ()
 
 
-def _write(class_path_file: Path, jars: Sequence[Path]) -> None:
-    entries = [{"path": str(jar), "size": jar.stat().st_size} for jar in jars]
-    unfinished = class_path_file.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps({"jars": entries}, indent=1), encoding="utf-8")
-    unfinished.replace(class_path_file)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """Hold a lock between processes; the system releases it when its holder dies."""
-    with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("Waiting for another process that fetches Kafka's jars")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Path, ...]:
+def _fetch(kafka_version: str, progress: Progress) -> tuple[Path, ...]:
     """Resolve and download. Downloaded files stay, so that the next attempt has less to do."""
     try:
         import requests
@@ -124,17 +102,15 @@ def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Pa
     settings = GlobalSettings.load()
     progress(f"Fetching Kafka {kafka_version} from Maven Central, once (45 MB)")
     for attempt in range(1, _ATTEMPTS + 1):
-        downloads = _Downloads(unfinished, progress)
-        downloads.discard_unfinished()
+        failures: list[Exception] = []
         context = MavenContext(
-            resolver=downloads.resolver(),
+            resolver=_resolver(failures, progress),
             repo_cache=settings.repo_cache,
             remote_repos={"central": MAVEN_CENTRAL_URL, **settings.repositories},
             timeout=_REQUEST_TIMEOUT_S,
         )
         try:
-            artifacts = _resolve(context, kafka_version, downloads)
-            return downloads.jars(artifacts)
+            return _jars(_resolve(context, kafka_version, failures), progress)
         # jgo has no exceptions of its own: RuntimeError if no repository has a file, others for broken files.
         except (requests.RequestException, OSError, RuntimeError, ValueError, AssertionError, SyntaxError) as error:
             if attempt == _ATTEMPTS:
@@ -144,109 +120,80 @@ def _fetch(kafka_version: str, unfinished: Path, progress: Progress) -> tuple[Pa
     raise AssertionError("unreachable")
 
 
-def _resolve(context: "MavenContext", kafka_version: str, downloads: "_Downloads") -> "list[Artifact]":
+def _resolver(failures: list[Exception], progress: Progress) -> "PythonResolver":
+    """Return a resolver that gives a file its name when it is complete; `failures` gets what fails.
+
+    jgo writes directly to a file's final path, and accepts any file there.
+    """
+    from jgo.maven import MavenContext, PythonResolver
+
+    class CompleteFiles(PythonResolver):
+        descriptions = 0
+
+        def download(self, artifact: "Artifact") -> Path:
+            try:
+                path = self._download(artifact)
+            except Exception as error:
+                failures.append(error)
+                raise
+            if path.suffix == ".pom":
+                self.descriptions += 1
+                if self.descriptions % _TOLD_EVERY == 0:
+                    progress(f"Fetching Kafka: {self.descriptions} descriptions of jars")
+            return path
+
+        def _download(self, artifact: "Artifact") -> Path:
+            context = artifact.context
+            context.repo_cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=context.repo_cache, prefix=".unfinished-") as folder:
+                elsewhere = MavenContext(self, Path(folder), [], context.remote_repos, context.timeout)
+                component = elsewhere.project(artifact.groupId, artifact.artifactId).at_version(artifact.version)
+                arrived = super().download(component.artifact(artifact.classifier, artifact.packaging))
+                assert arrived is not None  # noqa: S101  jgo raises if no repository has it
+                path = context.repo_cache / arrived.relative_to(folder)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return arrived.replace(path)
+
+    return CompleteFiles()
+
+
+def _resolve(context: "MavenContext", kafka_version: str, failures: list[Exception]) -> "list[Artifact]":
     """Return the jars that Kafka needs, and the bridge in the version of Kafka's log4j."""
-    broker = _closure(context, downloads, _KAFKA.format(version=kafka_version))
+    broker = _closure(context, failures, _KAFKA.format(version=kafka_version))
     log4j = next((artifact.version for artifact in broker if artifact.artifactId == _LOG4J), None)
     if log4j is None:
         raise RuntimeError(f"Kafka {kafka_version} does not log through {_LOG4J}: is it older than 4.0?")
     bridge = _LOG4J_BRIDGE.format(version=log4j)
-    return _closure(context, downloads, _KAFKA.format(version=kafka_version), bridge)
+    return _closure(context, failures, _KAFKA.format(version=kafka_version), bridge)
 
 
-def _closure(context: "MavenContext", downloads: "_Downloads", *coordinates: str) -> "list[Artifact]":
+def _closure(context: "MavenContext", failures: list[Exception], *coordinates: str) -> "list[Artifact]":
     inputs, transitive = context.resolver.resolve([context.create_dependency(name) for name in coordinates])
     # If jgo cannot get a description, it silently leaves out whatever depends on it.
-    if downloads.failure is not None:
-        raise downloads.failure
+    if failures:
+        raise failures[0]
     needed = [*inputs, *(dependency for dependency in transitive if dependency.scope in {"compile", "runtime"})]
     return [dependency.artifact for dependency in needed]
 
 
-class _Downloads:
-    """Downloads through jgo that leave no partial file behind.
+def _jars(artifacts: "Sequence[Artifact]", progress: Progress) -> tuple[Path, ...]:
+    """Download the missing jars, several at once; each must be a whole archive."""
 
-    jgo writes directly to a file's final path, and accepts any file there as complete. So the folder `unfinished` has a
-    note for each download under way, and files with a note are deleted before the next attempt.
-    """
+    def fetch(artifact: "Artifact") -> Path:
+        jar = artifact.resolve().absolute()
+        if not zipfile.is_zipfile(jar):
+            jar.unlink(missing_ok=True)
+            raise RuntimeError(f"{jar.name} arrived damaged")
+        return jar
 
-    def __init__(self, unfinished: Path, progress: Progress) -> None:
-        self._unfinished = unfinished
-        self._progress = progress
-        self._lock = threading.Lock()
-        self._reported_at = time.monotonic()
-        self._descriptions = 0
-        self.failure: Exception | None = None
-
-    def resolver(self) -> "PythonResolver":
-        from jgo.maven import PythonResolver
-
-        downloads = self
-
-        class NotingResolver(PythonResolver):
-            def download(self, artifact: "Artifact") -> Path | None:
-                with downloads.noted(artifact):
-                    return super().download(artifact)
-
-        return NotingResolver()
-
-    @contextlib.contextmanager
-    def noted(self, artifact: "Artifact") -> Iterator[None]:
-        path = artifact.cached_path
-        if path is None:
-            yield
-            return
-        note = self._unfinished / hashlib.sha256(str(path).encode()).hexdigest()
-        self._unfinished.mkdir(parents=True, exist_ok=True)
-        note.write_text(str(path), encoding="utf-8")
-        try:
-            yield
-        except Exception as error:
-            self.failure = self.failure or error
-            raise
-        note.unlink()
-        if path.suffix == ".pom":
-            self._descriptions += 1
-            self._report(f"Fetching Kafka: {self._descriptions} descriptions of jars")
-
-    def discard_unfinished(self) -> None:
-        for note in self._unfinished.glob("*"):
-            path = note.read_text(encoding="utf-8")
-            if path:  # empty if the process died before it wrote the path
-                Path(path).unlink(missing_ok=True)
-            note.unlink()
-
-    def jars(self, artifacts: "Sequence[Artifact]") -> tuple[Path, ...]:
-        """Download the missing jars, several at once; each must be a complete archive."""
-        done = 0
-        total = 0
-
-        def fetch(artifact: "Artifact") -> Path:
-            nonlocal done, total
-            jar = artifact.resolve().absolute()
-            if not zipfile.is_zipfile(jar):
-                jar.unlink()
-                raise RuntimeError(f"{jar.name} arrived damaged")
-            with self._lock:
-                done += 1
-                total += jar.stat().st_size
-                self._report(f"Fetching Kafka: {done} of {len(artifacts)} jars, {total / 1e6:.0f} MB")
-            return jar
-
-        with ThreadPoolExecutor(_CONCURRENT_DOWNLOADS, thread_name_prefix="kafka-jars") as pool:
-            jars = tuple(pool.map(fetch, artifacts))
-        self._progress(f"Kafka's jars are here: {len(jars)} files, {total / 1e6:.0f} MB")
-        return jars
-
-    def _report(self, line: str) -> None:
-        now = time.monotonic()
-        if now - self._reported_at >= _PROGRESS_INTERVAL_S:
-            self._reported_at = now
-            self._progress(line)
-
-
-def _silent(_line: str) -> None:
-    """Ignore a line of progress."""
+    jars: list[Path] = []
+    with ThreadPoolExecutor(_CONCURRENT_DOWNLOADS, thread_name_prefix="kafka-jars") as pool:
+        for jar in pool.map(fetch, artifacts):
+            jars.append(jar)
+            if len(jars) % _TOLD_EVERY == 0:
+                progress(f"Fetching Kafka: {len(jars)} of {len(artifacts)} jars")
+    progress(f"Kafka's jars are here: {len(jars)} files, {sum(jar.stat().st_size for jar in jars) / 1e6:.0f} MB")
+    return tuple(jars)
 
 
 JAVA_NEEDED = 17

@@ -22,13 +22,6 @@ def test_a_cache_that_cannot_be_made(file: Path) -> None:
         assert str(cache) in str(refused.value)
 
 
-def test_a_cache_whose_lock_cannot_be_opened(tmp_path: Path) -> None:
-    """It was there before, and is not ours to write to."""
-    (tmp_path / "jars.lock").mkdir()
-    with pytest.raises(FolderUnusableError, match="XDG_CACHE_HOME"):
-        resolve_jars(cache_dir=tmp_path)
-
-
 def test_no_home_for_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container's user has none."""
 
