@@ -22,7 +22,7 @@ from halfway.coordinator.operations import Deadlines, Path, Waits, log_late, tic
 from halfway.coordinator.ports import LaneAnswers, LaneWrite, Written
 from halfway.coordinator.queries.queries import view
 from halfway.coordinator.requests import EndResult
-from halfway.coordinator.shards.shard_table import not_served
+from halfway.coordinator.shards.shard import not_served
 from halfway.protocol.entries import Ended, Entry, Pending
 from halfway.protocol.errors import (
     HalfwayError,
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from halfway.coordinator.queries.queries import Lookup
     from halfway.coordinator.requests import End, TransactionView
     from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import CommitVerdict, Shard, ShardTable
+    from halfway.coordinator.shards.shard import Shard
+    from halfway.coordinator.shards.shard_table import CommitVerdict, ShardTable
     from halfway.protocol.entries import Unresolved
 
 log = structlog.get_logger(__name__)

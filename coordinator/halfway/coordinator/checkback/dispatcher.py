@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from halfway.coordinator.queries.queries import Lookup
     from halfway.coordinator.requests import ServiceLimits, TransactionView
     from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import Shard, ShardTable
+    from halfway.coordinator.shards.shard import Shard
+    from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.entries import Entry
     from halfway.protocol.principal import Principal
 

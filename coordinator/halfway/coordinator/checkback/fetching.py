@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from halfway.coordinator.queries.queries import Lookup
     from halfway.coordinator.requests import ServiceLimits
     from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import Shard, ShardTable
+    from halfway.coordinator.shards.shard import Shard
+    from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.entries import Pending
     from halfway.protocol.records import Half
 

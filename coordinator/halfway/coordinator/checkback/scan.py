@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from halfway.coordinator.ports import Clock, CursorStore, Observer
     from halfway.coordinator.requests import ServiceLimits
     from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import Shard, ShardTable
+    from halfway.coordinator.shards.shard import Shard
+    from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.policy import Decision
 
 log = structlog.get_logger(__name__)

@@ -20,7 +20,7 @@ from halfway.coordinator.logging import Instant
 from halfway.coordinator.records import FindResult, ListResult
 from halfway.coordinator.requests import ListQuery, Moment, TransactionView, moment
 from halfway.coordinator.shards.schedule import check_at
-from halfway.coordinator.shards.shard_table import not_served
+from halfway.coordinator.shards.shard import not_served
 from halfway.protocol.entries import Ended, Entry, ParkedEntry, short_key_hash
 from halfway.protocol.errors import (
     HalfwayError,
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from halfway.coordinator.ports import Authority, Clock, HalfLog
     from halfway.coordinator.requests import ListQuery, ServiceLimits
     from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import Shard, ShardTable
+    from halfway.coordinator.shards.shard import Shard
+    from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.entries import Entry, Unresolved
     from halfway.protocol.principal import Permission, Principal
     from halfway.protocol.records import Half, Message

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict, defaultdict
-from heapq import heapify, heappop, heappush
-from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
-from halfway.coordinator.ports import TOMBSTONE, KnownLog, Tombstone
-from halfway.coordinator.shards.losses import Losses, Missing, OutcomeWindow, ends_before, missing
+from halfway.coordinator.ports import KnownLog, Tombstone
+from halfway.coordinator.shards.losses import Losses, Missing, ends_before, missing
+from halfway.coordinator.shards.shard import Shard, ShardStats, not_served, stats_of
 from halfway.protocol.entries import Pending
 from halfway.protocol.errors import (
-    KafkaUnavailableError,
     NotServedError,
     ShardUnavailableError,
     UnknownTransactionError,
 )
-from halfway.protocol.indexes import Agenda
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import Cause, shard_of
 
@@ -33,7 +29,7 @@ if TYPE_CHECKING:
     from halfway.coordinator.ports import Clock, LaneWrite, LogLoss, Written
     from halfway.coordinator.requests import ServiceLimits
     from halfway.protocol.entries import Ended, Unresolved
-    from halfway.protocol.records import Foreign, Group
+    from halfway.protocol.records import Foreign
     from halfway.protocol.shard import ShardState
     from halfway.protocol.transactions import Cause
 
@@ -80,146 +76,12 @@ class ShardRotation:
         return shards[self._turn % len(shards)]
 
 
-class ShardStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one shard for metrics; ages in seconds, lags in records."""
-
-    shard: int
-    pending: int
-    parked: int
-    ended: int
-    oldest_pending_s: float
-    half_lag: int
-    op_lag: int
-    due: int
-    """The number of transactions that a scan will look at some time: all pending ones."""
-    strays: int
-
-
-def stats_of(shard: Shard, now: int) -> ShardStats:
-    """Return the figures of a shard; `now` is in ms since the epoch."""
-    state = shard.state
-    pending, parked, ended = state.counts
-    oldest = state.oldest()
-    return ShardStats(
-        shard=shard.number,
-        pending=pending,
-        parked=parked,
-        ended=ended,
-        oldest_pending_s=0.0 if oldest is None else max(0, now - min(oldest.prepared_at, oldest.since)) / 1000,
-        half_lag=state.half_tail - state.half_cursor,
-        op_lag=state.op_tail - state.op_cursor,
-        due=pending,
-        strays=len(state.strays()),
-    )
-
-
 log = structlog.get_logger(__name__)
 
 _PAUSE_S: Final = 0.05
 """How long a shard that is given up waits before it tries again to record a commit verdict."""
-_MAX_OWN: Final = 100_000
-"""Own records of one shard that the tail has not passed yet."""
 _OVERHEAD_BYTES: Final = 512
 """The memory that a payload takes in addition to its own bytes."""
-
-
-class Shard:
-    """A served shard: its fold, the next looks at its pending transactions, and the waiting calls."""
-
-    def __init__(self, number: int, state: ShardState, horizon_s: float = math.inf) -> None:
-        """Take the fold of an acquisition. The first scan looks at every pending transaction."""
-        self.number = number
-        self.state = state
-        self.mark = object()
-        """Identifies this fold, and does not keep it in memory."""
-        self.agenda = Agenda(state.halves)
-        self.outcomes = OutcomeWindow(state, horizon_s)
-        self.planned_by: dict[str, Group | None] = {}
-        """The groups, by name, as they were when the looks at their pending transactions were planned."""
-        self.leaving = False
-        self.half_start = self.parked_start = 0
-        """The offsets before which half[s] and parked[s] are known to have no records any more."""
-        self.unwritten: dict[str, Half | None] = {}
-        """Transactions that the log has lost, each with its half if its write needs one."""
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._order = count()
-        self._own: dict[int, str] = {}
-        """The ids of own records by offset, from their application until the tail passes them."""
-
-    def apply_own_half(self, offset: int, transaction_id: str, half: Half | None) -> None:
-        """Apply a record of half[s] that this instance has written, so that the tail need not decode it."""
-        self.state.apply_half(offset, transaction_id, half)
-        if offset >= self.state.half_tail and len(self._own) < _MAX_OWN:  # else the tail reads it
-            self._own[offset] = transaction_id
-
-    def apply_own_write(self, write: LaneWrite, written: Written) -> Pending | None:
-        """Apply a write of the lane as a recovery would, so that a repeat by the tail changes nothing.
-
-        Return the entry if the transaction is still prepared.
-        """
-        state, op, offset, tombstone = self.state, write.op, written.op, written.half
-        if op is not None and offset is not None and tombstone is not None and write.half is TOMBSTONE:
-            ended = state.apply_end(offset, op, tombstone)
-            if tombstone >= state.half_tail and len(self._own) < _MAX_OWN:
-                self._own[tombstone] = op.id
-        else:
-            ended = False
-            if op is not None and offset is not None:
-                state.apply_op(offset, op)
-            if write.half is not None and written.half is not None:
-                half = None if isinstance(write.half, Tombstone) else write.half
-                self.apply_own_half(written.half, write.id, half)
-        if write.parked is not None and written.parked is not None:
-            state.apply_parked(written.parked, write.id, None if isinstance(write.parked, Tombstone) else write.parked)
-        entry = None if ended else state.unresolved(write.id)
-        if isinstance(entry, Pending):
-            if isinstance(write.half, Half):
-                self.agenda.put(write.id, 0)
-            return entry
-        return None
-
-    def has_applied(self, offset: int, key: bytes | None) -> bool:
-        """Return whether the record of half[s] at an offset was written and applied here.
-
-        The tail's thread calls this, again for a record if it returned False. After True the record is forgotten.
-        """
-        own = self._own.pop(offset, None)
-        return own is not None and key == own.encode()
-
-    def forget_own(self, offset: int) -> None:
-        """Forget an own record that the tail has read, perhaps before it was applied here."""
-        self._own.pop(offset, None)
-
-    def advance(self, position: int) -> None:
-        """Set the position of the tail, and wake the calls that wait for it."""
-        self.state.half_tail = max(self.state.half_tail, position)
-        while self._waiting and self._waiting[0][0] <= self.state.half_tail:
-            waiter = heappop(self._waiting)[2]
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait_for_tail(self, position: int, *, deadline: float) -> None:
-        """Return when the tail has reached `position`: all records before it have been applied."""
-        if self.state.half_tail >= position:
-            return
-        waiter = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (position, next(self._order), waiter))
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-        except TimeoutError:
-            self._waiting = [waiting for waiting in self._waiting if waiting[2] is not waiter]
-            heapify(self._waiting)
-            raise KafkaUnavailableError(
-                f"shard {self.number} was not read up to offset {position} in time: try again"
-            ) from None
-
-    def close(self) -> None:
-        """Fail the waiting calls, because this shard is no longer served here."""
-        for _, _, waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_exception(not_served(self.number))
-        self._waiting.clear()
 
 
 class PayloadCache:
@@ -602,8 +464,3 @@ class ShardTable:
 
     def _update_accepting(self) -> None:
         self._accepting = [number for number, shard in self._served.items() if not shard.leaving]
-
-
-def not_served(number: int) -> NotServedError:
-    """Return the error for a shard that is not served here now."""
-    return NotServedError(f"shard {number} is being recovered or moved: try again", shard=number)

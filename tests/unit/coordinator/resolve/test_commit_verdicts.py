@@ -10,7 +10,7 @@ from halfway.coordinator.access import KeyedAccess
 from halfway.coordinator.commit_verdicts import CommitVerdicts
 from halfway.coordinator.ports import LaneWrite
 from halfway.coordinator.requests import End, GroupSpec, Prepare
-from halfway.coordinator.shards.shard_table import Shard
+from halfway.coordinator.shards.shard import Shard
 from halfway.memory import Memory, topic, verdict
 from halfway.protocol.entries import Pending
 from halfway.protocol.errors import (

@@ -3,7 +3,7 @@
 import pytest
 
 from halfway.coordinator.shards import shard_table
-from halfway.coordinator.shards.shard_table import Shard
+from halfway.coordinator.shards.shard import Shard
 from halfway.protocol.records import Half, Message, fingerprint
 from halfway.protocol.shard import ShardState
 
