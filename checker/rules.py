@@ -154,9 +154,13 @@ def half_is_what_was_prepared(case: Case) -> Iterator[Finding]:
 def one_outcome(case: Case) -> Iterator[Finding]:
     """There is one outcome, in all answers and markers, written once, and decided by an authorised caller.
 
-    A marker in a later life of op that names no message was written again from memory.
+    A marker that names no message was written again from memory if it is in a later life of op, or the same as one
+    before it: what an owner takes for lost may be there.
     """
-    first = [op for op in case.ends if op.messages or not op.life]
+    known = {(op.kind, op.cause, op.at): op for op in reversed(case.ends) if op.at}
+    first = [
+        op for op in case.ends if op.messages or not (op.life or known.get((op.kind, op.cause, op.at), op) is not op)
+    ]
     if len(case.outcomes) > 1 and not (case.ended_in_doubt and len(case.answered_outcomes) < len(case.outcomes)):
         markers = [f"{op.kind} {op.place}" for op in case.ends]
         yield _finding("contradicted", "two_outcomes", case, *case.answered_outcomes.values(), *markers)

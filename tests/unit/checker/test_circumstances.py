@@ -135,6 +135,20 @@ def test_an_outcome_that_was_written_again_after_op_was_made_again_is_one_outcom
     assert ("contradicted", "two_outcomes", "a") in found(history, [*topics, other])
 
 
+def test_an_outcome_that_was_taken_for_lost_and_written_again_is_one_outcome() -> None:
+    """The marker is as the one before it, without the messages. With another time it was decided anew."""
+    history, topics = good()
+    [first] = [record for record in topics if isinstance(record, Op) and record.id == "a"]
+    topics[topics.index(first)] = first = msgspec.structs.replace(first, at=5)
+    again = msgspec.structs.replace(first, offset=90, messages=())
+    assert found(history, [*topics, again]) == set()
+    anew = msgspec.structs.replace(again, at=first.at + 1)
+    assert found(history, [*topics, anew]) == {("contradicted", "resolved_twice", "a")}
+    assert ("contradicted", "two_outcomes", "a") in found(
+        history, [*topics, msgspec.structs.replace(again, kind="ROLLED_BACK")]
+    )
+
+
 @pytest.mark.parametrize("since, at, explained", [(16, 18, True), (18, 19, False), (14, 15, False)])
 def test_only_an_end_that_was_on_its_way_when_op_was_deleted_may_be_done_twice(
     since: int, at: int, *, explained: bool

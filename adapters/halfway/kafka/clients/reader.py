@@ -331,7 +331,7 @@ class PartitionEnds:
             silent = False
             for (_, partition), answer in answers.items():
                 try:
-                    ends[partition] = (await asyncio.wrap_future(answer)).offset
+                    ends[partition] = offset_of(await asyncio.wrap_future(answer))
                 except KafkaException as exception:
                     error = exception.args[0]
                     ends[partition] = _unavailable(self._topic, error.str())
@@ -372,6 +372,18 @@ def request_offsets(
     return {(place.topic, place.partition): answer for place, answer in answers.items()}
 
 
+def offset_of(answer: ListOffsetsResultInfo) -> int:
+    """Return the offset in an answer.
+
+    Raises:
+        KafkaException: librdkafka has no offset and no error, in an election: request again.
+
+    """
+    if answer.offset < 0:
+        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "Kafka has not returned an offset"))
+    return answer.offset
+
+
 def ends(admin: AdminClient, places: Collection[Place], check: Callable[[], None]) -> dict[Place, int]:
     """Return the real ends of partitions; blocks until Kafka answers or `check` raises.
 
@@ -384,7 +396,7 @@ def ends(admin: AdminClient, places: Collection[Place], check: Callable[[], None
         while wait(futures.values(), _LOOK_S).not_done:
             check()
         try:
-            return {place: future.result().offset for place, future in futures.items()}
+            return {place: offset_of(future.result()) for place, future in futures.items()}
         except KafkaException as error:
             if error.args[0].code() not in LEADER_MOVES:
                 raise

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.reader import Place, request_offsets
+from halfway.kafka.clients.reader import Place, offset_of, request_offsets
 
 log = structlog.get_logger()
 
@@ -168,7 +168,7 @@ class LogWatch:
         offsets: dict[Place, int] = {}
         for place, request in requests.items():
             try:
-                offsets[place] = (await asyncio.wrap_future(request)).offset
+                offsets[place] = offset_of(await asyncio.wrap_future(request))
             except KafkaException as exception:
                 log.debug("log_not_seen", topic=place[0], shard=place[1], error=exception.args[0].str())
         return offsets

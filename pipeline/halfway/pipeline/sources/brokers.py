@@ -95,6 +95,8 @@ class Brokers:
         with self._answering():
             futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=_TIMEOUT_S)
             answers = {(key.topic, key.partition): future.result() for key, future in futures.items()}
+            if not isinstance(at, int) and any(answer.offset < 0 for answer in answers.values()):  # in an election
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "a partition has no leader now"))
         return {place: (answer.offset, answer.timestamp) for place, answer in answers.items()}
 
     def _described(self, topics: Sequence[str]) -> dict[str, tuple[int, str]]:
