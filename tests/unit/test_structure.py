@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_407,
-    "files of coordinator and adapters": 200,
+    "lines of coordinator and adapters": 43_581,
+    "files of coordinator and adapters": 201,
     "lines of halfway/protocol": 2_848,
     "lines of halfway/coordinator": 10_017,
     "lines of halfway/http": 6_578,
-    "lines of halfway/app": 4_021,
+    "lines of halfway/app": 4_195,
     "lines of halfway/kafka": 9_881,
     "lines of halfway/checks": 1_156,
     "lines of halfway/peers": 376,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_524,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 66_948,
+    "lines of tests": 67_088,
     "lines of bench": 4_007,
-    "bytes of pages": 407_505,
+    "bytes of pages": 407_966,
     "settings": 67,
     "REST operations": 27,
     "calls between instances": 18,

@@ -18,13 +18,17 @@ _SHOWN: Final = 200
 _REDIRECT: Final = 300
 _ERROR: Final = 400
 _UNAUTHENTICATED: Final = 401
-_LATER: Final = frozenset({429, 503})
+_LATER: Final = frozenset({429, 502, 503, 504})
 _DOUBT: Final = "is --url (HALFWAY_URL) the URL of a coordinator?"
 HEALTH_DOUBT: Final = "is --health-url (HALFWAY_HEALTH_URL) the URL of an instance's health port?"
 
 
 class _NotHalfwayError(Exception):
-    """The server at this URL is not a coordinator."""
+    """The server at this URL is not a coordinator. `status` is that of its answer."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Remote:
@@ -53,18 +57,20 @@ class Remote:
         *,
         body: object = None,
         query: dict[str, str] | None = None,
-        expected: int | None = None,
+        headers: dict[str, str] | None = None,
     ) -> dict[str, Any] | None:
         """Return the answer as `ask` does, or None if no answer came or the answer is to try again later."""
         try:
-            status, answer = asyncio.run(self._ask(method, path, body, query or {}, {}))
+            status, answer = asyncio.run(self._ask(method, path, body, query or {}, headers or {}))
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
         except _NotHalfwayError as error:
+            if error.status in _LATER:  # of a proxy, whose coordinator is away
+                return None
             fail(f"{self._shown} {error}: {self._doubt}")
         if status in _LATER:
             return None
-        if status >= _ERROR and status != expected:
+        if status >= _ERROR:
             fail(f"{status}: {self._explained(status, answer)}")
         return answer
 
@@ -188,4 +194,4 @@ def _object(status: int, received: bytes) -> dict[str, Any]:
     if isinstance(answer, dict):
         return answer
     start = received[:_SHOWN].decode("ascii", "backslashreplace")
-    raise _NotHalfwayError(f"answered {status} with something that is not a JSON object ({printable(start)!s})")
+    raise _NotHalfwayError(f"answered {status} with something that is not a JSON object ({printable(start)!s})", status)

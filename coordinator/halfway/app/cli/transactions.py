@@ -1,102 +1,23 @@
-"""`halfway transactions` and `halfway groups`: commands for operators, over REST.
-
-A job shows its progress until it ends, and is stopped on Ctrl-C.
-"""
+"""`halfway transactions` and `halfway groups`: commands for operators, over REST."""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import shlex
-import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from halfway.app.cli.bulk import MAX_RATE, MIN_RATE, RATE, STATES, BulkAction
+from halfway.app.cli.bulk import run as run_bulk
 from halfway.app.cli.remote import Remote, objects_of, path_of
 from halfway.app.settings_sources import content_of
-from halfway.app.terminal import FiniteRange, complain, fail, json_line, printable, say, say_fields, say_rows
-from halfway.coordinator.records import MAX_RATE, MIN_RATE, RATE
+from halfway.app.terminal import FiniteRange, fail, json_line, printable, say, say_fields, say_rows
 
-_POLL_S: Final = 0.5
-_PRINT_EVERY_S: Final = 5.0
-_MAX_SHOWN_ITEMS: Final = 20
-_NOT_DONE: Final = ("failed", "replaced")
-_NOT_FOUND: Final = 404
-_FINAL_STATES: Final = frozenset({"done", "stopped", "failed"})
-
-
-def preview(remote: Remote, job: dict[str, Any]) -> None:
-    """Print how many transactions a job would act on, and the oldest of them."""
-    answer = remote.ask("POST", path_of("jobs"), body={**job, "preview": True})
-    say(f"{printable(str(answer.get('count')))} transactions match; nothing is done")
-    for item in objects_of(answer, "sample"):
-        say(f"  {printable(str(item.get('id')))}  {printable(str(item.get('reason') or item.get('last_error') or ''))}")
-
-
-def run(remote: Remote, job: dict[str, Any]) -> None:
-    """Start a job and show its progress until it ends. The exit status is 1 unless everything is done.
-
-    If the instance of the job ends, the same request is sent again. Nothing is done twice.
-    """
-    job = {**job, "id": f"cli-{secrets.token_hex(6)}"}
-    remote.ask("POST", path_of("jobs"), body=job)
-    click.echo(f"job {job['id']} is accepted", err=True)
-    try:
-        status = _wait_for(remote, job)
-    except KeyboardInterrupt:
-        remote.ask("DELETE", path_of("jobs", job["id"]))
-        complain(f"job {job['id']} is stopped; items under way are finished, and the rest is unchanged")
-        raise SystemExit(1) from None
-    _report(remote, status)
-
-
-def _wait_for(remote: Remote, job: dict[str, Any]) -> dict[str, Any]:
-    """Show the progress of a job until it ends; return its last status."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    printed_at = time.monotonic()
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(job["action"], total=None)
-        while True:
-            query = {"limit": "1"}
-            status = remote.ask_patiently("GET", path_of("jobs", job["id"]), query=query, expected=_NOT_FOUND)
-            if status is not None and status.get("error_code") == "unknown_job":
-                complain("the instance of the job has ended: the job is sent again, and continues with the rest")
-                # This is refused, and sent again, until every instance can answer whether it has the job.
-                remote.ask_patiently("POST", path_of("jobs"), body=job)
-            elif status is not None:
-                finished, found = status.get("finished") or 0, status.get("found")
-                progress.update(bar, completed=finished, total=found)
-                if status.get("state") in _FINAL_STATES:
-                    return status
-                if not console.is_terminal and time.monotonic() - printed_at > _PRINT_EVERY_S:
-                    printed_at = time.monotonic()
-                    click.echo(printable(f"{finished} of {'?' if found is None else found}"), err=True)
-            time.sleep(_POLL_S)
-
-
-def _report(remote: Remote, status: dict[str, Any]) -> None:
-    results = status.get("results")
-    counts = ", ".join(f"{count} {name}" for name, count in results.items()) if isinstance(results, dict) else ""
-    say(f"{printable(str(status.get('state')))}: {printable(counts) or 'nothing matched'}")
-    if status.get("detail"):
-        complain(str(status["detail"]))
-    if status.get("more"):
-        complain(f"{status.get('found')} matched, but the job acts on {status.get('most')}: run it again for the rest")
-    not_done = [name for name in _NOT_DONE if isinstance(results, dict) and results.get(name)]
-    for name in not_done:
-        query = {"result": name, "limit": str(_MAX_SHOWN_ITEMS)}
-        for item in objects_of(remote.ask("GET", path_of("jobs", str(status.get("id"))), query=query), "items"):
-            complain(f"{item.get('id')}: {item.get('error_code')}: {item.get('detail')}")
-    if not_done or status.get("state") != "done":
-        raise SystemExit(1)
-
-
+F = TypeVar("F", bound=Callable[..., Any])
 _FILE_VARIABLE: Final = "HALFWAY_TOKEN_FILE"
 
 url_option = click.option(
@@ -146,25 +67,45 @@ def show_rows(answer: dict[str, Any], name: str, columns: tuple[str, ...], *, as
         click.echo(f"more: --cursor {shlex.quote(printable(str(cursor)))}", err=True)
 
 
+_FILTERS: Final = (
+    click.option("--group"),
+    click.option("--topic"),
+    click.option("--key"),
+    click.option("--id", help="The beginning of the id."),
+    click.option(
+        "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at least this long ago."
+    ),
+    click.option(
+        "--younger-than",
+        "younger_than_s",
+        type=FiniteRange(0),
+        metavar="SECONDS",
+        help="Prepared at most this long ago.",
+    ),
+    click.option("--error", help="A part of the last error, or of the reason for parking."),
+)
+
+
+def filter_options(command: F) -> F:
+    """Give a command the filters of transactions."""
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def _given(filters: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in filters.items() if value is not None}
+
+
 @click.group()
 def transactions() -> None:
-    """List, show, end, check and resume transactions."""
+    """List, show, end, check and resume transactions, one or many."""
 
 
 @transactions.command("list")
 @click.option("--state", type=click.Choice(["prepared", "parked", "committed", "rolled_back"]))
-@click.option("--group")
-@click.option("--topic")
-@click.option("--key")
-@click.option("--id", help="The beginning of the id.")
-@click.option(
-    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at least this long ago."
-)
-@click.option(
-    "--younger-than", "younger_than_s", type=FiniteRange(0), metavar="SECONDS", help="Prepared at most this long ago."
-)
 @click.option("--cause", type=click.Choice(["producer", "check", "operator", "policy"]), help="What ended it.")
-@click.option("--error", help="A part of the last error, or of the reason for parking.")
+@filter_options
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @click.option("--cursor")
 @url_option
@@ -175,8 +116,7 @@ def list_transactions(url: str, token: str | None, *, as_json: bool, **filters: 
 
     The last column is the reason for parking, if a row has one.
     """
-    query = {name: str(value) for name, value in filters.items() if value is not None}
-    answer = Remote(url, token).ask("GET", path_of("transactions"), query=query)
+    answer = Remote(url, token).ask("GET", path_of("transactions"), query=_given(filters))
     columns: tuple[str, ...] = ("id", "state", "group", "prepared_at", "checks", "next_check_at", "cause", "topics")
     if any(row.get("reason") for row in objects_of(answer, "transactions")):
         columns += ("reason",)
@@ -218,43 +158,40 @@ def check(transaction_id: str, url: str, token: str | None, *, as_json: bool) ->
 
 
 @transactions.command()
-@click.argument("transaction_id", required=False)
-@click.option("--parked", is_flag=True, help="Run a job on all parked transactions that match the other options.")
-@click.option("--group", help="Only transactions of this group.")
-@click.option("--error", help="Only transactions whose reason for parking contains this text.")
-@click.option(
-    "--older-than", "older_than_s", type=FiniteRange(0), metavar="SECONDS", help="Only if prepared this long ago."
-)
-@click.option(
-    "--rate", type=FiniteRange(MIN_RATE, MAX_RATE), default=RATE, show_default=True, help="At most so many per second."
-)
-@click.option("--reason", default="resumed from the command line", show_default=True, help="Stored as the remark.")
-@click.option("--dry-run", is_flag=True, help="Only print how many match.")
+@click.argument("transaction_id")
 @url_option
 @token_option
 @json_option
-def resume(
-    transaction_id: str | None,
-    url: str,
-    token: str | None,
-    *,
-    parked: bool,
-    rate: float,
-    reason: str,
-    dry_run: bool,
-    as_json: bool,
-    **filters: Any,
+def resume(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
+    """Return a parked transaction to prepared."""
+    show_answer(Remote(url, token).ask("POST", path_of("transactions", transaction_id, "resume")), as_json=as_json)
+
+
+@transactions.command()
+@click.argument("action", type=click.Choice(list(STATES)))
+@filter_options
+@click.option(
+    "--rate", type=FiniteRange(MIN_RATE, MAX_RATE), default=RATE, show_default=True, help="At most so many per second."
+)
+@click.option("--reason", help="Stored as the remark of each transaction; needed except with --dry-run.")
+@click.option("--dry-run", is_flag=True, help="Only print how many match, and the oldest.")
+@url_option
+@token_option
+def bulk(
+    action: str, url: str, token: str | None, *, rate: float, reason: str | None, dry_run: bool, **filters: Any
 ) -> None:
-    """Return a parked transaction to prepared; with --parked, many."""
-    filter_fields = {name: value for name, value in filters.items() if value is not None}
-    if (transaction_id is None) != parked or (transaction_id is not None and (filter_fields or dry_run)):
-        raise click.UsageError("give either the id of a transaction, or --parked with the options to match")
-    remote = Remote(url, token)
-    if transaction_id is not None:
-        show_answer(remote.ask("POST", path_of("transactions", transaction_id, "resume")), as_json=as_json)
-        return
-    job = {"action": "resume", "filter": {"state": "parked", **filter_fields}, "reason": reason, "rate": rate}
-    (preview if dry_run else run)(remote, job)
+    """Check, resume, commit or roll back every transaction that matches, at a rate.
+
+    Check is for prepared transactions, resume for parked ones, commit and rollback for both. Ctrl-C stops after the
+    batch in flight. If it is run again, it acts on the rest.
+    """
+    if not reason and not dry_run:
+        raise click.UsageError("--reason is missing: say why, for the record of each transaction")
+    work = BulkAction(Remote(url, token), action, _given(filters), reason or "", rate)
+    if dry_run:
+        work.preview()
+    else:
+        run_bulk(work, action)
 
 
 @click.group()

@@ -350,8 +350,8 @@ def test_every_other_name_is_one_part_of_the_path(answer: Answer) -> None:
         ["top", "--interval"],
         ["transactions", "list", "--older-than"],
         ["transactions", "list", "--younger-than"],
-        ["transactions", "resume", "--parked", "--older-than"],
-        ["transactions", "resume", "--parked", "--rate"],
+        ["transactions", "bulk", "resume", "--older-than"],
+        ["transactions", "bulk", "resume", "--rate"],
     ],
     ids=lambda command: f"{command[0]} {command[1].removeprefix('--')} {command[-1]}",
 )

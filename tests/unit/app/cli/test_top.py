@@ -1,4 +1,4 @@
-"""`halfway top` and jobs from the terminal, with a coordinator in memory, and with a server that answers anything."""
+"""`halfway top`, with a coordinator in memory, and with a server that answers anything."""
 
 import asyncio
 import json
@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import CliRunner, Result
 
-from halfway.app.cli import transactions as cli_jobs
 from halfway.app.cli.main import halfway
 from tests.support.rest.client import RestWorld
-from tests.support.rest.parked import ids_in_state, park
+from tests.support.rest.parked import park
 from tests.unit.app.cli.test_transactions import HOSTILE, Answer, answer
 
 __all__ = ["answer"]
@@ -22,59 +21,9 @@ async def world() -> AsyncIterator[RestWorld]:
         yield world
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_jobs, "_POLL_S", 0.01)
-
-
 async def run_command(url: str, *words: str) -> Result:
     """Run a command on a thread, because it calls the coordinator over HTTP."""
     return await asyncio.to_thread(CliRunner().invoke, halfway, [*words, "--url", url])
-
-
-async def test_parked_ones_are_counted_then_resumed_with_progress(world: RestWorld) -> None:
-    ids = await park(7, world)
-    dry = await run_command(world.url, "transactions", "resume", "--parked", "--group", "shop", "--dry-run")
-    assert dry.exit_code == 0
-    assert dry.output.startswith("7 transactions match; nothing is done\n")
-    assert all(name in dry.output for name in ids)
-    assert len(await ids_in_state(world, "parked")) == 7
-    done = await run_command(world.url, "transactions", "resume", "--group", "shop", "--parked", "--rate", "200")
-    assert done.exit_code == 0, done.output
-    assert "done: 7 done" in done.output
-    assert await ids_in_state(world, "parked") == []
-    again = await run_command(world.url, "transactions", "resume", "--parked", "--reason", "once more")
-    assert again.exit_code == 0
-    assert "done: nothing matched" in again.output
-
-
-async def test_one_is_resumed_by_its_id(world: RestWorld) -> None:
-    (name,) = await park(1, world)
-    done = await run_command(world.url, "transactions", "resume", name)
-    assert done.exit_code == 0
-    assert await ids_in_state(world, "prepared") == [name]
-
-
-@pytest.mark.parametrize("words", [[], ["id", "--parked"], ["id", "--group", "shop"], ["--group", "shop"]])
-async def test_it_is_never_guessed_which_are_meant(world: RestWorld, words: list[str]) -> None:
-    done = await run_command(world.url, "transactions", "resume", *words)
-    assert done.exit_code == 2
-    assert "--parked" in done.output
-
-
-def test_what_failed_is_named(answer: Answer) -> None:
-    """With exit status 1, and with control characters escaped."""
-    items = [
-        {"id": f"t{number}", "error_code": "already_ended", "detail": detail}
-        for number, detail in enumerate(HOSTILE.values())
-    ]
-    job = {"id": "j", "state": "done", "found": 9, "finished": 9, "results": {"failed": 9}, "items": items}
-    answer.set(job)
-    done = CliRunner().invoke(halfway, ["transactions", "resume", "--parked", "--url", answer.url])
-    assert done.exit_code == 1
-    assert "done: 9 failed" in done.output
-    assert "t8: already_ended" in done.output
-    assert all(character.isprintable() or character in "\n " for character in done.output)
 
 
 async def test_top_shows_what_statistics_say(world: RestWorld) -> None:
