@@ -2,7 +2,6 @@
 
 import pytest
 
-from halfway.coordinator.shards import shard_table
 from halfway.coordinator.shards.shard import Shard
 from halfway.protocol.records import Half, Message, fingerprint
 from halfway.protocol.shard import ShardState
@@ -41,7 +40,7 @@ def test_a_record_of_another_id_at_such_an_offset_is_read() -> None:
 
 def test_what_the_tail_never_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records behind the tail are not kept; if the tail is far behind, it reads the rest."""
-    monkeypatch.setattr(shard_table, "_MAX_OWN", 3)
+    monkeypatch.setattr("halfway.coordinator.shards.shard._MAX_OWN", 3)
     shard = Shard(0, ShardState(0))
     for offset in range(4):
         shard.apply_own_half(offset, "a", half("a"))
