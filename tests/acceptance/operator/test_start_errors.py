@@ -71,24 +71,6 @@ class TestKafka:
         assert "SASL" in said
         assert "wrong-secret-word" not in said
 
-    async def test_a_missing_permission_ends_it_and_is_named(
-        self, new_coordinator: NewCoordinator, guarded_kafka: GuardedKafka
-    ) -> None:
-        """Without any permission, and with all except the one to write transactions."""
-        coordinator = new_coordinator(
-            credentials("stranger", USERS["stranger"]), bootstrap_servers=guarded_kafka.guarded_servers
-        )
-        said = await refused(coordinator)
-        assert "ACL" in said or "authoris" in said.lower() or "authoriz" in said.lower()
-        assert coordinator.prefix in said, "which topics or which group"
-
-        guarded_kafka.allow("stranger", ResourceType.TOPIC, coordinator.prefix, AclOperation.ALL)
-        guarded_kafka.allow("stranger", ResourceType.GROUP, coordinator.prefix, AclOperation.ALL)
-        coordinator.log_path.write_text("")
-        said = await refused(coordinator)
-        assert "transactional" in said.lower()
-        assert coordinator.prefix in said
-
     async def test_with_the_right_credentials_and_permissions_it_works(
         self, new_coordinator: NewCoordinator, connect: Connect, guarded_kafka: GuardedKafka, group: str
     ) -> None:

@@ -69,6 +69,18 @@ class TestForeignRecords:
 
 
 class TestPrepares:
+    def test_a_repeat_moves_the_offset_and_keeps_the_first_time(self, state: ShardState) -> None:
+        """Compaction keeps the later copy; the age counts from the first."""
+        state.apply_half(3, ID, A)
+        state.apply_half(7, ID, A_LATER)
+        assert (pending(state).offset, pending(state).since, pending(state).prepared_at) == (7, 1_000, 1_000)
+        assert state.strays() == []
+
+    def test_a_repeat_that_is_read_before_the_first_keeps_the_first_time_too(self, state: ShardState) -> None:
+        state.apply_half(7, ID, A_LATER)
+        state.apply_half(3, ID, A)
+        assert (pending(state).offset, pending(state).since) == (7, 1_000)
+
     def test_recovery_begins_at_the_first_content_where_other_content_stands_between_repeats(
         self, state: ShardState
     ) -> None:
