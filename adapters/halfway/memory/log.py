@@ -12,28 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
+from halfway.coordinator.cluster.peers import PeerHandler
 from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
-from halfway.coordinator.records import PeerCall
 from halfway.memory.surroundings import MemoryAuditTrail
 from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, OutcomeUnknownError, OverloadedError
 from halfway.protocol.keys import KeyTable
-from halfway.protocol.principal import Principal
 from halfway.protocol.records import NO_BARRIER, AuditEvent, Barrier, Group, Half, Message, Op, Parked
 from halfway.protocol.transactions import State, partition_for_key
 
 BARRIER_KEY = "!barrier"
 """The key of a barrier; no transaction id can be equal to it."""
-
-
-class CallHandler(Protocol):
-    """Answers calls of other instances: `Coordinator.peer_handler`."""
-
-    async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
-        """Carry out a call and return its answer."""
 
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -160,7 +152,7 @@ class MemoryLog:
         self.cursors: dict[int, Cursors] = {}
         self.owners: dict[int, OwnerHint] = {}
         """The owner of each shard, according to the owner records."""
-        self.instances: dict[str, CallHandler] = {}
+        self.instances: dict[str, PeerHandler] = {}
         """The handlers of calls from other instances, by URL."""
         self._incarnations = count(1)
         self._urls = count(1)

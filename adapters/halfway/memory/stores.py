@@ -8,6 +8,7 @@ from typing import Any
 
 from halfway.coordinator.cluster.peers import (
     AnswerReader,
+    PeerHandler,
     decode_call,
     decode_request,
     encode_answer,
@@ -17,7 +18,7 @@ from halfway.coordinator.cluster.peers import (
 from halfway.coordinator.cluster.peers import decode_result as read_result
 from halfway.coordinator.ports import Cursors, OwnerHint, TopicFacts
 from halfway.coordinator.records import PeerCall
-from halfway.memory.log import CallHandler, Faults, MemoryLog
+from halfway.memory.log import Faults, MemoryLog
 from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,
@@ -168,7 +169,7 @@ class MemoryPeers:
         self.lose_answers = 0
         """How many of the next calls are carried out without an answer."""
 
-    def serve(self, answers: CallHandler) -> None:
+    def serve(self, answers: PeerHandler) -> None:
         """Answer other instances from now on."""
         self._log.instances[self._url] = answers
 

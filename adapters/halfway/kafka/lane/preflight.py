@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import structlog
 from msgspec import structs
@@ -15,7 +15,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.lane.quarantine import Quarantine
 from halfway.kafka.records.lane_records import ANY_PARTITION, Encoded, RecordLimits, UserRecord, encode, oversized
-from halfway.kafka.topics.metadata import WritablePartitions
+from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
 from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,
@@ -35,24 +35,6 @@ ShowsPartitions = Callable[[str, int], bool]
 """Returns whether the writing producer knows this many partitions of a topic; it cannot write to a partition beyond."""
 
 
-class Destinations(Protocol):
-    """Recent metadata of real topics, for the lane's threads."""
-
-    def fresh(self, names: Iterable[str], timeout: float) -> Mapping[str, WritablePartitions | None]:
-        """Return the writable partitions of topics, None for a topic that does not exist. Blocks.
-
-        The metadata are at most 1 s old.
-
-        Raises:
-            KafkaUnavailableError: the broker did not answer in time; has a field `topic` if only one topic is affected.
-            NotAuthorisedError: the broker does not let halfway see the topic in the field `topic`.
-
-        """
-
-    def max_message_bytes(self, names: Iterable[str], timeout: float) -> Mapping[str, int]:
-        """Return `max.message.bytes` of topics as it is now, without those that Kafka does not describe. Blocks."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LaneContext:
     """What the two writers of an incarnation share: the lane and the suspect lane."""
@@ -63,7 +45,7 @@ class LaneContext:
     answer: Callable[[LaneAnswers], None]
     """Answers writes, on the loop's thread."""
     observer: Observer
-    destinations: Destinations
+    destinations: TopicMetadata
     quarantine: Quarantine
     shards: set[int]
     """The shards whose ends may be written; changed on the loop's thread only."""

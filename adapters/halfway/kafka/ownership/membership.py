@@ -22,7 +22,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.lane.lane import KafkaLane
-from halfway.kafka.lane.preflight import Destinations, LaneContext
+from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import GroupMember
@@ -38,6 +38,7 @@ from halfway.kafka.ownership.incarnation import (
 )
 from halfway.kafka.ownership.log_watch import LogWatch
 from halfway.kafka.records.lane_records import RecordLimits
+from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.protocol.records import Foreign, Half
 
 log = structlog.get_logger()
@@ -65,7 +66,7 @@ def _reachable(config: KafkaConfig) -> bool:
     return True
 
 
-def _record_limits(config: KafkaConfig, destinations: Destinations) -> RecordLimits:
+def _record_limits(config: KafkaConfig, destinations: TopicMetadata) -> RecordLimits:
     """Return the limits of the lane's topics; for one that Kafka does not describe, the needed one. Blocks."""
     topics = config.half_topic, config.op_topic, config.parked_topic
     found = destinations.max_message_bytes(topics, _REACH_S)
@@ -105,7 +106,7 @@ class KafkaMembership:
         config: KafkaConfig,
         lane: KafkaLane,
         observer: Observer,
-        destinations: Destinations,
+        destinations: TopicMetadata,
         cursors: CursorLoader,
     ) -> None:
         """Keep the parts; nothing connects before `start`."""
@@ -561,7 +562,7 @@ class KafkaCluster:
     """The lane and the membership of one instance. Start it by `await cluster.membership.start(service)`."""
 
     def __init__(
-        self, config: KafkaConfig, observer: Observer, destinations: Destinations, cursors: CursorLoader
+        self, config: KafkaConfig, observer: Observer, destinations: TopicMetadata, cursors: CursorLoader
     ) -> None:
         """Create both parts. They connect in `membership.start`, which needs the internal topics to exist."""
         self.lane = KafkaLane()
