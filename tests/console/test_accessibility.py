@@ -4,6 +4,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.console.conftest import NewPage
+from tests.console.test_bulk import answer_items
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW, WIDE
 from tests.support.console.shop import IMPATIENT, Shop
@@ -14,7 +15,7 @@ LONG = "a-very-long-id-without-a-break-" * 4
 
 
 async def _fill(shop: Shop, endpoint: CheckEndpoint) -> None:
-    """Create data of every kind: prepared, parked, ended, jobs, broken endpoints, long names."""
+    """Create data of every kind: prepared, parked, ended, broken endpoints, long names."""
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.group("mail")
     await shop.group("warehouse-" * 9)
@@ -22,8 +23,6 @@ async def _fill(shop: Shop, endpoint: CheckEndpoint) -> None:
     await shop.prepared(["q-1", "q-2", LONG], group="mail", key="x" * 300, value="y" * 3000)
     await shop.rest.until("p-1", "parked")
     await shop.rest.end("q-2", "rollback", remark="no stock " * 40)
-    job = {"id": "j-1", "action": "check", "ids": ["q-1", "q-2"], "reason": "look " * 50}
-    (await shop.rest.call("POST", "/jobs", job)).expect(202)
 
 
 async def _until_loaded(page: Page) -> None:
@@ -40,8 +39,6 @@ VIEWS = [
     "groups",
     "groups/shop",
     "failures",
-    "jobs",
-    "jobs/j-1",
     "nowhere",
 ]
 
@@ -70,6 +67,15 @@ async def test_each_view_is_accessible_and_fits(
     await expect(page.get_by_role("dialog")).to_contain_text("match")
     if wrong := await violations(page):
         found["dialog"] = wrong
+    problem = {"error_code": "message_too_large", "detail": f"{LONG} is too large, " * 9}
+    await page.route("**/v1/batch", lambda route: answer_items(route, {"status": 413, "problem": problem}))
+    await page.get_by_label("Reason").fill("look " * 50)
+    await page.get_by_role("dialog").locator("button[type=submit]").click()
+    await expect(page.get_by_role("table", name="Transactions that failed")).to_be_visible()
+    if wrong := await violations(page):
+        found["bulk action"] = wrong
+    if await page.evaluate("document.documentElement.scrollWidth") > size[0]:
+        found["bulk action"] = ["it scrolls sideways"]
     assert found == {}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from aiohttp import web
 from playwright.async_api import Page, expect
 
+from tests.console.test_bulk import answer_items
 from tests.support.console.browser import Conduct
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
@@ -112,20 +113,26 @@ async def test_the_details_of_failures_and_endpoints(page: Page, shop: Shop, con
     assert await page.locator("img[src=x]").count() == 0
 
 
-async def test_the_reason_of_a_job(page: Page, shop: Shop, conduct: Conduct) -> None:
-    """In the dialog, in the list of jobs, in the job, and as the remark of a transaction."""
+async def test_the_reason_and_the_failures_of_a_bulk_action(page: Page, shop: Shop, conduct: Conduct) -> None:
+    """In the dialog, in its progress, and as the remark of a transaction."""
     await shop.group("shop")
-    await shop.prepared(["x-4"])
-    await page.goto(shop.at("transactions/x-4"))
-    await page.get_by_role("button", name="Commit…").click()
+    await shop.prepared(["x-4", "x-5"])
+    await page.goto(shop.at("transactions?id=x-4"))
+    await page.get_by_role("button", name="Commit all…").click()
     await page.get_by_label("Reason").fill(HOSTILE)
     await page.get_by_role("button", name="Commit 1").click()
     await expect(page.get_by_text("1 of 1")).to_be_visible()
     await shown_as_text(page)
-    await page.goto(shop.at("jobs"))
-    await shown_as_text(page)
+    await page.get_by_role("button", name="Close").click()
     await page.goto(shop.at("transactions/x-4"))
     await shown_as_text(page)
+    problem = {"error_code": "e", "detail": f"why{HOSTILE}"}
+    await page.route("**/v1/batch", lambda route: answer_items(route, {"status": 413, "problem": problem}))
+    await page.goto(shop.at("transactions?id=x-5"))
+    await page.get_by_role("button", name="Commit all…").click()
+    await page.get_by_label("Reason").fill("r")
+    await page.get_by_role("button", name="Commit 1").click()
+    await shown_as_text(page, f"why{HOSTILE}")
 
 
 async def test_the_address_of_a_view(page: Page, shop: Shop, conduct: Conduct) -> None:
@@ -135,8 +142,6 @@ async def test_the_address_of_a_view(page: Page, shop: Shop, conduct: Conduct) -
     await page.goto(shop.at(f"transactions?error={HOSTILE}&group={HOSTILE}"))
     await expect(page.get_by_label("Group")).to_be_visible()
     await page.goto(shop.at(f"groups/{HOSTILE}"))
-    await expect(page.get_by_role("alert").first).to_be_visible()
-    await page.goto(shop.at(f"jobs/{HOSTILE}?result={HOSTILE}&cursor={HOSTILE}"))
     await expect(page.get_by_role("alert").first).to_be_visible()
     await page.goto(shop.at(HOSTILE))
     await expect(page.get_by_text("There is no such view.")).to_be_visible()

@@ -80,7 +80,7 @@ async def test_what_is_unsafe_is_said_first_and_in_every_view(page: Page) -> Non
         await expect(alert).to_contain_text(unsafe.detail)
         await expect(page.get_by_role("listitem").filter(has_text=unsafe.detail)).to_contain_text("unsafe")
         await expect(page.get_by_text("Nothing is parked")).to_have_count(0)
-        await page.get_by_role("link", name="Jobs").click()
+        await page.get_by_role("link", name="Failures").first.click()
         await expect(alert).to_be_visible()
         world.coordinator.statistics.warnings = tuple
         await expect(page.get_by_role("alert")).to_have_count(0)

@@ -24,7 +24,7 @@ PATIENCE_MS = 600_000
 async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_end(
     page: Page, kafka: Kafka, coordinator: CoordinatorProcess, endpoint: CheckEndpoint
 ) -> None:
-    """Three clicks from the list of parked transactions to the evidence, and to the job that resumes all of them."""
+    """Three clicks from the list of parked transactions to the evidence, and to the action that resumes all of them."""
     topic = await Cluster(kafka.bootstrap_servers).make_topic("orders")
     endpoint.answer(lambda _: web.Response(status=502, text=PAGE, content_type="text/html"))
     async with aiohttp.ClientSession() as session:
@@ -49,7 +49,7 @@ async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_e
     first = page.get_by_role("table").get_by_role("link").first
     await expect(first).to_be_visible()
 
-    # The service is repaired. Three clicks lead from the list of parked transactions over the evidence to the job.
+    # The service is repaired. Three clicks lead from the list of parked transactions over the evidence to the action.
     endpoint.answer("commit")
     clicks = await Clicks.counted(page)
     await first.click()
@@ -62,7 +62,7 @@ async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_e
     await page.get_by_label("At most").press_sequentially("500")
     await page.get_by_role("button", name=f"Resume {everything}").click()
     await expect(page.get_by_text(f"{everything} of {everything}")).to_be_visible(timeout=PATIENCE_MS)
-    await expect(page.locator(".heading").get_by_text("done", exact=True)).to_be_visible()
+    await expect(page.get_by_role("region", name="Resume all parked of shop")).to_contain_text("done: ")
     assert clicks.count == 3
 
     # All transactions end, and the history of each shows how.

@@ -1,7 +1,5 @@
 """Each view with much data, during a restart of the coordinator, and through each of several instances."""
 
-import asyncio
-
 from playwright.async_api import Page, expect
 
 from halfway.embedded.properties import pick_port
@@ -10,7 +8,6 @@ from tests.console.conftest import NewPage
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW
 from tests.support.rest.client import RestWorld
-from tests.support.waiting import GENEROUS_S
 
 MANY = 150
 MESSAGES = 300
@@ -21,7 +18,6 @@ SHOWS = {
     "groups": "shop",
     "groups/shop": "First check after",
     "failures": "Every topic can be written.",
-    "jobs": "No jobs.",
 }
 
 
@@ -45,19 +41,6 @@ async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> No
             await expect(page.get_by_role("main")).to_contain_text(SHOWS[view])
 
 
-async def test_a_job_whose_instance_has_ended_says_what_holds(page: Page) -> None:
-    async with RestWorld(port=pick_port()) as first:
-        await first.put_shop()
-        job = {"id": "gone", "action": "check", "ids": ["none"], "reason": "r"}
-        assert (await first.call("POST", "/v1/jobs", job)).status == 202
-        port = first.port
-        await page.goto(f"{first.url}/console/#/jobs/gone")
-        await expect(page.get_by_text("1 of 1")).to_be_visible()
-    after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
-    async with RestWorld(memory=after, port=port):
-        await expect(page.get_by_text("The results of the job stay.")).to_be_visible()
-
-
 async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_page: NewPage) -> None:
     async with RestWorld() as world:
         await world.put_shop()
@@ -68,15 +51,10 @@ async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_pa
             activity.note_refused_write(f"t-{number}", f"topic-{number}", "topic_unavailable", "it has no leader", 5)
             activity.note_refused_write(f"t-{number}", f"topic-{number}", "topic_unavailable", "try again later", 5)
             activity.skipped_record(f"topic-{number}", "wrong_key")
-        for number in range(50):
-            job = {"id": f"j-{number}", "action": "check", "ids": [f"none-{number}"], "reason": "r", "rate": 200}
-            async with asyncio.timeout(GENEROUS_S):
-                while (await world.call("POST", "/v1/jobs", job)).status == 429:  # noqa: ASYNC110 - there is no event to wait for
-                    await asyncio.sleep(0.01)
         page = await new_page(size=NARROW, dark=True)
         rows = page.get_by_role("table").locator("tbody tr")
         found = {}
-        for view, count in (("failures", 300), ("jobs", 50), ("transactions/large", MESSAGES), ("overview", None)):
+        for view, count in (("failures", 300), ("transactions/large", MESSAGES), ("overview", None)):
             await page.goto(f"{world.url}/console/#/{view}")
             if view.startswith("transactions"):
                 await page.get_by_role("button", name="Show the messages").click()

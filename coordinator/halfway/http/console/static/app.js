@@ -2,14 +2,15 @@
 
 import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { call, Problem, unreachable } from "./lib/api.js";
+import { dismiss } from "./lib/bulk.js";
 import { clock, countOf, instancesText, warningsOf } from "./lib/format.js";
 import { start, stop, tryNow, useLive } from "./lib/live.js";
 import { to, useRoute } from "./lib/router.js";
 import { callerKind, currentKey, onRefused, publicId, signOut } from "./lib/session.js";
+import { Bulk } from "./parts/bulk.js";
 import { Badge, Empty, Failure, Heading, Loading, Note, useTick } from "./parts/common.js";
 import { Failures } from "./views/failures.js";
 import { Group, Groups } from "./views/groups.js";
-import { Job, Jobs } from "./views/jobs.js";
 import { Login } from "./views/login.js";
 import { Overview } from "./views/overview.js";
 import { Transaction } from "./views/transaction.js";
@@ -20,7 +21,6 @@ const VIEWS = [
   ["transactions", "Transactions"],
   ["groups", "Groups"],
   ["failures", "Failures"],
-  ["jobs", "Jobs"],
 ];
 const THEMES = ["auto", "light", "dark"];
 const RETRY_MS = 2000;
@@ -60,6 +60,7 @@ function App() {
   if (access !== "granted") return html`<${Login} expired=${access === "expired"} onDone=${() => setAccess("granted")} />`;
   const leave = () => {
     stop();
+    dismiss();
     signOut();
     setAccess("checking");
   };
@@ -80,7 +81,7 @@ function Frame({ onSignOut }) {
       </div>
     </header>
     <${Warnings} />
-    <main id="main" tabindex="-1"><${View} route=${route} key=${`${route.view}/${route.id ?? ""}`} /></main>`;
+    <main id="main" tabindex="-1"><${Bulk} /><${View} route=${route} key=${`${route.view}/${route.id ?? ""}`} /></main>`;
 }
 
 // The fragment of the URL names the view, so a link within the page cannot use it.
@@ -99,8 +100,6 @@ function View({ route }) {
       return route.id === null ? html`<${Groups} query=${route.query} />` : html`<${Group} name=${route.id} />`;
     case "failures":
       return html`<${Failures} />`;
-    case "jobs":
-      return route.id === null ? html`<${Jobs} />` : html`<${Job} id=${route.id} query=${route.query} />`;
     default:
       return html`<${Heading} title="Not found" /><${Empty} title="There is no such view.">The URL names the view “${route.view}”. <a href=${to("overview")}>Go to the overview</a><//>`;
   }

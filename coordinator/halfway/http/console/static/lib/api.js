@@ -82,9 +82,3 @@ export async function problemOf(response) {
   if (problem.status === 401) refused();
   return problem;
 }
-
-// An id that makes a repeated request idempotent. (crypto.randomUUID is missing on pages that are not https.)
-export function newId(prefix) {
-  const bytes = crypto.getRandomValues(new Uint8Array(10));
-  return `${prefix}-${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-}

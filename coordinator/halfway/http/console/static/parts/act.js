@@ -1,16 +1,14 @@
-// Manual actions: a preview of the matching transactions, a reason, and a job on the coordinator.
+// Manual actions on one transaction, or on all that a filter finds: how many match, a reason, a rate.
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { call, newId, Problem, unreachable } from "../lib/api.js";
+import { call, Problem, unreachable } from "../lib/api.js";
+import { actOnOne, isActive, MAX_RATE, start, useBulk } from "../lib/bulk.js";
 import { count, countOf, duration, NONE } from "../lib/format.js";
 import { useLoad } from "../lib/load.js";
-import { go, to } from "../lib/router.js";
 import { Badge, Failure, Loading, Note } from "./common.js";
 
 const RATE = 50;
-const MAX_RATE = 500;
 const MAX_REASON_BYTES = 1024;
-const MAX_ITEMS = 100_000; // of one job
 const SAMPLE = 5;
 
 export const ACTIONS = {
@@ -51,36 +49,39 @@ export function ActButtons({ actions, suffix = "", onChoose }) {
   return html`${actions.map((action) => html`<button key=${action} onClick=${() => onChoose(action)}>${ACTIONS[action].label}${suffix}…</button>`)}`;
 }
 
-// `target` is {ids} or {filter}; `description` is the same in words.
+// `target` is {id} or {filter}; `description` is the same in words.
 export function ActDialog({ action, target, description, onClose }) {
   const { verb, final, effect } = ACTIONS[action];
   const dialog = useRef(null);
-  const [jobId] = useState(() => newId("console"));
   const [reason, setReason] = useState("");
   const [rate, setRate] = useState(RATE);
   const [sending, setSending] = useState(false);
   const [problem, setProblem] = useState(null);
-  const preview = useLoad(
-    (signal) => call("/jobs", { method: "POST", body: { action, ...target, preview: true }, signal }),
-    [action, target],
-  );
+  const isOne = target.id !== undefined;
+  const states = ACTIONS[action].states.filter((state) => !target.filter?.state || target.filter.state === state);
+  const preview = useLoad((signal) => (isOne ? { count: 1, sample: [] } : matches(target.filter, states, signal)), [action, target]);
+  const busy = isActive(useBulk()) && !isOne;
   useEffect(() => {
     dialog.current.showModal();
   }, []);
 
-  const items = preview.data ? Math.min(preview.data.count, MAX_ITEMS) : null;
+  const items = preview.data?.count ?? null;
   const isTooLong = new TextEncoder().encode(reason).length > MAX_REASON_BYTES;
   const isRateValid = Number.isInteger(rate) && rate >= 1 && rate <= MAX_RATE;
-  const ready = items !== null && items > 0 && reason.trim() !== "" && !isTooLong && isRateValid && !sending;
+  const ready = items !== null && items > 0 && reason.trim() !== "" && !isTooLong && isRateValid && !sending && !busy;
   const submit = async (event) => {
     event.preventDefault();
     if (!ready) return;
+    if (!isOne) {
+      start({ action, states, filter: target.filter, description, reason: reason.trim(), rate });
+      onClose();
+      return;
+    }
     setSending(true);
     setProblem(null);
     try {
-      await call("/jobs", { method: "POST", body: { id: jobId, action, ...target, reason: reason.trim(), rate } });
+      await actOnOne(action, target.id, reason.trim());
       onClose();
-      go(to("jobs", jobId));
     } catch (error) {
       setProblem(error instanceof Problem ? error : unreachable());
       setSending(false);
@@ -93,24 +94,31 @@ export function ActDialog({ action, target, description, onClose }) {
   return html`<dialog ref=${dialog} aria-labelledby="act-title" onCancel=${close} onClose=${close}>
     <form onSubmit=${submit} method="dialog">
       <h2 id="act-title">${verb} ${description}</h2>
-      <${Preview} preview=${preview} action=${action} />
+      ${isOne ? null : html`<${Preview} preview=${preview} action=${action} />`}
       <p class="effect">${final ? html`<${Badge} of="final" tone="warn">final<//> ` : null}${effect}</p>
       <label class="field">Reason <span class="hint">stored as the remark of each transaction and in the audit trail</span>
         <textarea name="reason" rows="2" required value=${reason} onInput=${(event) => setReason(event.currentTarget.value)} autofocus></textarea>
       </label>
       ${isTooLong ? html`<p class="error" role="alert">The reason is longer than ${count(MAX_REASON_BYTES)} bytes.</p>` : null}
-      ${items !== 1
+      ${!isOne
         ? html`<label class="field inline">At most <input name="rate" type="number" min="1" max=${MAX_RATE} value=${rate} onInput=${(event) => setRate(event.currentTarget.valueAsNumber)} /> per second
             <span class="hint">${items && isRateValid ? `about ${duration(Math.ceil(items / rate))} in total` : ""}</span></label>`
         : null}
       ${problem ? html`<${Failure} problem=${problem} />` : null}
-      ${problem?.status === 0 ? html`<p class="hint">It is not known whether the job was accepted. It is safe to start it again: it has the same id.</p>` : null}
+      ${problem?.status === 0 ? html`<p class="hint">It is not known whether it was done. It is safe to send it again: nothing is done twice.</p>` : null}
+      ${busy ? html`<${Note} tone="warn">Another action runs in this page. Stop it first, or wait until it is done.<//>` : null}
       <div class="buttons">
         <button type="button" onClick=${close}>Cancel</button>
         <button type="submit" class=${final ? "danger" : "primary"} disabled=${!ready}>${sending ? "Sending…" : `${verb} ${items === null ? "" : count(items)}`}</button>
       </div>
     </form>
   </dialog>`;
+}
+
+// How many match, and the oldest of them.
+async function matches(filter, states, signal) {
+  const pages = await Promise.all(states.map((state) => call("/transactions", { query: { ...filter, state, limit: SAMPLE }, signal })));
+  return { count: pages.reduce((sum, page) => sum + page.count, 0), sample: pages.flatMap((page) => page.transactions) };
 }
 
 function Preview({ preview, action }) {
@@ -122,7 +130,7 @@ function Preview({ preview, action }) {
   }
   const sample = data.sample.slice(0, SAMPLE);
   return html`<div class="preview">
-    <p><strong>${countOf(data.count, "transaction")}</strong> ${data.count === 1 ? "matches" : "match"}. ${data.more ? `One job acts on the oldest ${count(MAX_ITEMS)}.` : null} ${sample.length > 0 && sample.length < data.count ? `The oldest ${sample.length}:` : null}</p>
+    <p><strong>${countOf(data.count, "transaction")}</strong> ${data.count === 1 ? "matches" : "match"}. ${sample.length > 0 && sample.length < data.count ? `The oldest ${sample.length}:` : null}</p>
     <ul>${sample.map((transaction) => html`<li key=${transaction.id}><${Badge} of=${transaction.state} /> <span class="mono">${transaction.id}</span> <span class="hint">${transaction.group} · ${transaction.topics.join(", ") || NONE}</span></li>`)}</ul>
   </div>`;
 }

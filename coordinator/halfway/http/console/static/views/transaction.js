@@ -38,7 +38,7 @@ export function Transaction({ id }) {
     ${history.data && history.data.messages.length > 0
       ? html`<${Panel} title="Places in Kafka"><${Places} of=${history.data} /><//>`
       : null}
-    ${acting ? html`<${ActDialog} action=${acting.action} target=${acting.target} description=${acting.description} onClose=${() => setActing(null)} />` : null}`;
+    ${acting ? html`<${ActDialog} action=${acting.action} target=${acting.target} description=${acting.description} onClose=${() => { setActing(null); reload(); }} />` : null}`;
 }
 
 // The payload is dropped: the user has not asked for it yet.
@@ -65,7 +65,7 @@ function Actions({ of, onChoose, reload }) {
   if (actions.length === 0 && of.state !== "prepared") return null;
   return html`<div class="actions">
       ${of.state === "prepared" ? html`<button class="primary" onClick=${checkNow}>Check now</button>` : null}
-      <${ActButtons} actions=${actions} onChoose=${(action) => onChoose({ action, target: { ids: [of.id] }, description: of.id })} />
+      <${ActButtons} actions=${actions} onChoose=${(action) => onChoose({ action, target: { id: of.id }, description: of.id })} />
       ${of.state === "parked" && mayEnd
         ? html`<button onClick=${() => onChoose({ action: "resume", target: { filter: { state: "parked", group: of.group } }, description: `all parked of ${of.group}` })}>Resume all parked of ${of.group}…</button>`
         : null}

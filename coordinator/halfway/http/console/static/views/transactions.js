@@ -12,7 +12,6 @@ import { Age, Badge, Empty, Failure, Heading, Loading, Pages, Table } from "../p
 const LIMIT = 50;
 const STATES = ["", "prepared", "parked", "committed", "rolled_back"];
 const FILTERS = ["state", "group", "topic", "key", "id", "older_than_s", "younger_than_s", "cause", "error"];
-const JOB_FILTERS = FILTERS.filter((name) => name !== "cause");
 const FINAL_STATES = new Set(["committed", "rolled_back"]);
 const AGES = [
   ["", "any age"],
@@ -46,7 +45,7 @@ export function Transactions({ query }) {
     ${!data && !problem ? html`<${Loading} what="transactions" />` : null}
     ${data ? html`<div class=${problem ? "stale" : ""}><${Rows} transactions=${data.transactions} filtered=${Object.keys(filter).length > 0} page=${page} /></div>` : null}
     ${data ? html`<${Pages} page=${page} next=${data.next} address=${(target) => to("transactions", null, { ...filter, ...target })} />` : null}
-    ${acting ? html`<${ActDialog} action=${acting} target=${{ filter: jobFilter(filter) }} description=${filterText(filter)} onClose=${() => setActing(null)} />` : null}`;
+    ${acting ? html`<${ActDialog} action=${acting} target=${{ filter }} description=${filterText(filter)} onClose=${() => setActing(null)} />` : null}`;
 }
 
 function actionsOf(filter, data) {
@@ -55,14 +54,8 @@ function actionsOf(filter, data) {
   return callerKind() === "group" ? all.filter((action) => action === "check") : all;
 }
 
-function jobFilter(filter) {
-  const fields = Object.fromEntries(JOB_FILTERS.filter((name) => filter[name]).map((name) => [name, filter[name]]));
-  for (const name of ["older_than_s", "younger_than_s"]) if (fields[name]) fields[name] = Number(fields[name]);
-  return fields;
-}
-
 function filterText(filter) {
-  const parts = Object.entries(jobFilter(filter)).map(([name, value]) => (name.endsWith("_than_s") ? `${name.replace("_than_s", " than")} ${value} s` : `${name} ${value}`));
+  const parts = Object.entries(filter).map(([name, value]) => (name.endsWith("_than_s") ? `${name.replace("_than_s", " than")} ${value} s` : `${name} ${value}`));
   return parts.length === 0 ? "everything" : `all with ${parts.join(", ")}`;
 }
 
