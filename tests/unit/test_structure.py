@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_524,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 66_964,
+    "lines of tests": 67_186,
     "lines of bench": 4_007,
     "bytes of pages": 409_071,
     "settings": 67,

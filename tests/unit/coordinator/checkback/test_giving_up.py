@@ -1,10 +1,12 @@
 """The policy does nothing against a verdict, and rolls back only transactions that were checked."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
+from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import LeasedCheck, ListQuery, ServiceLimits
 from halfway.memory import unreachable, verdict
 from halfway.protocol.errors import HalfwayError, NotAuthorisedError
@@ -40,6 +42,12 @@ async def fetch_due(world: World) -> list[LeasedCheck]:
     return list(checks)
 
 
+async def fetch_next(world: World) -> list[LeasedCheck]:
+    """Advance the clock to the next checks, and fetch them."""
+    await world.scan(after_s=60)
+    return await fetch_due(world)
+
+
 async def commit_refused(world: World, check: LeasedCheck) -> None:
     """Answer a check with commit while the topic cannot be written."""
     world.memory.faults.denied_topics.add("orders")
@@ -70,6 +78,20 @@ async def test_a_fetched_check_that_said_commit_is_never_rolled_back_by_policy(p
     await again.stop()
 
 
+async def test_a_fetched_check_whose_caller_went_away_is_kept_too(pull_world: World) -> None:
+    """The connection broke during the commit, and then the topic refused it."""
+    prepared = await pull_world.prepare()
+    await pull_world.scan(after_s=6)
+    (check,) = await fetch_due(pull_world)
+    with pull_world.memory.faults.lane_held():
+        ending = asyncio.create_task(pull_world.end(check.id, Outcome.COMMIT, check_id=check.check_id))
+        await pull_world.until(lambda: check.id in pull_world.coordinator.shards.claims)
+        ending.cancel()
+        await asyncio.wait([ending])
+        pull_world.memory.faults.denied_topics.add("orders")
+    await pull_world.until(lambda: OpKind.VERDICT in [op.kind for op in ops(pull_world, prepared.id)])
+
+
 async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resumed(pull_world: World) -> None:
     """The answer comes after the policy gave up: after a restart and a resume nothing rolls it back."""
     await pull_world.group(mode=CheckMode.PULL, policy=msgspec.structs.replace(ROLLBACK_AT_LAST, max_checks=9))
@@ -97,6 +119,59 @@ async def test_a_refused_commit_of_what_is_parked_is_remembered_when_it_is_resum
         await fetch_due(again)
     assert await again.state(prepared.id) is State.PARKED
     await again.stop()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4, 20])
+async def test_a_verdict_that_arrives_as_the_age_ends_is_not_rolled_back(world: World, turns: int) -> None:
+    """The check was in flight all the time; the scan comes some turns of the event loop after its answer."""
+    await world.group(policy=SHORT_LIVED)
+    prepared = await world.prepare()
+    world.memory.faults.denied_topics.add("orders")
+    reply: asyncio.Future[CheckReply] = asyncio.get_running_loop().create_future()
+
+    async def late(_: CheckRequest) -> CheckReply:
+        return await reply
+
+    world.memory.caller.answer = late
+    await world.scan(after_s=6)
+    assert len(world.memory.caller.requests) == 1
+    await world.scan(after_s=40)
+    assert await world.state(prepared.id) is State.PREPARED
+    reply.set_result(verdict(Outcome.COMMIT))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await world.scan()
+    await world.scan(after_s=2)
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.commit_verdict) == (State.PARKED, True)
+    assert [op.kind for op in ops(world, prepared.id)] == [OpKind.VERDICT, OpKind.PARKED]
+
+
+async def test_a_verdict_overtakes_a_rollback_by_policy_that_waits_for_the_lane(pull_world: World) -> None:
+    """Its lease had ended, and the policy had decided; nothing was written yet, so the verdict wins."""
+    prepared = await pull_world.prepare()
+    checks = [check for _ in range(2) for check in await fetch_next(pull_world)]
+    with pull_world.memory.faults.lane_held():
+        await pull_world.scan(after_s=60)
+        assert prepared.id in pull_world.coordinator.shards.claims
+        ending = asyncio.create_task(pull_world.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id))
+        await asyncio.sleep(0)
+    assert (await ending).state is State.COMMITTED
+    assert [op.kind for op in ops(pull_world, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
+
+
+async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pull_world: World) -> None:
+    """A decision from before the loss of the lane is not written after a verdict that came in the meantime."""
+    prepared = await pull_world.prepare()
+    checks = [check for _ in range(2) for check in await fetch_next(pull_world)]
+    pull_world.memory.faults.lose_next_batch(written=False)
+    pull_world.memory.clock.advance(60)
+    await pull_world.coordinator.scan(0, pull_world.memory.clock.now_ms())
+    await pull_world.coordinator.scan(1, pull_world.memory.clock.now_ms())
+    await pull_world.until(lambda: pull_world.memory.observer.count("lane_failed") == 1)
+    await pull_world.until(lambda: len(pull_world.coordinator.shards.served) == len(pull_world.memory.log.shards))
+    assert (await pull_world.end(prepared.id, Outcome.COMMIT, check_id=checks[0].check_id)).changed
+    assert [op.kind for op in ops(pull_world, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
 
 
 async def test_age_alone_parks_what_nobody_was_asked_about(world: World) -> None:

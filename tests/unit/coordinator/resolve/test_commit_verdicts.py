@@ -140,6 +140,39 @@ async def test_a_late_commit_that_is_then_refused_is_recorded(rolling_back: Worl
     assert await rolling_back.state(prepared.id) is State.PARKED
 
 
+async def test_a_commit_overtakes_a_rollback_by_policy_that_waits_for_the_lane(rolling_back: World) -> None:
+    """The policy has the claim, but has written nothing: it gives way, although the commit is refused."""
+    prepared = await rolling_back.prepare()
+    for _ in range(2):
+        await rolling_back.scan(after_s=60)
+    rolling_back.memory.faults.denied_topics.add("orders")
+    with rolling_back.memory.faults.lane_held():
+        await rolling_back.scan(after_s=60)
+        assert prepared.id in rolling_back.coordinator.shards.claims
+        ending = asyncio.create_task(rolling_back.end(prepared.id, Outcome.COMMIT))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(NotAuthorisedError):
+        await ending
+    await exhaust(rolling_back)
+    assert await rolling_back.state(prepared.id) is State.PARKED
+
+
+async def test_a_commit_whose_caller_went_away_while_it_waited_is_recorded(rolling_back: World) -> None:
+    """Another change had claimed the id: the commit goes no further, but it was said."""
+    prepared = await rolling_back.prepare()
+    with rolling_back.memory.faults.lane_held():
+        noting = asyncio.create_task(rolling_back.end(prepared.id, Outcome.UNKNOWN, remark="busy"))
+        await rolling_back.until(lambda: prepared.id in rolling_back.coordinator.shards.claims)
+        waiting = rolling_back.begin_ends(
+            [End(id=prepared.id, outcome=Outcome.COMMIT)], deadline=rolling_back.deadline()
+        )
+        await asyncio.sleep(0)
+        waiting.abandon()
+    await noting
+    await rolling_back.until(lambda: OpKind.VERDICT in [op.kind for op in ops(rolling_back, prepared.id)])
+
+
 async def test_a_refused_commit_of_a_parked_transaction_is_remembered_after_a_resume(rolling_back: World) -> None:
     """The parked record is written again with the verdict."""
     await rolling_back.group(policy=QUICK)

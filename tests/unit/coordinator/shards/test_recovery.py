@@ -11,9 +11,9 @@ from halfway.coordinator.requests import ListQuery, ServiceLimits
 from halfway.memory import no_verdict, unreachable, verdict
 from halfway.protocol.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
 from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Half, Message
+from halfway.protocol.records import CheckMode, Half, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
-from tests.support.service.world import QUICK, SHARDS, World
+from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.coordinator.resolve.test_ending import ops
 
 
@@ -245,3 +245,19 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_is_not_a_new
         await world.scan(after_s=10)
     assert len(world.memory.records("orders")) == 1
     await world.stop()
+
+
+async def test_policy_does_not_decide_over_a_verdict_that_waits_to_be_written(world: World) -> None:
+    """Neither the commit nor VERDICT could be written yet: the rollback of the policy must wait."""
+    await world.group(policy=ROLLBACK_AT_LAST)
+    world.memory.caller.always(verdict(Outcome.COMMIT))
+    prepared = await world.prepare(Message(topic="points", key=b"k", value=b"v"))
+    world.memory.faults.denied_topics.add("points")
+    await world.scan(after_s=6)
+    world.memory.caller.always(no_verdict())
+    for _ in range(80):
+        await world.scan(after_s=1)
+    kinds = [op.kind for op in ops(world, prepared.id)]
+    assert OpKind.VERDICT in kinds
+    assert OpKind.ROLLED_BACK not in kinds
+    assert await world.state(prepared.id) is State.PARKED
