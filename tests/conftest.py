@@ -15,6 +15,7 @@ import sys
 from collections.abc import Generator
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from halfway.embedded import properties as ports
@@ -48,6 +49,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Else extensions report leaks when Python ends. pytest itself collects five times before that.
 atexit.register(gc.unfreeze)
+
+# To draw each exception with its local variables takes a second of CPU.
+structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
 ports.candidates = in_turn
 close_late_connections()

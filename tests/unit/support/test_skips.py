@@ -32,27 +32,22 @@ def few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-@pytest.fixture(params=["", "2"], ids=["one process", "workers"])
-def workers(request: pytest.FixtureRequest) -> list[str]:
-    return ["-p", "xdist", "-n", request.param, "--dist", "loadgroup"] if request.param else []
+WORKERS = ["-p", "xdist", "-n", "2", "--dist", "loadgroup"]
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, workers: list[str]) -> "Run":
-    return Run(pytester, workers)
+def run(pytester: pytest.Pytester) -> "Run":
+    return Run(pytester)
 
 
 class Run:
-    def __init__(self, pytester: pytest.Pytester, workers: list[str]) -> None:
+    def __init__(self, pytester: pytest.Pytester) -> None:
         self._pytester = pytester
-        self._workers = workers
 
     def __call__(self, allowed: str, *arguments: str) -> pytest.RunResult:
         listed = Path(self._pytester.path, "allowed.toml")
         listed.write_text(allowed, encoding="utf-8")
-        return self._pytester.runpytest_inprocess(
-            "-p", "tests.support.skips", f"--allowed-skips={listed}", *self._workers, *arguments
-        )
+        return self._pytester.runpytest_inprocess("-p", "tests.support.skips", f"--allowed-skips={listed}", *arguments)
 
 
 def test_a_run_without_skips_passes(pytester: pytest.Pytester, run: Run) -> None:
@@ -60,9 +55,12 @@ def test_a_run_without_skips_passes(pytester: pytest.Pytester, run: Run) -> None
     assert run("allowed = []").ret == pytest.ExitCode.OK
 
 
-def test_each_kind_of_skip_fails_the_run_and_is_named_with_its_reason(pytester: pytest.Pytester, run: Run) -> None:
+@pytest.mark.parametrize("workers", [[], WORKERS], ids=["one process", "workers"])
+def test_each_kind_of_skip_fails_the_run_and_is_named_with_its_reason(
+    pytester: pytest.Pytester, run: Run, workers: list[str]
+) -> None:
     pytester.makepyfile(test_kinds=ALL_KINDS, test_module=SKIPPED_MODULE)
-    result = run("allowed = []")
+    result = run("allowed = []", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines_random(
         [
