@@ -14,7 +14,7 @@ STORIES ?= 10000
 ORDERS ?= 100000
 # Rows of the table that `make cleaning` cleans.
 ROWS ?= 5000000
-# Random logs that `make audits` judges, whole and in windows; one of 50 on Spark too.
+# Random logs that `make audits` judges, and four times as many histories of weeks, whole and in windows; one log and one history in 50 on Spark too.
 LOGS ?= 1000
 # Transactions that `make incident` parks.
 PARKED ?= 10000
@@ -79,7 +79,7 @@ upgrade: $(STAMP) ## Upgrade a release without keys, from this history, under lo
 	$(BIN)/python -m tests.upgrade $(ARGS)
 
 audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS=1000 SEED=1
-	HISTORIES=$(LOGS) FIRST_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n auto -q tests/integration/jobs/test_random_logs.py -k seed $(ARGS)
+	HISTORIES=$(LOGS) FIRST_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n auto -q tests/integration/jobs/test_random_logs.py tests/integration/jobs/test_worlds.py -k seed $(ARGS)
 
 model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
 	$(PYTHON) model/check.py

@@ -24,7 +24,7 @@ from tests.support.pipeline.audits import (
     found_in,
     last_in,
 )
-from tests.support.pipeline.logs import KINDS, PREFIX, SLACK, START, LogSource, Written
+from tests.support.pipeline.logs import SLACK, START, LogSource, Written
 from tests.support.pipeline.random_logs import RandomLog
 
 if TYPE_CHECKING:
@@ -85,32 +85,6 @@ def test_retention_makes_no_anomaly(tmp_path: Path, seed: int, *, windows: bool)
     written = {name for record in made.log.records if record.at <= oldest + SLACK for name in ids_of(record)}
     whole = {key: verdict for key, verdict in made.expected.items() if key[0] not in written}
     assert whole.items() <= found.items(), f"seed {seed}"
-
-
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
-def test_compaction_between_windows_makes_no_anomaly(tmp_path: Path, seed: int) -> None:
-    """The cleaner removes superseded records, read or not. Tombstones stay until a run has read them.
-
-    Of two outcomes of one use it leaves the last, and of an earlier use of an id nothing.
-    """
-    made = RandomLog(seed, count=45)
-    made.log.compacted = frozenset(PREFIX + kind for kind in KINDS)
-    cuts = cuts_of(made, seed)
-    for at, following in pairwise(cuts):
-        continued(made.log, at, LocalFolder(str(tmp_path)))
-        for kind in ("half", "op", "parked"):
-            made.log.compact(PREFIX + kind, following, tombstones=False)
-    continued(made.log, cuts[-1], LocalFolder(str(tmp_path)))
-    found = last_in(tmp_path)
-    wrong = {key for key, verdict in found.items() if verdict in ANOMALIES}
-    assert wrong <= {key for key, verdict in made.expected.items() if verdict in ANOMALIES}, f"seed {seed}"
-    removed = {
-        key
-        for key, verdict in made.expected.items()
-        if verdict == "contradicted" or (key[0].startswith("again-") and key[1] == 0)
-    }
-    kept = {key: verdict for key, verdict in made.expected.items() if key not in removed}
-    assert kept.items() <= found.items(), f"seed {seed}"
 
 
 def ids_of(record: Written) -> set[Any]:

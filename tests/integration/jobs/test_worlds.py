@@ -2,68 +2,80 @@
 
 import os
 import random
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import Engine, SparkEngine
+from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.tables.folders import LocalFolder
-from halfway.pipeline.transforms.verdict import ANOMALIES
+from halfway.pipeline.jobs.runs import STATE
+from halfway.pipeline.tables.folders import Folder, LocalFolder
 from tests.support.pipeline.archives import verdicts_in
-from tests.support.pipeline.audits import OPTIONS, last_in
-from tests.support.pipeline.worlds import DAY, REAL_KEPT_MS, World, WorldSource
+from tests.support.pipeline.audits import OPTIONS
+from tests.support.pipeline.worlds import DAY, World, WorldSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SEEDS = int(os.environ.get("HISTORIES", "2"))
 FIRST = int(os.environ.get("FIRST_SEED", "1"))
-seeds = pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
 HOUR = 3_600_000
 PLANTED = ("leaked", "lost", "torn", "doubled", "payload_changed", "reordered", "unprepared", "half_left")
+MODES = ("once", "again", "windows", "windows, with a lost state")
 
 
-def source(engine: DuckEngine, world: World, at: int, seed: int) -> WorldSource:
-    chance = random.Random(seed)
-    return WorldSource(engine, world, at, lambda: chance.choice((0, 1, 20, 500, 5_000)))
+def judged(folder: Path, world: World, engine: Engine | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Audit a world in the mode of its seed; return the rows, and when the last audit began.
 
-
-@seeds
-def test_a_history_without_a_fault_has_no_anomaly(engine: DuckEngine, tmp_path: Path, seed: int) -> None:
-    """Whatever is removed, and whenever it is read. What is expired is older than its topic's retention."""
-    world = World(seed)
-    at = world.end - random.Random(seed).choice((0, 10_000, 40_000, 1_800_000, 3 * DAY))
-    audit.run(engine, source(engine, world, at, seed), LocalFolder(str(tmp_path)), OPTIONS)
-    rows = verdicts_in(tmp_path)
-    assert not [row for row in rows if row["verdict"] in ANOMALIES], f"seed {seed}"
-    expired = [row for row in rows if row["verdict"] == "expired_unknown" and row["ended_at"] is not None]
-    young = [row for row in expired if row["ended_at"].timestamp() * 1000 > at - REAL_KEPT_MS + DAY]
-    of_compacted = [row for row in young if "state" in row["topics"]]
-    assert young == of_compacted, f"seed {seed}"
-
-
-@seeds
-def test_windows_of_a_history_without_a_fault_have_no_anomaly(tmp_path: Path, seed: int) -> None:
-    """Whatever is removed between the runs, which can be days apart."""
-    world = World(seed)
-    chance = random.Random(seed)
-    times = sorted({world.end - ago for ago in (*chance.sample(range(10 * DAY), 2), 30_000, -100)})
+    Its anomalies were planted if its seed is odd. `engine` makes the last audit in place of DuckDB.
+    """
+    chance = random.Random(world.seed)
+    mode = MODES[world.seed // 2 % len(MODES)]
+    times = [world.end - chance.choice((0, 10_000, 40_000, 1_800_000, 3 * DAY))]
+    if world.seed % 2:
+        times = [world.end]
+        for number, anomaly in enumerate(PLANTED):
+            world.plant(anomaly, ago=HOUR + number * 60_000)
+    if mode != "once":
+        times = sorted({*(times[0] - ago for ago in chance.sample(range(1, 8 * DAY), 2)), *times})
+    job: Any = incremental if "windows" in mode else audit
+    lost = times[1] if "lost" in mode else None
     for at in times:
-        engine = DuckEngine()
-        incremental.run(engine, source(engine, world, at, seed), LocalFolder(str(tmp_path)), OPTIONS)
+        if at == lost:
+            shutil.rmtree(folder / STATE)
+            with pytest.raises(SourceError, match="without their 'state'"):
+                run(job, DuckEngine(), folder, world, at)
+            shutil.rmtree(folder)
+        run(job, (engine if at == times[-1] else None) or DuckEngine(), folder, world, at)
+    return verdicts_in(folder), times[-1]
+
+
+def run(job: Any, engine: Any, folder: Path, world: World, at: int) -> None:
+    """Audit a world as of a time. Reading takes its time, and everything goes on meanwhile."""
+    steps = random.Random(world.seed)
+    source = WorldSource(engine, world, at, lambda: steps.choice((0, 1, 20, 500, 5_000)))
+    try:
+        path = str(folder)
+        place = Folder(engine.spark, path) if isinstance(engine, SparkEngine) else LocalFolder(path)
+        job.run(engine, source, place, OPTIONS)
+    finally:
         engine.close()
-    assert not {key for key, verdict in last_in(tmp_path).items() if verdict in ANOMALIES}, f"seed {seed}"
 
 
-@seeds
-def test_what_is_planted_is_found_or_said_to_be_unproved(engine: DuckEngine, tmp_path: Path, seed: int) -> None:
-    """A minute ago, in topics that have lost records: a missing message is lost, or at least unproved."""
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 4 * SEEDS), ids="seed-{}".format)
+def test_an_audit_says_what_happened(tmp_path: Path, seed: int) -> None:
+    """Whatever is removed, whenever it is read, whole or in windows that can be days apart, and after a lost state."""
     world = World(seed)
-    for number, anomaly in enumerate(PLANTED):
-        world.plant(anomaly, ago=HOUR + number * 60_000)
-    audit.run(engine, source(engine, world, world.end, seed), LocalFolder(str(tmp_path)), OPTIONS)
-    found = {row["id"]: row["verdict"] for row in verdicts_in(tmp_path)}
-    wrong = {
-        (anomaly, found.get(name))
-        for name, anomaly in world.planted.items()
-        if found.get(name) not in {anomaly, *(("unproved",) if anomaly in {"lost", "torn", "leaked"} else ())}
-    }
-    assert not wrong, f"seed {seed}"
+    rows, at = judged(tmp_path / "audit", world)
+    assert not world.disagreements(rows, at), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SEEDS // 50)), ids="seed-{}".format)
+def test_spark_says_the_same_to_the_row(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
+    """As DuckDB, of the same history."""
+    rows, _ = judged(tmp_path / "duckdb", World(seed))
+    assert judged(tmp_path / "spark", World(seed), SparkEngine(spark))[0] == rows, f"seed {seed}"

@@ -93,6 +93,8 @@ class Log:
 class LogSource:
     """A log as of a time."""
 
+    others = None
+
     def __init__(
         self,
         engine: DuckEngine | SparkEngine,
@@ -180,8 +182,11 @@ class LogSource:
             and record.offset >= self._log.starts.get(record.topic, 0)
             and ranges[record.topic][0] <= record.offset < ranges[record.topic][1]
         ]
-        table = pa.Table.from_pylist(rows, RECORD)
-        if isinstance(self._engine, DuckEngine):
-            return self._engine.query(wanted.sql, records=self._engine.take(table))
-        records = nothing(self._engine.spark) if not rows else self._engine.spark.createDataFrame(table)
-        return self._engine.query(wanted.sql, records=records)
+        return self._engine.query(wanted.sql, records=frame_of(self._engine, pa.Table.from_pylist(rows, RECORD)))
+
+
+def frame_of(engine: DuckEngine | SparkEngine, records: pa.Table) -> Any:
+    """Return records as a frame of an engine."""
+    if isinstance(engine, DuckEngine):
+        return engine.take(records)
+    return engine.spark.createDataFrame(records) if records.num_rows else nothing(engine.spark)

@@ -3,7 +3,8 @@
 There are several shards and partitions, coordinators whose clocks differ, checks, parked and resumed transactions, ids
 that are used again, aborted Kafka transactions, other producers, idle partitions, and a few keys that most messages
 have. Compaction, op's retention and that of real topics remove records at any time. Pins are taken one after the other
-while everything goes on. Nothing in such a history is wrong; `plant` adds what is.
+while everything goes on. Nothing in such a history is wrong; `plant` adds what is. `disagreements` says which verdicts
+of an audit are not those of the history.
 """
 
 import random
@@ -23,7 +24,7 @@ from halfway.pipeline.sources.pinned import WHOLE, Rows
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.protocol.transactions import Cause, partition_for_key
-from tests.support.pipeline.logs import HORIZON, PREFIX, START, Headers
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, Headers, frame_of
 
 DAY: Final = 86_400_000
 SHARDS: Final = 3
@@ -33,6 +34,10 @@ REAL: Final = {"orders": 3, "mails": 2, "state": 2}
 """The real topics and their partitions. `state` is compacted."""
 COMPACTED: Final = frozenset({"state", *(PREFIX + kind for kind in ("half", "op", "parked"))})
 NEVER: Final = 1 << 60
+LONG_MS: Final = 120_000
+"""An audit that begins at a time sees, of what happens so long before or after it, everything or nothing."""
+UNPROVABLE: Final = frozenset({"leaked", "lost", "torn"})
+"""Anomalies that a removal of other records can hide."""
 Place = tuple[str, int]
 """A topic and a partition."""
 
@@ -87,6 +92,10 @@ class World:
     records: list[Record] = field(default_factory=list)
     planted: dict[str, str] = field(default_factory=dict)
     """By id, the anomaly that was planted."""
+    begun: dict[tuple[str, int], Transaction] = field(default_factory=dict)
+    """Every use of an id, by id and the time of its prepare by the coordinator's clock."""
+    ended: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
+    """When each ended, and the verdict that it then has."""
     trims: dict[Place, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     """By place, times at which all before an offset was removed."""
 
@@ -96,7 +105,7 @@ class World:
         self._number = 0
         self._by_place: dict[Place, list[Record]] = defaultdict(list)
         self._skew = [self.random.randrange(-2_000, 2_001) for _ in range(SHARDS)]
-        self._idle = {topic: self.random.random() < 0.3 for topic in REAL}
+        self._idle = {topic: self.random.random() < 0.5 for topic in REAL}
         layout = codec.encode_layout(codec.Layout(shards=SHARDS, created_at=START))
         self._write(
             (PREFIX + "owners", 0), codec.LAYOUT_KEY, layout, START, codec.record_headers("layout", "", "created")
@@ -123,7 +132,7 @@ class World:
 
     def _happen(self, at: int) -> None:
         chance = self.random
-        if chance.random() < 0.1:
+        if chance.random() < 0.2:
             self._foreign(at)
         transaction = self._new(at)
         if transaction.id.startswith("client") and chance.random() < 0.3:
@@ -189,6 +198,7 @@ class World:
         return at
 
     def _half(self, one: Transaction, at: int, visible: int | None = None) -> None:
+        self.begun[one.id, one.prepared_at] = one
         half = one.half(at)
         headers = codec.half_headers(half, "prepared")
         place = (PREFIX + "half", one.shard)
@@ -235,6 +245,9 @@ class World:
 
     def _end(self, one: Transaction, at: int, kind: OpKind, *, aborted: bool = False, change: str = "") -> None:
         """End a transaction in one Kafka transaction. `change` is what goes wrong in it."""
+        if not aborted:
+            verdict = "committed_ok" if kind is OpKind.COMMITTED else "rolled_back_ok"
+            self.ended[one.id, one.prepared_at] = (at, verdict)
         seen = self._seen_at(at)
         visible: defaultdict[Place, int] = defaultdict(seen)
         numbered = list(enumerate(one.messages, 1))
@@ -275,9 +288,11 @@ class World:
         return self.random.randrange(REAL[message.topic] - self._idle[message.topic])
 
     def _foreign(self, at: int) -> None:
+        """Another producer writes, half of the time to the last partition, which can have no other records."""
         topic = self.random.choice([*REAL])
         key = b"foreign-%d" % self.random.randrange(10)
-        self._write((topic, self.random.randrange(REAL[topic])), key, b"of another producer", at, [])
+        place = (topic, self.random.choice((self.random.randrange(REAL[topic]), REAL[topic] - 1)))
+        self._write(place, key, b"of another producer", at, [])
 
     def _write(
         self,
@@ -319,6 +334,53 @@ class World:
         self._settle()
         return one.id
 
+    # --- what an audit must say
+
+    def disagreements(self, rows: Sequence[dict[str, Any]], at: int) -> list[str]:
+        """Return what an audit that began at a time has said, or not said, although it is not so.
+
+        A use that was touched while the audit read can have its verdict of before or after. A verdict that needs
+        records which Kafka has removed is `expired_unknown`, or `unproved` if they are too young for that.
+        """
+        touched: Counter[str] = Counter()
+        for record in self.records:
+            if abs(record.at - at) < LONG_MS or abs(record.visible_at - at) < LONG_MS:
+                told = dict(record.headers).get("halfway-transaction-id") or record.key or b""
+                touched[told.decode() if isinstance(told, bytes) else told] += 1
+        last = {name: max(when for each, when in self.begun if each == name) for name, _ in self.begun}
+        found = {(row["id"], _millis(row["prepared_at"])): row["verdict"] for row in rows}
+        wrong = []
+        for (name, prepared_at), verdict in found.items():
+            allowed = self._allowed(name, prepared_at, at, quiet=name not in touched)
+            if verdict not in allowed:
+                wrong.append(f"{name} prepared at {prepared_at} is {verdict}, not {' or '.join(sorted(allowed))}")
+        for name, prepared_at in self.begun:
+            ended_at, _ = self.ended.get((name, prepared_at), (at, ""))
+            young = prepared_at < at - LONG_MS and ended_at > at - REAL_KEPT_MS + DAY
+            if young and last[name] == prepared_at and name not in touched and (name, prepared_at) not in found:
+                wrong.append(f"{name} prepared at {prepared_at} has no verdict")
+        return wrong
+
+    def _allowed(self, name: str, prepared_at: int | None, at: int, *, quiet: bool) -> set[str]:
+        """Return the verdicts that a use of an id can have."""
+        if name in self.planted:
+            anomaly = self.planted[name]
+            return {anomaly, *(["unproved"] if anomaly in UNPROVABLE else [])}
+        key = (name, prepared_at or 0)
+        one, (ended_at, verdict) = self.begun.get(key), self.ended.get(key, (NEVER, ""))
+        if one is None:
+            # A trace without the time of its prepare: what is left of it is old.
+            return {"expired_unknown", "pending", "unproved"}
+        open_still = {"pending", "parked"}
+        if ended_at > at + LONG_MS:
+            return open_still
+        removable = any(self.trims.values()) or any(message.topic in COMPACTED for message in one.messages)
+        old = ended_at <= at - REAL_KEPT_MS + DAY or any(message.topic in COMPACTED for message in one.messages)
+        used_again = any(each == name and prepared_at != key[1] for each, prepared_at in self.begun)
+        unknown = {"unproved"} if removable else set()
+        unknown |= {"expired_unknown"} if old or used_again else set()
+        return {verdict} | unknown | (set() if quiet else open_still)
+
     # --- what Kafka does
 
     def _settle(self) -> None:
@@ -347,7 +409,10 @@ class World:
                         one.gone_at = min(one.gone_at, now)
 
     def _age(self) -> None:
-        """Let retention remove what is too old, to any offset up to the first that is not."""
+        """Let retention remove what is too old, to any offset up to the first that is not.
+
+        An idle partition can lose everything, as after a change of its topic's retention.
+        """
         chance = self.random
         for place, there in self._by_place.items():
             if place[0] in COMPACTED and place[0] != PREFIX + "op":
@@ -357,10 +422,15 @@ class World:
                 now = START + chance.randrange(kept_ms, self.end - START + 120_000)
                 old = next((one.offset for one in there if one.told_at >= now - kept_ms), len(there))
                 self.trims[place].append((now, chance.choice((chance.randrange(old + 1), old))))
+            if self._idle.get(place[0]) and place[1] == REAL[place[0]] - 1 and chance.random() < 0.5:
+                now = self.end - chance.randrange(DAY)
+                self.trims[place].append((now, sum(one.at <= now for one in there)))
 
 
 class WorldSource:
     """A world as an audit sees it that begins at a time; `step` says how long each thing takes, in ms."""
+
+    others = None
 
     def __init__(self, engine: DuckEngine | Engine, world: World, at: int, step: Callable[[], int]) -> None:
         """Pin nothing yet."""
@@ -455,4 +525,8 @@ class WorldSource:
             and record.gone_at > self._at
             and (aborted or not record.aborted)
         ]
-        return self._engine.query(wanted.sql, records=self._engine.take(pa.Table.from_pylist(rows, RECORD)))
+        return self._engine.query(wanted.sql, records=frame_of(self._engine, pa.Table.from_pylist(rows, RECORD)))
+
+
+def _millis(time: datetime | None) -> int | None:
+    return None if time is None else round(time.timestamp() * 1000)
