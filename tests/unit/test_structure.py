@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_557,
+    "lines of coordinator and adapters": 43_560,
     "files of coordinator and adapters": 201,
     "lines of halfway/protocol": 2_848,
-    "lines of halfway/coordinator": 10_017,
+    "lines of halfway/coordinator": 10_020,
     "lines of halfway/http": 6_578,
     "lines of halfway/app": 4_195,
     "lines of halfway/kafka": 9_864,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_524,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 67_199,
+    "lines of tests": 67_171,
     "lines of bench": 4_007,
-    "bytes of pages": 409_071,
+    "bytes of pages": 409_213,
     "settings": 67,
     "REST operations": 27,
     "calls between instances": 18,

@@ -347,8 +347,11 @@ class Ending(Path[Change]):
             else:
                 self._finish(change, EndResult(id=name, state=entry.state, changed=False))
             return None
-        # 6. Does the state allow it, and is a write needed?
-        answer = decide(change, entry)
+        # 6. Does the state allow it, and is a write needed? What the log has lost may have been written meanwhile.
+        if change.action is _LOST and name not in shard.unwritten:
+            answer: EndResult | None = EndResult(id=name, state=entry.state, changed=False)
+        else:
+            answer = decide(change, entry)
         if answer is not None:
             self._finish(change, answer)
             return None

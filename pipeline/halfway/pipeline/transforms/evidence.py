@@ -309,8 +309,8 @@ def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limit
     selects = [
         _event(
             "op", "$ops", prepared_at, _time(limits, "greatest(prepared_at, ended_at)"), at=at, group='"group"',
-            outcome="outcome", cause="cause", prepared_at="prepared_at", ended_at="ended_at", first_place=_PLACE,
-            last_place=_PLACE,
+            outcome="outcome", cause="cause", prepared_at="prepared_at", ended_at="ended_at", first_place="ended_at",
+            last_place="ended_at",
         ) + f" where {condition}",
         _event(
             "named", "$named", prepared_at, _time(limits, "until"), prepared_at="prepared_at", ended_at="ended_at",

@@ -37,7 +37,7 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     | `expired_unknown` | there are traces, but the op, or a message that it names, is old enough to be deleted by age |
     | `unproved` | the traces of a loss or a leak, too young for deletion by age; but records of a log were deleted |
     | `not_judged` | its outcome cannot be read, or is a commit that names no message |
-    | `contradicted` | op says committed and rolled back, or has an outcome twice |
+    | `contradicted` | op says committed and rolled back, or has an outcome of two times |
     | `leaked` | a message without a commit that names it |
     | `lost` | committed, and none of its messages is there; or its half has gone, and no op has an outcome |
     | `torn` | committed, and some of its messages are missing, or `halfway-message` gives another number of them |

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from halfway.coordinator.changes import Record
 from halfway.coordinator.ports import LogLoss
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard_table import ShardTable
@@ -12,9 +13,10 @@ from halfway.memory.surroundings import ManualClock
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
 from halfway.protocol.records import OpKind
 from halfway.protocol.shard import ShardState
-from halfway.protocol.transactions import State
+from halfway.protocol.transactions import Outcome, State
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import op, parked_of
+from tests.support.service.world import World
 
 HORIZON_S = 900
 A, B, C = (half_of(name, name, 1_000) for name in ("a", "b", "c"))
@@ -136,6 +138,14 @@ async def test_a_shard_that_is_lost_before_all_is_written_again_forgets_nothing(
     state = acquired(shards, fold(200), suspect=False)
     assert [type(state.find(half.id)) for half in (A, B, C)] == [Pending, Ended, ParkedEntry]
     assert shards.get(0).unwritten == {A.id: A, B.id: None, C.id: C}
+
+
+async def test_what_is_ended_before_it_is_written_again_is_not_written_a_second_time(world: World) -> None:
+    """The scan had begun to write it when the end, which was in the lane already, was done."""
+    prepared = await world.prepare()
+    await world.end(prepared.id, Outcome.COMMIT)
+    change = world.coordinator._ending.write_again(prepared.id, Record.LOST, deadline=world.deadline())
+    assert not (await change).changed
 
 
 async def test_a_shard_is_given_up_when_what_was_lost_is_written_again() -> None:

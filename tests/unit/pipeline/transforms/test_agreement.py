@@ -101,7 +101,8 @@ class Frames:
                         {"topic": topic, "key_hash": _hash(key), "value_hash": _hash(value), "size": 1}
                         for topic, key, value in named
                     ]
-                    place = (AT, AT, AT, record.shard, record.offset)
+                    ended_at = AT + record.offset  # each decided at its own time
+                    place = (AT, ended_at, AT, record.shard, record.offset)
                     self.ops.append((name, "g", record.kind, record.cause, *place, digests))
                 case Half():
                     self.halves.append((name, record.contents is not None, AT, "g", record.offset, AT))
