@@ -176,7 +176,7 @@ class TopicFaults:
         """
         stage = self._stage
         async with stage.brokers_free, stage.coordinators_free:
-            if not await self._settled():
+            if not await self._settled() or stage.is_over.is_set():
                 return
             async with stage.holding():
                 since, lost_before = stage.now(), await self._missing()
@@ -193,14 +193,14 @@ class TopicFaults:
         stage, clock = self._stage, time.monotonic
         until = clock() + _SETTLES_WITHIN_S
         before, since = None, clock()
-        while clock() < until and not stage.is_over.is_set():
+        while clock() < until:
             owned = [await asyncio.to_thread(one.served) for one in stage.instances]
             whole = all(owned) and sum(map(len, owned)) == SHARDS == len(set().union(*owned)) and not stage.away()
             if not whole or owned != before:
                 before, since = owned if whole else None, clock()
             elif clock() - since >= _SETTLED_S:
                 return True
-            await stage.wait(5 * LOOK_AGAIN_S)
+            await asyncio.sleep(5 * LOOK_AGAIN_S)
         return False
 
     async def _restored(self, watch: _Watch, since: int, is_mended: bool, lost_before: int) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class TopicFaults:
         """
         stage, op = self._stage, self._op
         async with stage.brokers_free, stage.coordinators_free:
-            if not await self._settled():
+            if not await self._settled() or stage.is_over.is_set():
                 return
             lost_before, watch = await self._missing(), _Watch(stage.instances)
 
@@ -249,10 +249,11 @@ class TopicFaults:
             stage.note("op_made_again", op, since=since, **await self._restored(watch, since, is_mended, lost_before))
 
     async def _is_restored(self, watch: _Watch) -> bool:
-        """Return whether all shards are served, their owners have noticed the loss, and nothing is in memory only."""
+        """Return whether the shards have settled since their owners noticed the loss, and nothing is in memory only."""
+        if len(await asyncio.to_thread(watch.acquired)) < SHARDS or not await self._settled():
+            return False
         unwritten = await asyncio.gather(*(asyncio.to_thread(one.unwritten) for one in self._stage.instances))
-        noticed = len(await asyncio.to_thread(watch.acquired)) == SHARDS
-        return noticed and not any(unwritten) and None not in unwritten and not self._stage.away()
+        return not any(unwritten) and None not in unwritten
 
     def _is_behind(self, ends: Mapping[int, int]) -> bool:
         cursors = self._stage.cluster.committed(self._cursors, self._half)
