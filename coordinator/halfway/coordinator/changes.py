@@ -15,7 +15,6 @@ from halfway.protocol.entries import Ended, Entry, ParkedEntry, Pending, Unresol
 from halfway.protocol.errors import (
     EndUnconfirmedError,
     HalfwayError,
-    IdReplacedError,
     NotWrittenError,
     OvertakenError,
     RetryableError,
@@ -75,8 +74,6 @@ class Change(Operation[EndResult], kw_only=True, eq=False):
     checked_at: int | None = None
     check_id: str | None = None
     """The id of the check that a caller says it answers, until that is looked up."""
-    prepared_at: int | None = None
-    """The prepare time of the transaction to change, ms since the epoch, since an id may be reused; None for any."""
     still_wanted: Callable[[Unresolved], bool] | None = None
     """Is called at every write, under the claim: a verdict may have come before a decision of the policy."""
     waits_for_claim: bool = True
@@ -158,8 +155,6 @@ def decide(change: Change, entry: Entry) -> EndResult | None:
     if isinstance(action, Record):
         is_needed = _is_needed(action, change, entry)
         return None if is_needed else EndResult(id=entry.id, state=state, changed=False)
-    if change.prepared_at is not None:
-        require_same_transaction(entry, change.prepared_at)
     target = TRANSITIONS.get((state, action))
     if target is None:
         raise conflict(entry.id, state)
@@ -258,12 +253,6 @@ def _verdict(change: Change, entry: Entry, half: Half | None, at: int) -> LaneWr
     if half is None:
         raise NotWrittenError
     return parked(change.shard, entry, half, fields)
-
-
-def require_same_transaction(entry: Entry, prepared_at: int | None) -> None:
-    """Raise IdReplacedError if an entry is not the transaction that was prepared at this time; None allows any."""
-    if prepared_at is not None and entry.prepared_at != prepared_at:
-        raise IdReplacedError(entry.id, state=entry.state.value)
 
 
 def unconfirmed(transaction_id: str) -> RetryableError:

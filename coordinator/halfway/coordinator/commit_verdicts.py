@@ -13,7 +13,6 @@ from halfway.protocol.entries import Ended
 from halfway.protocol.errors import (
     AlreadyEndedError,
     HalfwayError,
-    IdReplacedError,
     OutcomeExpiredError,
     OverloadedError,
     UnknownTransactionError,
@@ -35,8 +34,8 @@ _ENDED = (AlreadyEndedError, OutcomeExpiredError, UnknownTransactionError)
 
 
 def leaves_nothing_to_keep(error: BaseException) -> bool:
-    """Return whether an error of a commit means that its transaction has ended, or is another one now."""
-    return isinstance(error, (*_ENDED, IdReplacedError))
+    """Return whether an error of a commit means that its transaction has ended."""
+    return isinstance(error, _ENDED)
 
 
 class RecordVerdict(Protocol):

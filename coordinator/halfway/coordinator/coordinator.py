@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 from halfway.coordinator.checkback.dispatcher import CheckDispatcher
 from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected, always
 from halfway.coordinator.checkback.scan import Scan
-from halfway.coordinator.cluster.cluster_jobs import ClusterJobs, JobWork
 from halfway.coordinator.cluster.forward import FanOut, Forwarder
-from halfway.coordinator.cluster.jobs import Jobs
 from halfway.coordinator.cluster.peers import PeerHandler
 from halfway.coordinator.cluster.statistics import ClusterStatistics
 from halfway.coordinator.ending import Ending
@@ -25,13 +23,8 @@ from halfway.coordinator.records import (
     FiguresCall,
     GetCall,
     HistoryCall,
-    JobCall,
-    JobsCall,
-    KnownJobCall,
     PrepareCall,
     ResumeCall,
-    StartJobCall,
-    StopJobCall,
 )
 from halfway.coordinator.shards.groups import Groups
 from halfway.coordinator.shards.shard_table import ShardTable
@@ -63,7 +56,7 @@ if TYPE_CHECKING:
         Topics,
     )
     from halfway.coordinator.prepare import Preparation
-    from halfway.coordinator.records import FindResult, HistoryView
+    from halfway.coordinator.records import HistoryView
     from halfway.coordinator.requests import (
         End,
         EndResult,
@@ -161,10 +154,6 @@ class Coordinator:
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
         self._preparer.forward = self._forward_prepare
         self._ending.forward = self._forward_end
-        work = JobWork(self._fan_out, self._forwarder, self._checks, self._ending, self.auditor, clock)
-        self._jobs = Jobs(work.find, work.act, clock, instance)
-        self.jobs = ClusterJobs(self._jobs, work, self._forwarder, self._shards, authority, self.auditor)
-        """Starts, lists and stops jobs."""
         self.peer_handler = PeerHandler(
             self._preparer,
             self._ending,
@@ -189,7 +178,6 @@ class Coordinator:
         """Gathers the figures of all instances."""
         self.statistics.instance = instance
         self.peer_handler.register(self.statistics.answer, FiguresCall)
-        self.peer_handler.register(self.jobs.answer, KnownJobCall, StartJobCall, JobCall, JobsCall, StopJobCall)
 
     def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> Operation[Prepared]:
         """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""
@@ -228,10 +216,6 @@ class Coordinator:
     async def list(self, query: ListQuery, *, deadline: float, principal: Principal = ANYBODY) -> Page:
         """List transactions, oldest prepare first, without payloads."""
         return await self._fan_out.list(query, deadline=deadline, principal=principal)
-
-    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal = ANYBODY) -> FindResult:
-        """Count the matches of a query, and return the ids of the oldest `most`."""
-        return await self._fan_out.find(query, most=most, deadline=deadline, principal=principal)
 
     async def check(
         self, transaction_id: str, *, remark: str | None = None, deadline: float, principal: Principal = ANYBODY
@@ -310,8 +294,7 @@ class Coordinator:
         self._scan.clock_was_set()
 
     async def drain(self) -> None:
-        """Stop jobs and checks, and answer waiting polls. The REST layer finishes the requests in flight."""
-        await self._jobs.close()
+        """Stop checks, and answer waiting polls. The REST layer finishes the requests in flight."""
         await self._fan_out.close()
         await self._checks.close()
 

@@ -143,7 +143,6 @@ class Ending(Path[Change]):
             request=request,
             remark=request.remark,
             check_id=request.check_id,
-            prepared_at=request.prepared_at,
             forwards=forwards,
             is_manual=is_manual,
             is_audited=is_manual and is_audited,
@@ -156,16 +155,10 @@ class Ending(Path[Change]):
         transaction_id: str,
         *,
         remark: str | None = None,
-        prepared_at: int | None = None,
         deadline: float,
         principal: Principal,
     ) -> TransactionView:
-        """Make a parked transaction prepared again; a prepared one is unchanged.
-
-        Raises:
-            IdReplacedError: the id belongs to a transaction that was not prepared at `prepared_at`.
-
-        """
+        """Make a parked transaction prepared again; a prepared one is unchanged."""
         change = Change(
             path=self,
             id=transaction_id,
@@ -175,7 +168,6 @@ class Ending(Path[Change]):
             principal=principal,
             permission=Permission.RESUME,
             remark=remark,
-            prepared_at=prepared_at,
         )
         self.add(change)
         result = await change
@@ -391,8 +383,7 @@ class Ending(Path[Change]):
     def _identify(self, change: Change, shard: Shard, entry: Entry) -> None:
         """Store which transaction the caller may end, and treat the end as the answer to a check if it is one."""
         change.group = entry.group
-        if change.prepared_at in (None, entry.prepared_at):
-            change.meant = entry
+        change.meant = entry
         if change.check_id is not None:
             check_id, change.check_id = change.check_id, None
             number = self._number_sent(check_id, entry)

@@ -1,4 +1,4 @@
-"""What instances tell each other: calls, jobs, statistics and histories, with the field names of the wire format.
+"""What instances tell each other: calls, statistics and histories, with the field names of the wire format.
 
 Callers get the same records: a field that has a default here is in every answer to a caller.
 
@@ -9,7 +9,6 @@ that first supports the higher version. Durations are in seconds.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -18,139 +17,14 @@ from msgspec import UNSET, Meta, UnsetType
 from halfway.coordinator.requests import (
     End,
     EndResult,
-    Internal,
     LeasedCheck,
     ListQuery,
     Moment,
     Prepare,
     Prepared,
-    TransactionFilter,
     TransactionView,
 )
-from halfway.protocol.principal import Principal
 from halfway.protocol.transactions import State
-
-MIN_RATE: Final = 0.1
-MAX_RATE: Final = 500
-RATE: Final = 50.0
-"""The default rate, in transactions per second."""
-
-
-class JobAction(StrEnum):
-    """The action of a job on each transaction."""
-
-    CHECK = "check"
-    COMMIT = "commit"
-    ROLLBACK = "rollback"
-    RESUME = "resume"
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        """The states of the transactions that it acts on."""
-        if self is JobAction.CHECK:
-            return (State.PREPARED,)
-        return (State.PARKED,) if self is JobAction.RESUME else (State.PREPARED, State.PARKED)
-
-
-class JobState(StrEnum):
-    """The state of a job. `accepted` does not mean that anything was done."""
-
-    ACCEPTED = "accepted"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    DONE = "done"
-    FAILED = "failed"
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the job is finished."""
-        return self in (JobState.STOPPED, JobState.DONE, JobState.FAILED)
-
-
-class ItemResult(StrEnum):
-    """The result of one transaction of a job."""
-
-    WAITING = "waiting"
-    DONE = "done"
-    UNCHANGED = "unchanged"
-    """It already was in the state that the job asks for."""
-    FAILED = "failed"
-    REPLACED = "replaced"
-    """The id now belongs to another transaction than the one that was found: nothing was done to it."""
-
-
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The request for a job, with either `filter` or `ids`."""
-
-    id: str
-    action: JobAction
-    filter: TransactionFilter | None = None
-    ids: tuple[str, ...] = ()
-    reason: str
-    rate: float
-    """The maximum number of transactions per second."""
-    most: int
-    """The maximum number of transactions."""
-    of_group: str | None = None
-    """The group whose key requested the job, and which may read it; None for other callers."""
-
-    def query(self, selection: TransactionFilter, now: int, *, limit: int = 100) -> ListQuery:
-        """Return the query for the selected transactions that the action applies to; `now` is in ms since the epoch."""
-        states = self.action.states
-        state = states[0] if len(states) == 1 else selection.state
-        return msgspec.structs.replace(selection.query(now), state=state, unresolved=True, limit=limit)
-
-
-class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with its progress."""
-
-    spec: JobSpec
-    by: Principal
-    state: JobState
-    instance: str
-    """The instance that runs it."""
-    accepted_at: Moment
-    started_at: Moment | None = None
-    finished_at: Moment | None = None
-    detail: str | None = None
-    """The reason why it failed or waits."""
-    found: int | None = None
-    """The number of transactions that the filter found; None during the search."""
-    items: int = 0
-    """The number of transactions that it acts on."""
-    results: dict[str, int] = {}
-    """The number of items with each result, except `waiting`."""
-    created: bool = False
-    """Whether this call created it."""
-
-
-class JobItem(msgspec.Struct, kw_only=True, gc=False):
-    """The result for one transaction. For a check, `done` means that the group was asked, whatever it answers."""
-
-    id: str
-    result: ItemResult = ItemResult.WAITING
-    state: State | None = None
-    """The current state, if it is known."""
-    error_code: str | None = None
-    detail: str | None = None
-    at: Moment | None = None
-    prepared_at: Internal[int | None] = None
-    """The prepare time of the transaction that was found; None if the request named the id."""
-
-
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A job with a page of its items, and the number of the first item of the next page."""
-
-    job: JobView
-    items: tuple[JobItem, ...]
-    next: int | None
-
-
-class JobList(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of an instance."""
-
-    jobs: tuple[JobView, ...]
 
 
 class Away(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,13 +35,6 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     instance: str | None
     """The instance that should serve it; null if none does."""
     detail: str
-
-
-class AllJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of all instances, the newest first, and the instances that did not answer."""
-
-    jobs: tuple[JobView, ...]
-    away: tuple[Away, ...]
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -402,8 +269,6 @@ class CheckCall(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """Check a transaction now."""
 
     id: str
-    prepared_at: int | None = None
-    """The prepare time of the transaction to check; None for the one that has the id now."""
 
 
 class ResumeCall(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
@@ -411,7 +276,6 @@ class ResumeCall(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
 
     id: str
     remark: str | None = None
-    prepared_at: int | None = None
 
 
 class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
@@ -423,14 +287,6 @@ class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 class SearchCall(ListCall, frozen=True, kw_only=True, tag="search"):
     """A list with filters that an older release does not know: it refuses this call, where it would ignore them."""
-
-
-class FindCall(msgspec.Struct, frozen=True, kw_only=True, tag="find"):
-    """Count the matches of a query in these shards, and return the ids of the oldest `most`."""
-
-    query: ListQuery
-    shards: tuple[int, ...]
-    most: int
 
 
 class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
@@ -461,45 +317,13 @@ class LeaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
     """Whether the poll has taken these: count them. If not, it was lost: they are due again."""
 
 
-class KnownJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="known_job"):
-    """Return the job of this id, if this instance has it with the same request."""
-
-    spec: JobSpec
-
-
-class StartJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="start_job"):
-    """Start a job at the owner of the shard that its id hashes to."""
-
-    spec: JobSpec
-
-
-class JobCall(msgspec.Struct, frozen=True, kw_only=True, tag="job"):
-    """Return a job, and up to `limit` of its items from number `start` on; only those with `result` if it is given."""
-
-    id: str
-    result: ItemResult | None
-    start: int
-    limit: int
-
-
-class JobsCall(msgspec.Struct, frozen=True, kw_only=True, tag="jobs"):
-    """Return all jobs."""
-
-
-class StopJobCall(msgspec.Struct, frozen=True, kw_only=True, tag="stop_job"):
-    """Stop a job."""
-
-    id: str
-
-
 class FiguresCall(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
     """Return figures: of everything, or of one group only."""
 
     group: str | None
 
 
-AnyJobCall = KnownJobCall | StartJobCall | JobCall | JobsCall | StopJobCall
-InstanceCall = FiguresCall | AnyJobCall
+InstanceCall = FiguresCall
 """Calls that each instance answers for itself, independent of the shards that it serves."""
 
 
@@ -509,7 +333,7 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True, tag="history"):
     id: str
 
 
-ReadCall = GetCall | HistoryCall | ListCall | SearchCall | FindCall | CountCall
+ReadCall = GetCall | HistoryCall | ListCall | SearchCall | CountCall
 """Calls that change no transaction."""
 ShardCall = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | ReadCall
 PeerCall = ShardCall | InstanceCall
@@ -552,13 +376,6 @@ class ListResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many match, from the cursor on. An older release does not say it."""
 
 
-class FindResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of matches, and (time of the prepare in ms since the epoch, id) of the oldest of them."""
-
-    count: int
-    places: tuple[tuple[int, str], ...]
-
-
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of a group's transactions."""
 
@@ -587,13 +404,7 @@ ANSWERS: Final[dict[type, Any]] = {
     ResumeCall: TransactionView,
     ListCall: ListResult,
     SearchCall: ListResult,
-    FindCall: FindResult,
     FiguresCall: InstanceFigures,
-    KnownJobCall: JobView,
-    StartJobCall: JobView,
-    JobCall: JobPage,
-    JobsCall: JobList,
-    StopJobCall: JobView,
     CountCall: GroupCounts,
     DueCall: DueResult,
     LeaseCall: LeaseResult,

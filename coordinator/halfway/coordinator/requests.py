@@ -65,8 +65,6 @@ class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remark: str | None = None
     check_id: str | None = None
     cause: Cause = Cause.PRODUCER
-    prepared_at: int | None = None
-    """The prepare time of the transaction to end, ms since the epoch; None for the one that has the id now."""
 
 
 class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -168,40 +166,12 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The cause of the end."""
     error: str | None = None
     """A part of the last error of a prepared transaction, or of the reason of a parked one."""
-    unresolved: bool = False
-    """Whether to list only prepared and parked transactions."""
 
     @property
     def is_search(self) -> bool:
         """Return whether it has a filter that older releases do not know, and would ignore."""
         newer_filters = (self.id, self.prepared_from, self.prepared_until, self.cause, self.error)
-        return self.unresolved or any(value is not None for value in newer_filters)
-
-
-class TransactionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """The transactions of a list or a job; None matches all. Ages are in seconds, at the time of the search."""
-
-    state: State | None = None
-    group: str | None = None
-    topic: str | None = None
-    key: bytes | None = None
-    id: str | None = None
-    older_than_s: float | None = None
-    younger_than_s: float | None = None
-    error: str | None = None
-
-    def query(self, now: int) -> ListQuery:
-        """Return the query for this filter; `now` is in ms since the epoch."""
-        return ListQuery(
-            state=self.state,
-            group=self.group,
-            topic=self.topic,
-            key=self.key,
-            id=self.id,
-            prepared_from=None if self.younger_than_s is None else now - round(self.younger_than_s * 1000),
-            prepared_until=None if self.older_than_s is None else now - round(self.older_than_s * 1000),
-            error=self.error,
-        )
+        return any(value is not None for value in newer_filters)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,21 +127,6 @@ class IdReusedError(HalfwayError):
         )
 
 
-class IdReplacedError(HalfwayError):
-    """The id now belongs to another transaction than the one that was chosen."""
-
-    code = "id_replaced"
-
-    def __init__(self, transaction_id: str, *, state: str) -> None:
-        """Name the id, and the state of the transaction that has it now."""
-        super().__init__(
-            f"{transaction_id!r} is now the id of another transaction, prepared at another time than the one that was "
-            "chosen: nothing was done to it",
-            id=transaction_id,
-            state=state,
-        )
-
-
 class PreparesRejectedError(HalfwayError):
     """This coordinator accepts no new transactions now; ends still work."""
 
@@ -187,30 +172,6 @@ class AccessControlOffError(HalfwayError):
     """There are no keys here: set HALFWAY_MASTER_SECRET."""
 
     code = "access_control_off"
-
-
-class UnknownJobError(HalfwayError):
-    """There is no job of that id."""
-
-    code = "unknown_job"
-
-    def __init__(self, job_id: str) -> None:
-        """Name the id and the remedy."""
-        super().__init__(
-            f"there is no job {job_id!r}: it was never accepted, or its instance has ended; send it again with "
-            "the same id: nothing is done twice",
-            id=job_id,
-        )
-
-
-class JobIdReusedError(HalfwayError):
-    """The id belongs to another job."""
-
-    code = "job_id_reused"
-
-    def __init__(self, job_id: str) -> None:
-        """Name the id, and reveal nothing about the job that has it."""
-        super().__init__(f"id {job_id!r} belongs to a job with another request: choose another id", id=job_id)
 
 
 class TopicNotAllowedError(InvalidRequestError):

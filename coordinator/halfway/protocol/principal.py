@@ -70,8 +70,6 @@ class Permission(StrEnum):
     DELETE_GROUP = "delete a group"
     MANAGE_KEYS = "manage keys"
     READ_STATISTICS = "read statistics"
-    LIST_JOBS = "read jobs"
-    RUN_JOBS = "start or stop a job"
     READ_METRICS = "read metrics"
 
 
@@ -101,8 +99,6 @@ RULES: Final[dict[Permission, frozenset[PrincipalKind]]] = {
     Permission.DELETE_GROUP: _OPERATORS,
     Permission.MANAGE_KEYS: _OPERATORS,
     Permission.READ_STATISTICS: _READERS,
-    Permission.LIST_JOBS: _READERS,
-    Permission.RUN_JOBS: _WRITERS,
     Permission.READ_METRICS: _OPERATORS | {PrincipalKind.READER},
 }
 """The kinds of callers that have each permission. A group's key never acts for another group."""

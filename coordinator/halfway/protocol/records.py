@@ -309,7 +309,7 @@ def _to_the_second(seconds: int) -> str:
 
 
 class Audited(StrEnum):
-    """The actions on record: manual changes of transactions, and what is done to jobs, groups and keys."""
+    """The actions on record: manual changes of transactions, and what is done to groups and keys."""
 
     REGISTER_GROUP = "register_group"
     CHANGE_GROUP = "change_group"
@@ -317,8 +317,6 @@ class Audited(StrEnum):
     END_BY_HAND = "end_by_hand"
     RESUME = "resume"
     CHECK_NOW = "check_now"
-    START_JOB = "start_job"
-    STOP_JOB = "stop_job"
     CREATE_KEY = "create_key"
     ROTATE_KEY = "rotate_key"
     REVOKE_KEY = "revoke_key"
@@ -339,7 +337,7 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str | None
     """The public id of the key or certificate that the caller presented."""
     subject: str
-    """The object of the action: the id of a transaction or a job, the name of a group, the public id of a key."""
+    """The object of the action: the id of a transaction, the name of a group, the public id of a key."""
     group: str | None
     """The group that the action concerns, if it is known."""
     detail: str | None

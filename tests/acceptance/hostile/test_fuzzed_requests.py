@@ -1,7 +1,6 @@
 """For every request that the OpenAPI description allows or forbids, the answer is one that it describes."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from halfway.protocol.principal import PrincipalKind
 from tests.support.coordinator.by_hand import total
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import NEVER_S, QUIET, Connect, message
-from tests.support.waiting import GENEROUS_S
 
 AnyCase = Case[Any]
 AnyOperation = APIOperation[Any, Any, Any, Any]
@@ -65,8 +63,6 @@ class Seeds:
             wanted = {"kind": "reader", "name": uuid4().hex}
             made = requests.post(f"{self._url}/v1/keys", json=wanted, headers=SHOWN, timeout=120)
             case.path_parameters["id"] = made.json()["id"]
-        elif case.path.startswith("/v1/jobs/"):
-            case.path_parameters["id"] = self._job().json()["id"]
         elif "id" in (case.path_parameters or {}):
             case.path_parameters["id"] = self._ended if case.path.endswith("/end") else self._pending
         if "group" in (case.path_parameters or {}):
@@ -76,8 +72,6 @@ class Seeds:
             spare: dict[str, Any] = {"check": {"mode": "pull"}, "topics": [self._topic]}
             put = requests.put(f"{self._url}/v1/groups/spare", json=spare, headers=SHOWN, timeout=120)
             assert put.status_code in (200, 201)
-        if case.operation.label == "POST /v1/jobs":
-            case.body = self._wanted_job()
         if case.operation.label.startswith(("PUT", "PATCH")) and isinstance(case.body, dict):
             # The group is changed, not spoilt.
             case.body = {"check": {"mode": "pull"}, "topics": [self._topic], "policy": {"first_check_after_s": NEVER_S}}
@@ -86,18 +80,6 @@ class Seeds:
             if "group" in case.query:
                 case.query["group"] = self._group
         self._into_body(case.body)
-
-    def _wanted_job(self) -> dict[str, Any]:
-        return {"action": "check", "filter": {"group": self._group, "id": "none"}, "reason": "r", "id": uuid4().hex}
-
-    def _job(self) -> requests.Response:
-        """Start a job, when those before it have left a place."""
-        deadline = time.monotonic() + GENEROUS_S
-        while True:
-            answer = requests.post(f"{self._url}/v1/jobs", json=self._wanted_job(), headers=SHOWN, timeout=120)
-            if answer.status_code != 429 or time.monotonic() > deadline:
-                return answer
-            time.sleep(0.02)
 
     def _into_body(self, body: object) -> None:
         if isinstance(body, list):

@@ -79,7 +79,7 @@ async def test_every_call_may_go_to_any_instance(rests: list[Rest], cluster: Clu
             assert await forwarded_by(rest, call) > 0, call
 
 
-async def test_figures_jobs_and_histories_are_those_of_all_instances(
+async def test_figures_batches_and_histories_are_those_of_all_instances(
     rests: list[Rest], cluster: Cluster, topic: str, group: str
 ) -> None:
     """Each through another instance: nothing of the other shards is missing."""
@@ -101,15 +101,10 @@ async def test_figures_jobs_and_histories_are_those_of_all_instances(
         ]
 
     await eventually(figures, lambda found: found == [(True, [*range(SHARDS)], [SHARDS], 3)] * 3)
-    job = {"action": "commit", "filter": {"group": group}, "reason": "all of them", "id": f"{group}-job"}
-    (await rests[1].call("POST", "/jobs", job)).expect(202)
-
-    async def watched() -> list[str]:
-        return [(await rest.call("GET", f"/jobs/{group}-job")).expect(200)["state"] for rest in rests]
-
-    await eventually(watched, lambda states: states == ["done"] * 3)
+    ends = {"end": [{"id": name, "outcome": "commit", "remark": "all of them"} for name in names]}
     for rest in rests:
-        (await rest.call("POST", "/jobs", job)).expect(200)
+        answers = (await rest.call("POST", "/batch", ends)).expect(200)["end"]
+        assert {(one["status"], one["body"]["state"]) for one in answers} == {(200, "committed")}
     found = {(record.partition, record.offset, record.transaction_id) for record in await cluster.read(topic)}
     assert {name for _, _, name in found} == set(names)
     assert len(found) == SHARDS

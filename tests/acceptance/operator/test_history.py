@@ -45,11 +45,9 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     assert shown["missing"] == []
     assert [event["attempt"] for event in shown["events"] if event["event"] == "check"] == [1, 2]
 
-    job = {"action": "resume", "filter": {"group": group}, "reason": "mended", "id": f"{group}-job"}
-    (await rest.call("POST", "/jobs", job)).expect(202)
+    (await rest.call("POST", "/batch", {"resume": [{"id": name, "remark": "mended"}]})).expect(200)
     await rest.until(name, "prepared")
-    job = {"action": "commit", "ids": [name], "reason": "by ann"}
-    (await rest.call("POST", "/jobs", job)).expect(202)
+    (await rest.end(name, "commit", remark="by ann")).expect(200)
     await rest.until(name, "committed")
 
     async def with_places() -> Json:
@@ -58,7 +56,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     shown = await eventually(with_places, lambda found: all(one["offset"] is not None for one in found["messages"]))
     assert events_shown(shown, "cause", "remark")[-2:] == [
         ("resumed", "operator", "mended"),
-        ("committed", "operator", "by ann"),
+        ("committed", "producer", "by ann"),
     ]
     found = {(one["topic"], one["partition"], one["offset"]) for one in shown["messages"]}
     assert found == await places_in(cluster, name, first, second)

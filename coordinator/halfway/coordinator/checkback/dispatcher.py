@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from halfway.coordinator.changes import require_same_transaction
 from halfway.coordinator.ending import WRITE_LIMIT_S, background_deadline
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import CheckReply, CheckRequest
@@ -297,21 +296,17 @@ class CheckDispatcher:
             self._queue(queue, shard, entry, now, first=first)
             self._start_due(entry.group, queue)
 
-    async def check_now(
-        self, transaction_id: str, *, prepared_at: int | None = None, deadline: float, principal: Principal
-    ) -> TransactionView:
+    async def check_now(self, transaction_id: str, *, deadline: float, principal: Principal) -> TransactionView:
         """Check a prepared transaction now, before its next check is due.
 
         Raises:
             AlreadyEndedError, NotPendingError: the transaction is in another state.
-            IdReplacedError: the id belongs to a transaction that was not prepared at `prepared_at`.
             InvalidRequestError: the operator allows none of the group's endpoints.
 
         """
         shard, entry = await self._lookup.locate(
             transaction_id, Permission.CHECK, principal=principal, deadline=deadline
         )
-        require_same_transaction(entry, prepared_at)
         if (entry.state, Action.CHECK) not in TRANSITIONS:
             raise conflict(transaction_id, entry.state)
         self._require_allowed_endpoint(entry.group)

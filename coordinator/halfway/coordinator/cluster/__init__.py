@@ -1,1 +1,1 @@
-"""Jobs: one action on every transaction that a filter finds, at a fixed rate. Imports only records."""
+"""Calls between instances, and what all of them know."""

@@ -19,8 +19,6 @@ from halfway.coordinator.records import (
     DueCall,
     DueResult,
     EndCall,
-    FindCall,
-    FindResult,
     GroupCounts,
     LeaseCall,
     ListCall,
@@ -226,19 +224,6 @@ class FanOut:
         counts = [part.count for part in parts if part.count is not None]
         count = sum(counts) if len(counts) == len(parts) else None
         return Page(transactions=shown, next=encode_cursor(shown[-1]) if more and shown else None, count=count)
-
-    async def find(self, query: ListQuery, *, most: int, deadline: float, principal: Principal) -> FindResult:
-        """Find the oldest `most` matches of a query in all shards; raise an error if a shard is unavailable."""
-        query = self._queries.restrict(query, principal)
-        here, elsewhere = self._forwarder.parts()
-        calls = [_task(self._queries.find(query, here, most=most, deadline=deadline, principal=principal))]
-        calls += [
-            self._call(owner, FindCall(query=query, shards=tuple(shards), most=most), deadline, principal)
-            for owner, shards in elsewhere.items()
-        ]
-        parts = await gather_all(calls)
-        places = tuple(islice(merge(*(part.places for part in parts)), most))
-        return FindResult(count=sum(part.count for part in parts), places=places)
 
     async def delete_group(self, name: str, *, deadline: float, principal: Principal) -> None:
         """Delete a group that has no pending or parked transaction in any shard."""

@@ -18,7 +18,6 @@ from halfway.coordinator.records import (
     DueCall,
     DueResult,
     EndCall,
-    FindCall,
     GetCall,
     HistoryCall,
     InstanceCall,
@@ -106,14 +105,11 @@ class PeerHandler:
             case EndCall():
                 answer = await self._ending.end(call.request, deadline=deadline, principal=principal)
             case CheckCall():
-                answer = await self._checks.check_now(
-                    call.id, prepared_at=call.prepared_at, deadline=deadline, principal=principal
-                )
+                answer = await self._checks.check_now(call.id, deadline=deadline, principal=principal)
             case ResumeCall():
                 answer = await self._ending.resume(
                     call.id,
                     remark=call.remark,
-                    prepared_at=call.prepared_at,
                     deadline=deadline,
                     principal=principal,
                 )
@@ -143,10 +139,6 @@ class PeerHandler:
                 answer = await self.histories.get(call.id, deadline=deadline, principal=principal)
             case ListCall() | SearchCall():
                 answer = await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
-            case FindCall():
-                answer = await self._queries.find(
-                    call.query, call.shards, most=call.most, deadline=deadline, principal=principal
-                )
             case CountCall():
                 await self._groups.get_permitted(
                     call.group, Permission.DELETE_GROUP, principal=principal, deadline=deadline

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from halfway.coordinator.logging import Instant
-from halfway.coordinator.records import FindResult, ListResult
+from halfway.coordinator.records import ListResult
 from halfway.coordinator.requests import ListQuery, Moment, TransactionView, moment
 from halfway.coordinator.shards.schedule import check_at
 from halfway.coordinator.shards.shard import not_served
@@ -72,7 +72,7 @@ class Filter:
             yield from unresolved[0]
         if wanted in (None, State.PARKED):
             yield from unresolved[1]
-        if (wanted is None or wanted.ended) and not self._query.unresolved:
+        if wanted is None or wanted.ended:
             yield from (entry for entry in state.ended() if wanted in (None, entry.state))
 
 
@@ -237,24 +237,6 @@ class Queries:
             return view(self._groups, entry)
         half = await self._lookup.payload(shard, entry, deadline=deadline)
         return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)
-
-    async def find(
-        self, query: ListQuery, shards: Sequence[int], *, most: int, deadline: float, principal: Principal
-    ) -> FindResult:
-        """Find the ids of the oldest `most` matches of a query in these shards, and count all matches.
-
-        Errors as for `list`.
-        """
-        query = self.restrict(query, principal)
-        seen: set[str] = set()
-        oldest: list[tuple[int, str]] = []
-        async for chunk in self._slices(query, shards, deadline, principal.group):
-            fresh = {entry.id: (entry.prepared_at, entry.id) for entry in chunk if entry.id not in seen}
-            seen.update(fresh)
-            if fresh and most:
-                # Sorting a mostly sorted list is cheap. A single sort of all matches would block other requests.
-                oldest = sorted([*oldest, *fresh.values()])[:most]
-        return FindResult(count=len(seen), places=tuple(oldest))
 
     async def _slices(
         self, query: ListQuery, shards: Sequence[int], deadline: float, caller: str | None

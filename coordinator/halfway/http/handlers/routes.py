@@ -37,7 +37,6 @@ KEYS: Final[Errors] = (errors.AccessControlOffError, errors.KafkaUnavailableErro
 GROUP: Final = ("group", models.GroupName)
 KEY: Final = ("id", models.KeyId)
 NEW_KEY: Final = models.NewKeyResponse
-JOB: Final = ("id", operator_models.JobId)
 TRANSACTION: Final = ("id", models.TransactionId)
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -278,55 +277,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         errors=(errors.InvalidRequestError,),
         waits=True,
         listens=True,
-    ),
-    Operation(
-        id="startJob",
-        method=HTTPMethod.POST,
-        path="/v1/jobs",
-        summary="Start a job, one action on every transaction that a filter matches; or preview what it would act on",
-        handler=operator_handlers.start_job,
-        access=Permission.RUN_JOBS,
-        body=operator_models.JobRequest,
-        responses={
-            HTTPStatus.ACCEPTED: ("The job is accepted: nothing is done yet", operator_models.JobResponse),
-            HTTPStatus.OK: (
-                "The job was accepted before, and this is its progress; or a preview",
-                operator_models.JobResponse | operator_models.JobPreview,
-            ),
-        },
-        errors=(*BODY, errors.JobIdReusedError, errors.UnknownGroupError, *BUSY),
-    ),
-    Operation(
-        id="listJobs",
-        method=HTTPMethod.GET,
-        path="/v1/jobs",
-        summary="Show the jobs of all instances, newest first",
-        handler=operator_handlers.list_jobs,
-        access=Permission.LIST_JOBS,
-        responses={HTTPStatus.OK: ("The jobs, and the instances that did not answer", operator_models.JobListResponse)},
-    ),
-    Operation(
-        id="getJob",
-        method=HTTPMethod.GET,
-        path="/v1/jobs/{id}",
-        summary="Show a job: its progress, and a page of its items with their results",
-        handler=operator_handlers.get_job,
-        access=Permission.LIST_JOBS,
-        parameter=JOB,
-        query=operator_models.JobParameters,
-        responses={HTTPStatus.OK: ("The job; next is the cursor of the next page", operator_models.JobPage)},
-        errors=(errors.InvalidRequestError, errors.UnknownJobError, *BUSY),
-    ),
-    Operation(
-        id="stopJob",
-        method=HTTPMethod.DELETE,
-        path="/v1/jobs/{id}",
-        summary="Stop a job: items under way are finished, and no further item is started",
-        handler=operator_handlers.stop_job,
-        access=Permission.RUN_JOBS,
-        parameter=JOB,
-        responses={HTTPStatus.ACCEPTED: ("The job with its progress", operator_models.JobResponse)},
-        errors=(errors.InvalidRequestError, errors.UnknownJobError, *BUSY),
     ),
     Operation(
         id="createKey",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from halfway.coordinator.requests import End, GroupSpec, ListQuery, Prepare, TransactionFilter
-from halfway.http.requests import bodies, models, operator_models
+from halfway.coordinator.requests import End, GroupSpec, ListQuery, Prepare
+from halfway.http.requests import bodies, models
 from halfway.http.requests.bodies import (
     MAX_COMPARED_BYTES,
     SHOWN,
@@ -30,7 +30,7 @@ from halfway.http.responses.problems import EmptyBodyError, MalformedJsonError, 
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode
 from halfway.protocol.records import Message as Payload
-from halfway.protocol.transactions import Cause, State
+from halfway.protocol.transactions import Cause
 from halfway.protocol.urls import url_refusal
 
 if TYPE_CHECKING:
@@ -183,24 +183,22 @@ def _demand_remark(remark: str | None) -> None:
         raise FieldRefusedError("remark", mismatch(short(remark), f"at most {MAX_REMARK_BYTES} bytes"))
 
 
-def to_filter(given: models.ListParameters | operator_models.JobFilter) -> TransactionFilter:
-    """Return the service's form of the filters of a list or a job."""
-    return TransactionFilter(
-        state=None if given.state is None else State(given.state),
+def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
+    """Return the service's form of what a list asks for; `now` in ms since the epoch."""
+    younger, older = given.younger_than_s, given.older_than_s
+    return ListQuery(
+        state=given.state,
         group=given.group,
         topic=given.topic,
         key=None if given.key is None else given.key.encode(),
         id=given.id,
-        older_than_s=given.older_than_s,
-        younger_than_s=given.younger_than_s,
+        prepared_from=None if younger is None else now - round(younger * 1000),
+        prepared_until=None if older is None else now - round(older * 1000),
+        cause=given.cause,
         error=given.error,
+        limit=given.limit,
+        cursor=given.cursor,
     )
-
-
-def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
-    """Return the service's form of what a list asks for; `now` in ms since the epoch."""
-    query = to_filter(given).query(now)
-    return msgspec.structs.replace(query, cause=given.cause, limit=given.limit, cursor=given.cursor)
 
 
 def path_parameter(name: str, value: str, kind: Any) -> str:

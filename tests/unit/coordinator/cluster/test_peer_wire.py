@@ -26,8 +26,6 @@ from halfway.coordinator.records import (
     Endpoint,
     FailingTopic,
     FiguresCall,
-    FindCall,
-    FindResult,
     GetCall,
     GroupCounts,
     GroupFigures,
@@ -35,17 +33,6 @@ from halfway.coordinator.records import (
     HistoryEvent,
     HistoryView,
     InstanceFigures,
-    ItemResult,
-    JobAction,
-    JobCall,
-    JobItem,
-    JobList,
-    JobPage,
-    JobsCall,
-    JobSpec,
-    JobState,
-    JobView,
-    KnownJobCall,
     LaneFailure,
     LeaseCall,
     LeaseResult,
@@ -60,8 +47,6 @@ from halfway.coordinator.records import (
     SearchCall,
     ShardFigures,
     Skipped,
-    StartJobCall,
-    StopJobCall,
     Tally,
 )
 from halfway.coordinator.records import LaneFigures as Lane
@@ -73,7 +58,6 @@ from halfway.coordinator.requests import (
     Moment,
     Prepare,
     Prepared,
-    TransactionFilter,
     TransactionView,
 )
 from halfway.protocol import errors
@@ -118,26 +102,7 @@ CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
     (LeaseCall(group="shop", at_most=3), LeaseResult(checks=(CHECK,))),
 ]
 """The calls that the first release knows."""
-SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK, error="502", unresolved=True)
-SPEC = JobSpec(
-    id="j",
-    action=JobAction.RESUME,
-    filter=TransactionFilter(group="shop", key=b"\xff", older_than_s=1.5),
-    reason="why",
-    rate=50.0,
-    most=9,
-    of_group="shop",
-)
-JOB = JobView(
-    spec=SPEC,
-    by=Principal(kind=PrincipalKind.OPERATOR, name="ann", key_id="k"),
-    state=JobState.RUNNING,
-    instance="http://a",
-    accepted_at=M(4),
-    found=2,
-    items=2,
-    results={"done": 1},
-)
+SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK, error="502")
 ENDPOINT = Endpoint(host="http://a:1", well=False, status=502, detail="no", at=M(7), duration_s=0.5)
 FIGURES = InstanceFigures(
     url="http://a",
@@ -173,7 +138,6 @@ FIGURES = InstanceFigures(
 )
 LATER: list[tuple[PeerCall, msgspec.Struct]] = [
     (SearchCall(query=SEARCH, shards=(0, 3)), ListResult(transactions=(VIEW,), more=False)),
-    (FindCall(query=SEARCH, shards=(0,), most=2), FindResult(count=3, places=((5, "one"), (6, "two")))),
     (
         HistoryCall(id="one"),
         HistoryView(
@@ -188,14 +152,6 @@ LATER: list[tuple[PeerCall, msgspec.Struct]] = [
         ),
     ),
     (FiguresCall(group="shop"), FIGURES),
-    (KnownJobCall(spec=SPEC), JOB),
-    (StartJobCall(spec=SPEC), JOB),
-    (
-        JobCall(id="j", result=ItemResult.FAILED, start=3, limit=5),
-        JobPage(job=JOB, items=(JobItem(id="one", result=ItemResult.DONE, state=State.PARKED, at=M(8)),), next=7),
-    ),
-    (JobsCall(), JobList(jobs=(JOB,))),
-    (StopJobCall(id="j"), JOB),
     (LeaseCall(group="shop", at_most=0, settles=True, settled=("one:4",), taken=True), LeaseResult(checks=())),
 ]
 ALL = CALLS + LATER

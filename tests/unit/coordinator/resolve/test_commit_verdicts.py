@@ -248,16 +248,6 @@ async def test_a_shard_is_not_released_before_a_record_that_a_full_lane_refused(
     assert [op.kind for op in ops(rolling_back, prepared.id)] == [OpKind.VERDICT]
 
 
-async def test_a_commit_for_a_transaction_that_was_replaced_is_not_kept_for_the_later_one(rolling_back: World) -> None:
-    """A job names the prepare time of the transaction that it found."""
-    prepared = await rolling_back.prepare()
-    other = End(id=prepared.id, outcome=Outcome.COMMIT, cause=Cause.OPERATOR, prepared_at=prepared.prepared_at - 1)
-    await refused(rolling_back, other, HalfwayError)
-    assert not rolling_back.coordinator.shards.unwritten_commit_verdicts
-    await exhaust(rolling_back)
-    assert ops(rolling_back, prepared.id)[-1].kind is OpKind.ROLLED_BACK
-
-
 async def test_another_groups_end_does_not_drop_a_commit_verdict_that_is_kept() -> None:
     """Otherwise the policy could roll back against a commit verdict that cannot be written for long."""
     memory = Memory(shards=SHARDS, topics={"orders": 1})

@@ -42,10 +42,6 @@ MATRIX: dict[str, tuple[int, int, int, int]] = {
     "resume": (200, 403, 403, 403),
     "getStatistics": (200, 200, 200, 200),
     "getEvents": (200, 200, 200, 200),
-    "startJob": (202, 202, 403, 403),
-    "listJobs": (200, 200, 200, 200),
-    "getJob": (200, 404, 404, 200),
-    "stopJob": (202, 404, 404, 403),
     "createKey": (201, 403, 403, 403),
     "listKeys": (200, 403, 403, 403),
     "rotateKey": (201, 403, 403, 403),
@@ -101,17 +97,12 @@ async def call(both: Guarded, at: RestWorld, shard: int, caller: str, operation:
     if path.startswith("/v1/keys/{id}"):
         spare = await both.new_key(PrincipalKind.READER, f"spare{next(TURNS)}")
         path = path.replace("{id}", spare[5:17])
-    job = {"action": "check", "filter": {"group": "shop", "id": "none"}, "reason": "a test", "id": f"job-{name}"}
-    if path.startswith("/v1/jobs/{id}"):
-        assert (await both.call("operator", "POST", "/v1/jobs", job)).status == 202
-        path = path.replace("{id}", f"job-{name}")
     bodies: dict[str, Any] = {
         "putGroup": SHOP,
         "patchGroup": SHOP,
         "prepare": {"group": "shop", "id": name, "messages": [ORDER]},
         "end": {"outcome": "commit"},
         "batch": {"prepare": [{"group": "shop", "id": name, "messages": [ORDER]}], "end": []},
-        "startJob": job,
         "createKey": {"kind": "group", "name": f"new{next(TURNS)}"},
     }
     body = bodies.get(operation.id)

@@ -13,7 +13,6 @@ from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.rest.parked import SOON, scan_all
 from tests.support.waiting import GENEROUS_S
-from tests.unit.http.handlers.test_jobs import job_request, until_ended
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
 
@@ -50,7 +49,7 @@ async def until_state(world: RestWorld, name: str, state: str, *worlds: RestWorl
 
 
 async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[RestWorld, RestWorld]) -> None:
-    """Prepared, checked, parked, resumed by a job, checked, committed manually; then the places of its messages."""
+    """Prepared, checked, parked, resumed in a batch, checked, committed manually; then the places of its messages."""
     here, there = instances
     assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
     for world in instances:
@@ -72,8 +71,8 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[Re
     ]
 
     here.memory.clock.advance(1)
-    await here.call("POST", "/v1/jobs", job_request(id="j", filter={"id": "t1"}, reason=HOSTILE))
-    assert (await until_ended(here, "j"))["results"] == {"done": 1}
+    resumed = await here.call("POST", "/v1/batch", {"resume": [{"id": "t1", "remark": HOSTILE}]})
+    assert resumed.body["resume"][0]["status"] == 200
     here.memory.clock.advance(1)
     end = {"outcome": "commit", "remark": "looked at by ann"}
     for world, name in ((here, "t1"), (there, "t0")):

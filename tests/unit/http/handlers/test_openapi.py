@@ -61,7 +61,7 @@ def test_every_error_that_can_be_answered_stands_in_the_table_once_and_in_openap
     assert codes == {kind.code for kind in STATUS} - internal
     assert len({kind.code for kind in STATUS}) == len(STATUS)
     listed = set(re.findall(r"^- `(\w+)`:", "\n".join(_descriptions()), re.MULTILINE))
-    of_no_operation = {"unknown_path", "method_not_allowed", "id_replaced"}  # the last one occurs only in items of jobs
+    of_no_operation = {"unknown_path", "method_not_allowed"}
     assert codes - of_no_operation | {"internal"} == listed
 
 
@@ -75,6 +75,7 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
     await world.prepared({"topic": "orders", "value": {"type": "BINARY", "data": "/w=="}}, id="other")
     message = [{"topic": "orders", "value": "v"}]
     batch = {"prepare": [{"group": "shop", "messages": message}, {}], "end": [{"id": "other", "outcome": "rollback"}]}
+    batch |= {"check": [{"id": "mine", "remark": "r"}], "resume": [{"id": "never"}]}
     for operation, method, path, body in (
         ("putGroup", "PUT", "/v1/groups/shop", {"check": {"mode": "pull"}, "topics": ["orders"]}),
         ("putGroup", "PUT", "/v1/groups/shop", {}),
@@ -95,14 +96,6 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
         ("end", "POST", f"/v1/transactions/{name}/end", {"outcome": "rollback"}),
         ("resume", "POST", f"/v1/transactions/{name}/resume", None),
         ("getTransaction", "GET", f"/v1/transactions/{name}", None),
-        ("startJob", "POST", "/v1/jobs", {"action": "commit", "filter": {"group": "shop"}, "preview": True}),
-        ("startJob", "POST", "/v1/jobs", {"action": "check", "filter": {}, "reason": "r", "id": "j"}),
-        ("startJob", "POST", "/v1/jobs", {"action": "check", "filter": {}, "reason": "r", "id": "j"}),
-        ("startJob", "POST", "/v1/jobs", {"action": "check", "ids": ["mine"], "reason": "r", "id": "j"}),
-        ("listJobs", "GET", "/v1/jobs", None),
-        ("getJob", "GET", "/v1/jobs/j?limit=1", None),
-        ("getJob", "GET", "/v1/jobs/never", None),
-        ("stopJob", "DELETE", "/v1/jobs/j", None),
         ("deleteGroup", "DELETE", "/v1/groups/shop", None),
     ):
         answer = await world.call(method, path, body)

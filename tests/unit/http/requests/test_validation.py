@@ -179,8 +179,6 @@ WORDING: dict[str, tuple[str, str, object, str]] = {
     "a list as the body": (*PREPARE, [1], "the body: this list is not valid: expected an object"),
     "seconds": ("PUT", "/v1/groups/shop", group(policy={"max_age_s": -1}),
                 "policy.max_age_s: -1 is not valid: expected a number of seconds above 0 and at most"),
-    "rate": ("POST", "/v1/jobs", {"action": "resume", "filter": {}, "reason": "r", "rate": 1000},
-             "rate: 1000 is not valid: expected transactions per second from 0.1 to 500"),
     "state": ("GET", "/v1/transactions?state=no", None, '"no" is not one of committed, parked, prepared, rolled_back'),
     "limit": ("GET", "/v1/groups?limit=0", None, 'limit: "0" is not valid: expected a whole number from 1 to 1000'),
     "cursor": ("GET", "/v1/groups?cursor=a%20b", None, "`next` of the previous page"),
