@@ -1,7 +1,7 @@
 """What an audit finds and keeps of topics on a real broker."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from confluent_kafka import Producer
@@ -9,12 +9,17 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import KafkaSource
+from halfway.pipeline.sources.spark import SparkReader
 from tests.support.brokers.fixtures import Kafka
 from tests.support.pipeline.ledgers import ANSWERED_WITHIN_S, Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def test_a_topic_is_told_by_its_id_and_a_missing_one_is_left_out(topics: Topics) -> None:
@@ -29,8 +34,8 @@ def test_a_topic_is_told_by_its_id_and_a_missing_one_is_left_out(topics: Topics)
     assert {each.made for each in Brokers(topics.access).pin(names)} == made
 
 
-def test_duckdb_keeps_nothing_of_what_other_producers_write(kafka: Kafka) -> None:
-    """However much they write to the topic of a message: they are counted, and take no room on the disk."""
+def test_records_of_other_producers_are_counted_and_take_no_room(spark: "SparkSession", kafka: Kafka) -> None:
+    """However much they write to the topic of a message. Both engines count the same."""
     topic, foreign = f"shared-{uuid4().hex[:8]}", b"of another producer" * 50
     servers: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap_servers}
     admin = AdminClient(servers)
@@ -38,21 +43,22 @@ def test_duckdb_keeps_nothing_of_what_other_producers_write(kafka: Kafka) -> Non
         made.result(ANSWERED_WITHIN_S)
     producer = Producer(servers)
     for number in range(25_000):
-        mine: dict[str, str | bytes | None] = {}
+        mine: dict[str, str | bytes | None] = {} if number % 2 else {"trace": b"1"}
         if number % 1_000 == 7:
             mine = {"halfway-transaction-id": f"id-{number}", "halfway-message": "1/1"}
         producer.produce(topic, foreign, f"key-{number}", headers=mine)
         producer.poll(0)
     assert producer.flush(ANSWERED_WITHIN_S) == 0
-    engine = DuckEngine()
+    engine, on_spark = DuckEngine(), SparkEngine(spark)
     try:
-        reader = DuckReader(engine)
-        source = KafkaSource(reader, KafkaAccess(librdkafka=servers))
-        source.pin([topic])
-        found = engine.rows(source.committed([topic], headers.messages(engine.dialect, source.prefix)))
-        assert {row["id"] for row in found} == {f"id-{number}" for number in range(7, 25_000, 1_000)}
-        assert reader.others == 25_000 - len(found)
+        for each, reader in ((engine, DuckReader(engine)), (on_spark, SparkReader(spark))):
+            source = KafkaSource(reader, KafkaAccess(librdkafka=servers))
+            source.pin([topic])
+            found = each.keep(source.committed([topic], headers.messages(each.dialect, source.prefix)), now=True)
+            assert {row["id"] for row in each.rows(found)} == {f"id-{number}" for number in range(7, 25_000, 1_000)}
+            assert source.others == 25_000 - 25
         held = sum(file.stat().st_size for file in Path(engine.scratch).rglob("*") if file.is_file())
         assert held < 100 * len(foreign)
     finally:
         engine.close()
+        on_spark.close()

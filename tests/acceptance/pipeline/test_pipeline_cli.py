@@ -102,7 +102,7 @@ def test_a_sweep_tells_and_fails_if_a_transaction_is_overdue(command: Command, t
     strict = ("--config", str(tmp_path / "halfway.toml"), "--horizon-s", "10", "--metrics", str(figures))
     assert command(*job).exit_code == 0
     assert command(*job, *strict).exit_code == 1
-    assert 'halfway_sweep_overdue{group="shop",age="1 to 10 min"} 1' in figures.read_text().splitlines()
+    assert 'halfway_sweep_overdue{age="1 to 10 min",group="shop"} 1.0' in figures.read_text().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import json
 import re
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from halfway.pipeline.errors import AlertError
 from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED, VERDICTS
@@ -22,6 +23,8 @@ FOUND_ANOMALIES: Final = 1
 UNJUDGED: Final = 3
 _RULE: Final = re.compile(r"(?P<verdict>[a-z_]+)(?:@(?P<group>[^=]+))?(?:=(?P<count>[1-9][0-9]*))?")
 _TIMEOUT_S: Final = 10
+_Figure = tuple[tuple[str, ...], dict[tuple[str, ...], float]]
+"""The names of labels, and the values by labels."""
 SHOWN: Final = 100
 """The largest number of anomalies that a webhook gets."""
 
@@ -64,50 +67,37 @@ class FailOn:
 
 def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) -> None:
     """Write metrics for Prometheus' textfile collector, in one step."""
-    lines = ["# TYPE halfway_audit_transactions gauge"]
-    lines += [
-        f'halfway_audit_transactions{{verdict="{verdict}",group="{_label(group)}"}} {count}'
-        for verdict, group, count in summary.by_group
-    ]
-    figures = {
-        "quarantined_records": summary.quarantined, "timestamp_seconds": at_ms / 1000, "seconds": round(seconds, 3),
-    }  # fmt: skip
+    figures: dict[str, _Figure] = {
+        "transactions": (("verdict", "group"), {each[:2]: each[2] for each in summary.by_group}),
+        "provable_since_seconds": (("topic",), {(name,): at / 1000 for name, at in summary.provable_since.items()}),
+        "quarantined_records": ((), {(): summary.quarantined}),
+        "timestamp_seconds": ((), {(): at_ms / 1000}),
+        "seconds": ((), {(): round(seconds, 3)}),
+    }
     if summary.differences is not None:
-        figures["differences"] = summary.differences
-    lines.append("# TYPE halfway_audit_provable_since_seconds gauge")
-    lines += [
-        f'halfway_audit_provable_since_seconds{{topic="{_label(topic)}"}} {since / 1000}'
-        for topic, since in sorted(summary.provable_since.items())
-    ]
-    for name, value in figures.items():
-        lines += [f"# TYPE halfway_audit_{name} gauge", f"halfway_audit_{name} {value}"]
-    _write(lines, path)
+        figures["differences"] = ((), {(): summary.differences})
+    _write("halfway_audit", figures, path)
 
 
 def write_sweep_metrics(rows: Sequence[Mapping[str, Any]], path: str, *, at_ms: int) -> None:
     """Write the counts of a sweep for Prometheus' textfile collector, in one step."""
-    lines = []
-    for figure in ("pending", "due", "overdue"):
-        lines.append(f"# TYPE halfway_sweep_{figure} gauge")
-        lines += [
-            f'halfway_sweep_{figure}{{group="{_label(row["group"])}",age="{row["age"]}"}} {row[figure]}' for row in rows
-        ]
-    lines += ["# TYPE halfway_sweep_timestamp_seconds gauge", f"halfway_sweep_timestamp_seconds {at_ms / 1000}"]
-    _write(lines, path)
+    figures: dict[str, _Figure] = {
+        name: (("group", "age"), {(row["group"], row["age"]): row[name] for row in rows})
+        for name in ("pending", "due", "overdue")
+    }
+    _write("halfway_sweep", figures | {"timestamp_seconds": ((), {(): at_ms / 1000})}, path)
 
 
-def _write(lines: Sequence[str], path: str) -> None:
-    there = Path(path)
-    unfinished = there.with_name(f".{there.name}.unfinished")
+def _write(of: str, figures: Mapping[str, _Figure], path: str) -> None:
+    registry = CollectorRegistry()
+    for name, (labels, values) in figures.items():
+        gauge = Gauge(name, "See docs/pipeline.md.", labels, namespace=of, registry=registry)
+        for names, value in values.items():
+            (gauge.labels(*names) if names else gauge).set(value)
     try:
-        unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        unfinished.replace(there)
+        write_to_textfile(path, registry)
     except OSError as error:
         raise AlertError(f"--metrics {path!r} cannot be written: {error.strerror}") from None
-
-
-def _label(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def require_webhook(url: str) -> None:

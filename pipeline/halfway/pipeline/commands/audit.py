@@ -14,14 +14,18 @@ import click
 from halfway.pipeline import access
 from halfway.pipeline.commands import alerts, engine_choice
 from halfway.pipeline.commands.parameters import (
+    AS_JSON,
     BETWEEN,
     CONFIG,
+    ENGINE,
     HORIZON,
     KAFKA,
+    METRICS,
     OFFSETS,
     OUTPUT,
     SECONDS_OR_NONE,
     SNAPSHOT,
+    TOPICS,
     require_fitting,
     require_order,
     several,
@@ -37,22 +41,10 @@ _SHOWN_TOPICS: Final = 20
 
 
 @click.command()
-@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, BETWEEN)
-@click.option(
-    "--topic", "topics", multiple=True, help="Read this real topic too, beside those that ops and groups name."
-)
+@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, BETWEEN, TOPICS, ENGINE, METRICS, AS_JSON)
 @click.option("--grace-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="Judge no younger transactions.")
 @click.option(
     "--clock-skew-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="The largest difference between clocks."
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "duckdb", "spark"]),
-    default="auto",
-    show_default=True,
-    envvar="HALFWAY_PIPELINE_ENGINE",
-    help="auto: DuckDB for up to ten million records of half and op that the free memory can hold, Spark for more, "
-    "and if options for Spark are given.",
 )
 @click.option(
     "--continue",
@@ -73,11 +65,9 @@ _SHOWN_TOPICS: Final = 20
     metavar="VERDICT[@GROUP][=COUNT]",
     help="Exit with 1 only if a verdict has this count; can be repeated.",
 )
-@click.option("--metrics", metavar="FILE", help="Write metrics for Prometheus' textfile collector.")
 @click.option(
     "--webhook", metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one line: counts by verdict.")
 @KAFKA
 def audit(  # noqa: PLR0913, PLR0917 - one for each option
     config: Path | None,

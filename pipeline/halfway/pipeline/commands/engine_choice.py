@@ -176,11 +176,10 @@ def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) ->
     try:
         source = KafkaSource(DuckReader(engine), access)
         source.pin([access.topic(kind) for kind in (*kinds, "groups")])
-        named = reading.topics_of_groups(engine, reading.groups(engine, source))
+        real = reading.real_topics(engine, None, reading.groups(engine, source), access.prefix, topics)
     finally:
         engine.close()
     own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
-    real = sorted({*named, *topics})
     return own, Brokers(access).pin(real)
 
 

@@ -145,6 +145,20 @@ HORIZON: Final = click.option(
     type=SECONDS,
     help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
 )
+AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one line: the counts as JSON.")
+METRICS: Final = click.option("--metrics", metavar="FILE", help="Write metrics for Prometheus' textfile collector.")
+TOPICS: Final = click.option(
+    "--topic", "topics", multiple=True, help="Read this real topic too, beside those that ops and groups name."
+)
+ENGINE: Final = click.option(
+    "--engine",
+    type=click.Choice(["auto", "duckdb", "spark"]),
+    default="auto",
+    show_default=True,
+    envvar="HALFWAY_PIPELINE_ENGINE",
+    help="auto: DuckDB if the folders are on this machine, what is read fits its memory, and no options for Spark are "
+    "given.",
+)
 BETWEEN: Final = several(
     click.option("--since", type=MOMENT, help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
     click.option("--until", type=MOMENT, help="Before this time."),

@@ -13,6 +13,7 @@ from halfway.pipeline.commands.engine_choice import Name, opened
 from halfway.pipeline.commands.parameters import (
     BETWEEN,
     CONFIG,
+    ENGINE,
     OBJECTIVE,
     OUTPUT,
     SNAPSHOT,
@@ -27,7 +28,7 @@ from halfway.pipeline.tables.folders import is_local
 
 
 @click.command()
-@several(CONFIG, OUTPUT, SNAPSHOT, BETWEEN)
+@several(CONFIG, OUTPUT, SNAPSHOT, BETWEEN, ENGINE)
 @click.option("--ledger", "ledger_folder", metavar="FOLDER", help="What halfway-pipeline ledger has written.")
 @click.option("--audit", "audit_folder", metavar="FOLDER", help="What halfway-pipeline audit has written.")
 @click.option(
@@ -42,14 +43,6 @@ from halfway.pipeline.tables.folders import is_local
     multiple=True,
     metavar="[GROUP=]SECONDS",
     help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["auto", "duckdb", "spark"]),
-    default="auto",
-    show_default=True,
-    envvar="HALFWAY_PIPELINE_ENGINE",
-    help="auto: DuckDB if the folders are on this machine and no options for Spark are given.",
 )
 @SPARK
 def report(  # noqa: PLR0913 - one for each option

@@ -12,13 +12,16 @@ import click
 from halfway.pipeline import access
 from halfway.pipeline.commands.alerts import FOUND_ANOMALIES, write_sweep_metrics
 from halfway.pipeline.commands.parameters import (
+    AS_JSON,
     CONFIG,
     HORIZON,
     KAFKA,
+    METRICS,
     OFFSETS,
     OUTPUT,
     SECONDS,
     SNAPSHOT,
+    TOPICS,
     require_fitting,
     several,
 )
@@ -27,17 +30,15 @@ from halfway.pipeline.commands.running import kafka_access, on_spark, running
 
 
 @click.command()
-@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON)
+@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, METRICS, AS_JSON)
 @click.option(
     "--due-after-s",
     type=SECONDS,
     help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, then 6.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one line: a list of counts by group and age.")
 @click.option(
     "--fail-on-overdue", is_flag=True, help="Exit with 1 if a transaction is pending long after its group's max_age_s."
 )
-@click.option("--metrics", help="Write the counts to this file for Prometheus' textfile collector.")
 @KAFKA
 def sweep(  # noqa: PLR0913 - one for each option
     config: Path | None,
@@ -83,10 +84,7 @@ def sweep(  # noqa: PLR0913 - one for each option
 
 
 @click.command()
-@several(CONFIG, OUTPUT)
-@click.option(
-    "--topic", "topics", multiple=True, help="Archive this real topic too, beside those that ops and groups name."
-)
+@several(CONFIG, OUTPUT, TOPICS)
 @KAFKA
 def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""

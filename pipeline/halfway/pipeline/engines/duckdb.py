@@ -68,8 +68,9 @@ class DuckEngine:
         self._selects[name] = INPUT.sub(lambda found: str(frames[found[1]]), sql), tuple(frames.values())
         return name
 
-    def keep(self, frame: Frame) -> Frame:
+    def keep(self, frame: Frame, *, now: bool = True) -> Frame:
         """Return a table with the rows of a frame."""
+        del now  # it always is
         name = f"halfway_{next(_NUMBERS)}"
         self.database.execute(f"create temp table {name} as {self._whole(frame)}")
         return name

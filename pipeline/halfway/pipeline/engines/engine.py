@@ -190,8 +190,8 @@ class Engine(Protocol):
     def query(self, sql: str, **frames: Frame) -> Frame:
         """Return the result of a select in which `$name` is a frame. It may run only when the result is used."""
 
-    def keep(self, frame: Frame) -> Frame:
-        """Return the same frame, which is then computed once however often it is used."""
+    def keep(self, frame: Frame, *, now: bool = False) -> Frame:
+        """Return the same frame, which is then computed once however often it is used: by the first use, or now."""
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values, and `error` (decoding.decode)."""
@@ -269,7 +269,7 @@ class SparkEngine:
             for view in views.values():
                 self.spark.catalog.dropTempView(view)
 
-    def keep(self, frame: Frame) -> Frame:
+    def keep(self, frame: Frame, *, now: bool = False) -> Frame:
         """Keep a frame on disk, because sorting needs the memory.
 
         The steps after it are planned without those before it, because the plan of a use of a use has millions of
@@ -279,8 +279,10 @@ class SparkEngine:
         from pyspark.sql import DataFrame
 
         if is_one_machine(str(self.spark.sparkContext.master)):
-            return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+            return frame.localCheckpoint(eager=now, storageLevel=StorageLevel.DISK_ONLY)
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
+        if now:
+            frame.count()
         java, session = frame._jdf, self.spark._jsparkSession  # noqa: SLF001 - PySpark itself makes frames of rows so
         rows = session.internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
         return DataFrame(rows, self.spark)

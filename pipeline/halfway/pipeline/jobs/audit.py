@@ -72,6 +72,8 @@ class Summary:
     """The first of these transactions."""
     provable_since: Mapping[str, int] = field(default_factory=dict)
     """By real topic, the time since which any missing message proves a loss; 0 for ever."""
+    others: int | None = None
+    """The number of records of other producers that this run has read; None if they are not counted."""
 
     @property
     def anomalies(self) -> int:
@@ -93,6 +95,8 @@ class Reading:
     quarantine: Frame
     provable_since: Mapping[str, Mapping[int, int]]
     """By real topic and partition, the time since which a missing message proves a loss; 0 for ever."""
+    others: int | None
+    """The number of records of other producers that were read; None if they are not counted."""
 
     @property
     def proved_since(self) -> dict[str, int]:
@@ -138,7 +142,9 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     counted = engine.rows(engine.query(by_group, written=written))
     counts = {(row["verdict"], row["group"]): int(row["count"]) for row in counted}
     quarantined = rows_in(engine, tables.write(QUARANTINE, read.quarantine))
-    summary = summary_of(counts, found=anomalies, quarantined=quarantined, provable_since=read.proved_since)
+    summary = summary_of(
+        counts, found=anomalies, quarantined=quarantined, provable_since=read.proved_since, others=read.others
+    )
     return tables, json.loads(ends.followed_by(source.pins).to_json()), summary
 
 
@@ -196,7 +202,8 @@ def evidence(
     source.pin(names)
     reading.require_given(source, options.topics)
     source.extend_unsettled(op_topic)
-    real_records = engine.keep(source.committed(names, headers.messages(d, source.prefix)))
+    real_records = engine.keep(source.committed(names, headers.messages(d, source.prefix)), now=True)
+    others = source.others
     messages = engine.query("select * from $read where fault is null", read=real_records)
     unsettled = engine.keep(_unsettled(engine, source, names))
     # This count reads everything. Records that Kafka has removed by then may have been removed before they were read.
@@ -245,6 +252,7 @@ def evidence(
         limits=_limits(source, now.pins.topics, ends, options, reading.created_at(engine, source), before),
         quarantine=union(engine, [*faulty, *damaged]),
         provable_since=provable,
+        others=others,
     )
 
 
@@ -262,6 +270,7 @@ def finish(
         **summary.verdicts,
         "quarantined": summary.quarantined,
         "provable_since": summary.provable_since,
+        "others": summary.others,
         "judged_at": source.pins.at,
         "engine": tables.engine.name,
         "engine_because": options.engine_because,

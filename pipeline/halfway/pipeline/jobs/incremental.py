@@ -161,6 +161,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         quarantined=(before.quarantined if before else 0) + audit.rows_in(engine, quarantined),
         found=anomalies,
         provable_since=read.proved_since,
+        others=read.others,
     )
     state = State(
         provable_since=read.provable_since,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.engines import decoding
+from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.sources import headers
 from halfway.schemas import LAYOUT_KEY
@@ -112,23 +113,14 @@ def audit_trail(engine: Engine, records: Frame) -> Frame:
     )
 
 
-def real_topics(engine: Engine, outcomes: Frame, registered: Frame, prefix: str, given: Sequence[str]) -> list[str]:
+def real_topics(
+    engine: Engine, outcomes: Frame | None, registered: Frame, prefix: str, given: Sequence[str]
+) -> list[str]:
     """Return the real topics that outcomes or groups name, and those of the command line."""
     d = engine.dialect
-    sql = f"""
-    select distinct topic from (
-        select one.topic as topic from (select {d.numbered("messages", "number", "one")} from $outcomes) of_ops
-        union all
-        select topic from (select {d.numbered("topics", "number", "topic")} from $registered) of_groups
-    ) named
-    """  # noqa: S608
-    named = {row["topic"] for row in engine.rows(engine.query(sql, outcomes=outcomes, registered=registered))}
-    return sorted(name for name in named | set(given) if not name.startswith(prefix))
-
-
-def topics_of_groups(engine: Engine, registered: Frame) -> list[str]:
-    """Return the real topics that groups name."""
-    sql = (
-        f"select distinct topic from (select {engine.dialect.numbered('topics', 'number', 'topic')} from $groups) named"  # noqa: S608
-    )
-    return sorted(row["topic"] for row in engine.rows(engine.query(sql, groups=registered)))
+    of_groups, of_ops = d.numbered("topics", "n", "topic"), d.numbered("messages", "n", "one")
+    named = [engine.query(f"select {of_groups} from $groups", groups=registered)]  # noqa: S608
+    if outcomes is not None:
+        named.append(engine.query(f"select n, one.topic from (select {of_ops} from $ops) each", ops=outcomes))  # noqa: S608
+    rows = engine.rows(engine.query("select distinct topic from $named", named=union(engine, named)))
+    return sorted(name for name in {row["topic"] for row in rows}.union(given) if not name.startswith(prefix))

@@ -65,7 +65,7 @@ class DuckReader:
 
     @property
     def others(self) -> int:
-        """The number of records that were read and left out, because they have not the header that matters."""
+        """The number of records that were read and left out, because they have none of the headers that matter."""
         return int(self._counts[1])
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
@@ -113,7 +113,12 @@ class DuckReader:
             from read_parquet({quoted(Path(folder, "*.parquet"))}, hive_partitioning = false)"""  # noqa: S608
             for topic, folder in folders
         )
-        return self._engine.query(rows.sql, records=self._engine.query(" union all ".join(selects)))
+        records = self._engine.query(" union all ".join(selects))
+        if rows.headers:
+            left_out = f"select count(*) as count from $records where {rows.left_out(self._engine.dialect)}"  # noqa: S608
+            [found] = self._engine.rows(self._engine.query(left_out, records=records))
+            self._counts[1] += found["count"]
+        return self._engine.query(rows.sql, records=records)
 
     def _nothing(self, rows: Rows) -> Frame:
         return self._engine.query(rows.sql, records=self._engine.take(RECORD.empty_table()))
@@ -232,18 +237,17 @@ class _File:
         """`position` is the offset after the last record."""
         self._path = folder / f"{self._partition}.parquet"
         self._made = rows
-        self._wanted = frozenset((rows.header, UNREADABLE))
         self._writer: pq.ParquetWriter | None = None
         self._database: Any = None
         self._records: list[tuple[Any, ...]] = []
         self._bytes = 0
         self.left_out = 0
-        """The number of records without the header that matters."""
+        """The number of records without one of the headers that matter."""
 
     def add(self, message: Any) -> None:
         self.position = message.offset() + 1
         found = _headers(message)
-        if self._made.header is not None and not any(name in self._wanted for name, _ in found):
+        if self._made.headers and not any(name in self._made.headers for name, _ in found):
             self.left_out += 1
             return
         headers = [{"key": name, "value": value} for name, value in found]

@@ -131,7 +131,7 @@ def messages(d: Dialect, prefix: str) -> Rows:
     ) fields
     where id is not null or unreadable
     """  # noqa: S608 - a prefix has no quotes
-    return Rows(sql=sql, header=_TRANSACTION)
+    return Rows(sql=sql, headers=(_TRANSACTION, UNREADABLE))
 
 
 def keys(d: Dialect) -> Rows:

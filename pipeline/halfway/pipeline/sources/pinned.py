@@ -14,7 +14,7 @@ from halfway.pipeline.sources.pins import Pins, TopicPin
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Frame
+    from halfway.pipeline.engines.engine import Dialect, Frame
     from halfway.pipeline.tables.folders import Files
 
 Part = tuple[str, int, int, int]
@@ -35,8 +35,12 @@ class Rows:
     """
 
     sql: str = "select * from $records"
-    header: str | None = None
-    """Only records with this header, and those whose headers cannot be read, give rows."""
+    headers: tuple[str, ...] = ()
+    """Only records with one of these headers give rows. The others are of other producers, and counted. None: all."""
+
+    def left_out(self, d: Dialect) -> str:
+        """Return whether a record has none of these headers."""
+        return f"not coalesce({d.any('headers', f'one.key in {self.headers}')}, false)"
 
 
 WHOLE: Final = Rows()
@@ -58,6 +62,10 @@ class Source(Protocol):
 
     def extend_unsettled(self, topic: str) -> None:
         """Extend the unsettled part of a pinned topic to its present end."""
+
+    @property
+    def others(self) -> int | None:
+        """The number of records of other producers among those that were read; None if they are not counted."""
 
     def reopened(self) -> Source:
         """Return the same source with nothing pinned. A comparison of both pins shows what Kafka has removed since."""
@@ -81,6 +89,10 @@ class Source(Protocol):
 class Reader(Protocol):
     """What an engine reads records with."""
 
+    @property
+    def others(self) -> int:
+        """The number of records that were read and left out, because they have none of the headers that matter."""
+
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of the records in parts of topics, at an isolation level."""
 
@@ -99,6 +111,11 @@ class KafkaSource:
         self._before = Pins(at=0, topics={})
         self.pins = pins or Pins(at=round(time.time() * 1000), topics={})
         self.prefix = access.prefix
+
+    @property
+    def others(self) -> int:
+        """The number of records of other producers among those that were read."""
+        return self._reader.others
 
     def reopened(self) -> KafkaSource:
         """Return the same topics with nothing pinned."""
@@ -159,6 +176,8 @@ class KafkaSource:
 
 class Fixed:
     """A source with the pins that it was made with."""
+
+    others: int | None = None
 
     def pin(self, topics: Sequence[str]) -> None:
         """Change nothing."""

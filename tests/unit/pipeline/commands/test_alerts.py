@@ -57,14 +57,14 @@ def test_figures_are_as_prometheus_reads_them(tmp_path: Path) -> None:
     many = replace(FOUND, quarantined=12_345_678, provable_since={"orders": 1_700_000_000_000, "mails": 0})
     write_metrics(many, str(tmp_path / "audit.prom"), at_ms=1_700_000_000_500, seconds=2.5)
     lines = (tmp_path / "audit.prom").read_text().splitlines()
-    assert 'halfway_audit_transactions{verdict="leaked",group="a \\"b\\"\\n"} 2' in lines
-    assert "halfway_audit_timestamp_seconds 1700000000.5" in lines
-    assert "halfway_audit_quarantined_records 12345678" in lines
-    assert 'halfway_audit_provable_since_seconds{topic="orders"} 1700000000.0' in lines
+    assert 'halfway_audit_transactions{group="a \\"b\\"\\n",verdict="leaked"} 2.0' in lines
+    assert "halfway_audit_timestamp_seconds 1.7000000005e+09" in lines
+    assert "halfway_audit_quarantined_records 1.2345678e+07" in lines
+    assert 'halfway_audit_provable_since_seconds{topic="orders"} 1.7e+09' in lines
     assert 'halfway_audit_provable_since_seconds{topic="mails"} 0.0' in lines
     assert not any("differences" in line for line in lines)
     write_metrics(replace(FOUND, differences=4), str(tmp_path / "audit.prom"), at_ms=0, seconds=0)
-    assert "halfway_audit_differences 4" in (tmp_path / "audit.prom").read_text().splitlines()
+    assert "halfway_audit_differences 4.0" in (tmp_path / "audit.prom").read_text().splitlines()
     assert [file.name for file in tmp_path.iterdir()] == ["audit.prom"]
     with pytest.raises(AlertError, match="--metrics"):
         write_metrics(FOUND, str(tmp_path / "none" / "audit.prom"), at_ms=0, seconds=0)
