@@ -22,7 +22,7 @@ BOUNDS = {
     "lines of halfway/embedded": 1_330,
     "lines of halfway/client": 5_493,
     "lines of halfway/testing": 373,
-    "lines of halfway/pipeline": 7_524,
+    "lines of halfway/pipeline": 7_485,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
     "lines of tests": 66_714,

@@ -148,7 +148,7 @@ class Tables:
         outcomes = reading.decoded_outcomes(engine, op).persist()
         try:
             count = kept.count()
-            ended = transform.ledger(outcomes)
+            ended = transform.ledger(engine, outcomes)
             self._save(engine, ENDED, ended, number, by=DAY)
             self._change_pending(engine, others, headers.outcomes(engine, op).select("id", "at"), number)
             faulty = [each.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
@@ -181,7 +181,7 @@ class Tables:
         path = self._output.path(PENDING)
         if number and not self._started:
             outcomes = outcomes.unionAll(self._outcomes_since(engine, records))
-        changes = transform.changes(records, outcomes, horizon_ms=self._horizon_ms)
+        changes = transform.changes(engine, records, outcomes, horizon_ms=self._horizon_ms)
         if not delta.versions(self._output, PENDING):
             engine.save(changes.drop(*transform.MERGE.deciding).limit(0), path, settings=transform.SETTINGS)
         engine.merge(changes, path, transform.MERGE, once=Once(self._writer, number))

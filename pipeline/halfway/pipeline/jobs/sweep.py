@@ -16,7 +16,7 @@ from halfway.pipeline.sources import headers
 from halfway.pipeline.transforms import sweep as transform
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.tables.folders import Folder
@@ -53,20 +53,21 @@ def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptio
     ]
     op, half = (frame.observe(of, faults).where("fault is null") for frame, of in zip(read, noted, strict=True))
     registered = engine.keep(reading.groups(engine, source))
-    open_still = transform.unresolved(half, headers.outcomes(engine, op), horizon_ms=options.horizon_ms)
+    open_still = transform.unresolved(engine, half, headers.outcomes(engine, op), horizon_ms=options.horizon_ms)
     open_still.write.mode("overwrite").parquet(output.path(UNRESOLVED))
 
-    def milliseconds(name: str) -> Column:
-        # The topic can hold any number. An impossible time leaves the default.
-        time = F.col(f"policy.{name}")
-        return (F.when(time.between(0, LONGEST_S), time) * 1000).cast("bigint")
-
-    policies = registered.where(F.col("error").isNull()).select(
-        F.col("name").alias("group"),
-        milliseconds("first_check_after_s").alias("due_after_ms"),
-        milliseconds("max_age_s").alias("max_age_ms"),
+    # The topic can hold any number. An impossible time leaves the default.
+    due_after_ms, max_age_ms = (
+        f"cast(case when policy.{name} between 0 and {LONGEST_S} then policy.{name} end * 1000 as bigint)"
+        for name in ("first_check_after_s", "max_age_s")
+    )
+    policies = engine.query(
+        f"""select name as "group", {due_after_ms} as due_after_ms, {max_age_ms} as max_age_ms
+        from $registered where error is null""",  # noqa: S608
+        registered=registered,
     )
     counts = transform.sweep(
+        engine,
         spark.read.parquet(output.path(UNRESOLVED)),
         policies,
         now_ms=source.pins.at,

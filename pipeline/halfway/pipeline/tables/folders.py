@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any, TextIO
 
 from halfway.pipeline.errors import SourceError
 
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
-
-_PIECE: Final = 1 << 18
 
 
 def is_local(path: str) -> bool:
@@ -98,18 +97,15 @@ class Folder:
             file.write(text)
 
     @contextmanager
-    def writing(self, *parts: str) -> Iterator[TextFile]:
-        """Write a file, or replace it, piece by piece."""
+    def writing(self, *parts: str) -> Iterator[TextIO]:
+        """Write a file, or replace it. Every call into the JVM is expensive: the file is written here, then copied."""
         path, system = self._at(*parts)
         if system.exists(path) and system.getFileStatus(path).isDirectory():
             raise SourceError(f"{path} cannot be written: it is a folder")
-        stream = system.create(path, True)
-        try:
-            file = TextFile(stream)
+        with NamedTemporaryFile("w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
-        finally:
-            stream.close()
+            system.copyFromLocalFile(False, True, self._make_path(Path(file.name).as_uri()), path)
 
     def read(self, *parts: str) -> str:
         """Return the text of a small file; SourceError if it does not exist."""
@@ -125,29 +121,6 @@ class Folder:
     def _at(self, *parts: str) -> tuple[Any, Any]:
         path = self._make_path(self.path(*parts))
         return path, path.getFileSystem(self._configuration)
-
-
-class TextFile:
-    """A file that is being written."""
-
-    def __init__(self, stream: Any) -> None:
-        """Take Hadoop's stream."""
-        self._stream = stream
-        self._kept: list[str] = []
-        self._size = 0
-
-    def write(self, text: str) -> None:
-        """Add text. It goes to the JVM in larger pieces, because every call into it is expensive."""
-        self._kept.append(text)
-        self._size += len(text)
-        if self._size >= _PIECE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the text that was kept."""
-        if self._kept:
-            self._stream.write(bytearray("".join(self._kept).encode()))
-            self._kept, self._size = [], 0
 
 
 Files = Folder | LocalFolder

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
-
 from halfway.pipeline.engines.engine import Merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from halfway.pipeline.engines.engine import SparkEngine
 
 _IS_LATER: Final = 'new."offset" >= old."offset"'
 MERGE: Final = Merge(
@@ -29,39 +29,27 @@ SETTINGS: Final = {
 """The settings of that table."""
 
 
-def ledger(decoded: DataFrame) -> DataFrame:
+def ledger(engine: SparkEngine, decoded: DataFrame) -> DataFrame:
     """Return one row for each transaction that has ended, from decoded outcomes.
 
     `latency_ms` is the time from prepare to outcome, `size` the bytes of its messages (null if the op of a rollback
     does not have it), `checks` the number of checks that were sent, `ended_date` the day (UTC) of the outcome. An
     outcome that was read twice has one row.
     """
-    return (
-        decoded.where(F.col("error").isNull())
-        .select(
-            "id",
-            "group",
-            F.lower("kind").alias("outcome"),
-            "cause",
-            F.timestamp_millis("prepared_at").alias("prepared_at"),
-            F.timestamp_millis("at").alias("ended_at"),
-            F.greatest(F.col("at") - F.col("prepared_at"), F.lit(0)).alias("latency_ms"),
-            "checks",
-            F.sort_array(F.array_distinct("messages.topic")).alias("topics"),
-            F.size("messages").alias("messages"),
-            F.when(
-                F.size("messages") > 0,
-                F.aggregate("messages", F.lit(0).cast("bigint"), lambda total, each: total + each["size"]),
-            ).alias("size"),
-            F.col("partition").alias("shard"),
-            F.col("offset").alias("op_offset"),
-            F.to_date(F.timestamp_millis("at")).alias("ended_date"),
-        )
-        .dropDuplicates(["shard", "op_offset"])
+    rows: DataFrame = engine.query(
+        """select id, "group", lower(kind) as outcome, cause, timestamp_millis(prepared_at) as prepared_at,
+            timestamp_millis("at") as ended_at, greatest("at" - prepared_at, 0) as latency_ms, checks,
+            sort_array(array_distinct(messages.topic)) as topics, size(messages) as messages,
+            case when size(messages) > 0
+                then aggregate(messages, cast(0 as bigint), (total, one) -> total + one.size) end as size,
+            "partition" as shard, "offset" as op_offset, to_date(timestamp_millis("at")) as ended_date
+        from $decoded where error is null""",
+        decoded=decoded,
     )
+    return rows.dropDuplicates(["shard", "op_offset"])
 
 
-def changes(records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
+def changes(engine: SparkEngine, records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
     """Return how new records of half and parked, and outcomes, change the pending transactions. Apply it with `MERGE`.
 
     In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, because
@@ -74,35 +62,21 @@ def changes(records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> Data
         record has ended.
 
     """
-    record = F.struct(
-        "alive", "group", F.coalesce("prepared_at", "at").alias("at"), F.col("partition").alias("shard")
-    ).alias("record")
-    fresh = records.where(F.col("fault").isNull()).select(
-        "id",
-        F.when(F.col("kind") == "parked", "parked").otherwise("prepared").alias("state"),
-        "offset",
-        record,
-        F.lit(None).cast("bigint").alias("horizon"),
+    found: DataFrame = engine.query(
+        f"""select id, newest."group" as "group", state, newest.since as since, newest.shard as shard, "offset",
+            coalesce(newest.alive and (horizon is null or newest.since >= horizon), false) as open, horizon
+        from (
+            select id, state, max_by(record, "offset") as newest, max("offset") as "offset", max(horizon) as horizon
+            from (
+                select id, case when kind = 'parked' then 'parked' else 'prepared' end as state, "offset",
+                    named_struct('alive', alive, 'group', "group", 'since', coalesce(prepared_at, "at"),
+                        'shard', "partition") as record, cast(null as bigint) as horizon
+                from $records where fault is null
+                union all
+                select id, explode(array('prepared', 'parked')), null, null, "at" + {horizon_ms} from $outcomes
+            ) together group by id, state
+        ) of_each""",  # noqa: S608
+        records=records,
+        outcomes=outcomes,
     )
-    ends = outcomes.select(
-        "id",
-        F.explode(F.array(F.lit("prepared"), F.lit("parked"))).alias("state"),
-        F.lit(None).cast("bigint").alias("offset"),
-        F.lit(None).cast(fresh.schema["record"].dataType).alias("record"),
-        (F.col("at") + horizon_ms).alias("horizon"),
-    )
-    last = (
-        fresh.unionAll(ends)
-        .groupBy("id", "state")
-        .agg(
-            F.max_by("record", "offset").alias("last"),
-            F.max("offset").alias("offset"),
-            F.max("horizon").alias("horizon"),
-        )
-    )
-    is_open = F.col("last.alive") & (F.col("horizon").isNull() | (F.col("last.at") >= F.col("horizon")))
-    return last.select(
-        *("id", "last.group", "state", F.col("last.at").alias("since"), "last.shard", "offset"),
-        F.coalesce(is_open, F.lit(False)).alias("open"),
-        "horizon",
-    )
+    return found

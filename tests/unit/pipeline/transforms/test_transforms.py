@@ -39,7 +39,9 @@ def test_ledger_has_one_row_for_each_outcome(spark: "SparkSession") -> None:
     committed = ("a", "g", "COMMITTED", "producer", 1_000, 3_500, 1, [("y", 3), ("x", 4), ("y", 5)], 2, 7, None)
     rolled_back: tuple[Any, ...] = ("b", "g", "ROLLED_BACK", "policy", 1_000, 2_000, 15, [], 1, 8, None)
     damaged = (None, None, None, None, None, None, None, None, 1, 9, "EOFError")
-    rows = ledger.ledger(spark.createDataFrame([committed, committed, rolled_back, damaged], DECODED))
+    rows = ledger.ledger(
+        SparkEngine(spark), spark.createDataFrame([committed, committed, rolled_back, damaged], DECODED)
+    )
     shown = ["id", "outcome", "cause", "latency_ms", "checks", "topics", "messages", "size", "shard"]
     assertDataFrameEqual(
         rows.select(*shown),
@@ -68,7 +70,7 @@ def merged(
         },
     )
     for number, (new, ends) in enumerate(((first, spark.createDataFrame([], OUTCOMES)), (records, outcomes))):
-        changes = ledger.changes(new, ends, horizon_ms=HORIZON)
+        changes = ledger.changes(SparkEngine(spark), new, ends, horizon_ms=HORIZON)
         # Done again, as after a crash, a batch changes nothing.
         for _ in range(2):
             merge(changes, folder, number)
@@ -175,6 +177,7 @@ def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
         ("in-another-group", "h", 1_000),
     ]
     open_still = sweep.unresolved(
+        SparkEngine(spark),
         spark.createDataFrame(halves, RECORDS),
         spark.createDataFrame(outcomes, "id string, `group` string, at bigint"),
         horizon_ms=HORIZON,
@@ -211,6 +214,7 @@ def test_sweep_counts_what_is_due_and_overdue_by_group_and_age(spark: "SparkSess
         [("slow", 60_000, 7_200_000)], "`group` string, due_after_ms bigint, max_age_ms bigint"
     )
     table = sweep.sweep(
+        SparkEngine(spark),
         open_still,
         policies,
         now_ms=now,
