@@ -1,4 +1,4 @@
-"""What an audit finds and keeps of topics on a real broker."""
+"""What an audit keeps of topics on a real broker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,27 +11,14 @@ from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
 from tests.support.brokers.fixtures import Kafka
-from tests.support.pipeline.ledgers import ANSWERED_WITHIN_S, Topics
+from tests.support.pipeline.ledgers import ANSWERED_WITHIN_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def test_a_topic_is_told_by_its_id_and_a_missing_one_is_left_out(topics: Topics) -> None:
-    """An audit continues only with the topics that it has read."""
-    topics.write(0, 3)
-    names = [topics.access.topic(kind) for kind in ("half", "op", "missing")]
-    pins = Brokers(topics.access).pin(names)
-    assert [each.topic for each in pins] == names[:2]
-    made = {each.made for each in pins}
-    assert len(made) == 2
-    assert all(each is not None and len(each) == 32 for each in made)
-    assert {each.made for each in Brokers(topics.access).pin(names)} == made
 
 
 def test_records_of_other_producers_are_counted_and_take_no_room(spark: "SparkSession", kafka: Kafka) -> None:

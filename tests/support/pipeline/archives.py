@@ -122,8 +122,8 @@ def verdicts_of(*, fine: Sequence[str], lost: Sequence[str] = (), doubled: Seque
 
 
 def verdicts_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows that an audit has written, in the order of ids."""
-    return sorted(rows_in(folder, VERDICTS), key=itemgetter("id"))
+    """Return the rows that an audit has written, in the order of ids and their uses."""
+    return sorted(rows_in(folder, VERDICTS), key=itemgetter("id", "life"))
 
 
 def rows_in(folder: Path, table: str) -> list[dict[str, Any]]:
