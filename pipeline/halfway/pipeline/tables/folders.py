@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
 from halfway.pipeline.errors import SourceError
 
@@ -43,7 +43,7 @@ class LocalFolder:
             file.write(text)
 
     @contextmanager
-    def writing(self, *parts: str) -> Iterator[TextIO]:
+    def writing(self, *parts: str) -> Iterator[IO[str]]:
         """Write a file, or replace it, piece by piece."""
         there = Path(self.uri, *parts)
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -97,13 +97,13 @@ class Folder:
             file.write(text)
 
     @contextmanager
-    def writing(self, *parts: str) -> Iterator[TextIO]:
+    def writing(self, *parts: str) -> Iterator[IO[str]]:
         """Write a file, or replace it. Every call into the JVM is expensive: the file is written here, then copied."""
         path, system = self._at(*parts)
         if system.exists(path) and system.getFileStatus(path).isDirectory():
             raise SourceError(f"{path} cannot be written: it is a folder")
         with NamedTemporaryFile("w", encoding="utf-8", newline="") as file:
-            yield file
+            yield file.file
             file.flush()
             system.copyFromLocalFile(False, True, self._make_path(Path(file.name).as_uri()), path)
 
