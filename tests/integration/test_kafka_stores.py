@@ -35,6 +35,7 @@ from tests.support.ownership.cluster_harness import (
     config_of,
     create_topics,
     delete_all,
+    delete_topics,
     produce,
 )
 from tests.support.records.samples import AUDIT_EVENT
@@ -101,6 +102,18 @@ async def test_groups_are_there_after_a_restart_and_on_other_instances(config: K
             async with asyncio.timeout(PATIENCE_S):
                 while first.get("late") is None:  # noqa: ASYNC110 - the port reports no changes
                     await asyncio.sleep(0.01)
+
+
+async def test_groups_of_a_topic_that_was_made_again_are_followed(config: KafkaConfig) -> None:
+    """What the old topic had is gone at the next change; what is written to the new one is read by all."""
+    async with running_groups(config, SkippedRecords()) as one, running_groups(config, SkippedRecords()) as other:
+        for number in range(5):
+            await put(one, group(f"g{number}"), deadline=patience())
+        await asyncio.to_thread(delete_topics, config, [config.topic("groups")])
+        await asyncio.to_thread(create_topics, config, {config.topic("groups"): 1}, **{"cleanup.policy": "compact"})
+        await put(one, group("new"), deadline=patience())
+        for groups in (one, other):
+            await until_true(lambda groups=groups: [each.name for each in groups.all()] == ["new"])  # type: ignore[misc]
 
 
 async def test_what_was_decided_before_another_instances_change_is_not_written_behind_it(

@@ -119,8 +119,9 @@ class CompactedTable(Follower, Generic[T]):
     Kafka removes a tombstone when `min.compaction.lag.ms` and `delete.retention.ms` are over, each at least the outcome
     horizon. A reader that was away for longer (paused, suspended or cut off) finds no trace of what was deleted
     meanwhile. So the table is *confirmed* at short intervals: it was read up to an end that Kafka gave after a certain
-    moment. If the last such moment is an outcome horizon ago, the topic is read anew from its beginning, and what it
-    does not contain any more is removed. Until then `refresh` does not return.
+    moment. If the last such moment is an outcome horizon ago, or if the topic has lost its end (it was made again, for
+    example), the topic is read anew from its beginning, and what it does not contain any more is removed. Until then
+    `refresh` does not return.
     """
 
     def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **overrides: Any) -> None:
@@ -180,10 +181,15 @@ class CompactedTable(Follower, Generic[T]):
 
     async def refresh(self, *, deadline: float) -> None:
         """Return once every earlier write is read, or raise KafkaUnavailableError at the deadline."""
-        asked = Instant.now()
+        asked, known = Instant.now(), self._position
         end = await self._ends.end(0, deadline=deadline)
+        if end < known:
+            await asyncio.sleep(_PAUSE_S)  # a leader that was just elected may lag for a moment
+            end = await self._ends.end(0, deadline=deadline)
         await self._read_up_to(end, deadline)
-        while self._confirmed.age_s >= self._gap_s:
+        has_lost_its_end = end < known
+        while has_lost_its_end or self._confirmed.age_s >= self._gap_s:
+            has_lost_its_end = False
             if not self._swap_due:
                 self._swap_due = True
                 log.warning("table_read_anew", topic=self._topic, away_s=round(self._confirmed.age_s, 1))
@@ -260,6 +266,8 @@ class CompactedTable(Follower, Generic[T]):
         try:
             while not self._stopping.is_set() and not self._read_anew.is_set():
                 self._read(reader)
+                if reader.went_back:
+                    return
                 position = reader.positions[place]
                 if self._anew is None and position > passed_on:
                     self._loop.post(self._apply, self._taken(), position)

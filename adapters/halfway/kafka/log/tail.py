@@ -113,7 +113,7 @@ class Tail(OwnedThread):
                 _demand_no_loss(reader)
                 self._read_aside(reader)
                 if heard is None:
-                    heard = {(self._config.half_topic, shard) for shard in self._batch}
+                    heard = set(reader.positions)  # what was read before the error, also ends, is not reported again
                 for place in heard:
                     self._post(place[1], reader.positions.get(place))
         except ProducerFailedError as error:

@@ -259,8 +259,6 @@ class Acquisition:
         # If there was nothing to read in op, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
         state.complete_fold()
-        # Older outcomes were read for the sake of late halves that are in the log already.
-        state.forget(state.acquired_at - round(config.outcome_horizon_s * 1000))
         return Acquired(
             shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
         )

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import structlog
@@ -502,8 +501,7 @@ class KafkaMembership:
     async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
         """Step 6: serve a shard if it is still assigned and the incarnation is still the current one."""
         shard = acquired.shard
-        if incarnation.id in self._own.get(shard, ()):
-            await self._blocking(partial(self._listener.compare, shard, acquired.state, suspect=shard in self._suspect))
+        await self._blocking(self._compare, acquired, incarnation.id in self._own.get(shard, ()))
         if self.wants(incarnation, shard):
             self._suspect.discard(shard)
             self._own[shard] = {incarnation.id}
@@ -513,6 +511,16 @@ class KafkaMembership:
             self._backoff.succeeded()
             self._useless.served()
             self._unreadable.pop(acquired.shard, None)
+
+    def _compare(self, acquired: Acquired, own: bool) -> None:  # noqa: FBT001 - it is called by position
+        """Compare the fold with the former one, if that is this instance's `own`; then forget old outcomes.
+
+        Blocks. The fold has old outcomes for the sake of late halves, and of ends whose answer was lost: forgotten
+        before, such an end would seem to be missing from the log, and would be written a second time.
+        """
+        if own:
+            self._listener.compare(acquired.shard, acquired.state, suspect=acquired.shard in self._suspect)
+        acquired.state.forget(acquired.state.acquired_at - round(self._config.outcome_horizon_s * 1000))
 
     def follows(self, shard: int, incarnation: Incarnation, former: str | None) -> None:
         """Record an attempt of an incarnation to claim a shard, after its former owner."""

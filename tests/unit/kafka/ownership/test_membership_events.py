@@ -10,12 +10,18 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from structlog.testing import capture_logs
 
+from halfway.coordinator.requests import ServiceLimits
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.incarnation import Incarnation
+from halfway.memory.surroundings import ManualClock
+from halfway.protocol.records import OpKind
 from halfway.protocol.shard import ShardState
+from tests.support.domain.histories import half_of
+from tests.support.domain.shard_records import op
 from tests.support.ownership.cluster_harness import Instance
 from tests.support.waiting import until_true
 
@@ -120,6 +126,7 @@ async def test_an_unreadable_shard_costs_no_other_one() -> None:
     left: list[str] = []
     membership._group.leave_group = lambda: left.append("left")  # type: ignore[method-assign] # nothing is joined
     membership.outdated(0, "half[0]@2: written by a newer release")
+    membership._loop = Loop(asyncio.get_running_loop())
     await membership.serve(incarnation, Acquired(shard=1, state=ShardState(1), barrier=0))
     assert incarnation.holds(1)
     assert membership.status.last_error is None
@@ -179,3 +186,27 @@ async def test_an_incarnation_whose_threads_do_not_start_serves_nothing(
     assert membership.status.incarnation is None
     assert len(producers) == 3
     assert all(producer.ended for producer in producers)
+
+
+async def test_an_end_that_is_older_than_the_horizon_is_not_missing_from_the_log() -> None:
+    """Its answer was lost, and the shard was away for longer than outcomes are remembered. It stays done."""
+    servers = {"bootstrap.servers": "127.0.0.1:9"}
+    config = KafkaConfig(properties=servers, max_prepare_bytes=1_000, outcome_horizon_s=900)
+    shards = ShardTable(ServiceLimits(shards=1, outcome_horizon_s=900), ManualClock())
+    membership = Instance(config).cluster.membership
+    membership._listener = shards
+    half = half_of("a", "a", 1_000)
+    former, new = (ShardState(0, horizon_ms=900_000) for _ in range(2))
+    for state in (former, new):
+        state.apply_half(1, half.id, half)
+        state.half_tail = state.op_tail = 10
+        state.complete_fold()
+    shards.acquired(0, former)
+    shards.payloads.put(half, half.size)
+    shards.lost(0)
+    new.apply_end(1, op(OpKind.COMMITTED, half.id, half_offset=1, at=5_000), 2)
+    new.acquired_at = 1_000_000
+    membership._compare(Acquired(shard=0, state=new, barrier=9), True)
+    shards.acquired(0, new)
+    assert new.find(half.id) is None
+    assert not shards.get(0).unwritten
