@@ -108,7 +108,7 @@ def _by_a_wrong_clock(rows: Sequence[Row], uses: Sequence[Case], began: int) -> 
 
     Or it ended when it was prepared: by a clock that was set back, which has dated its tombstone to an earlier use.
     """
-    if len(uses) > 1 and any(row["ended_at"] and row["ended_at"] == row["prepared_at"] for row in rows):
+    if len(uses) > 1 and any(row.get("ended_at") and row["ended_at"] == row["prepared_at"] for row in rows):
         return True
     requested = [began + case.asked_at for case in uses if case.asked_at is not None]
     recorded = [row["prepared_at"].timestamp() * 1000 for row in rows if row["prepared_at"] is not None]

@@ -121,7 +121,7 @@ async def test_the_reason_and_the_failures_of_a_bulk_action(page: Page, shop: Sh
     await page.get_by_role("button", name="Commit all…").click()
     await page.get_by_label("Reason").fill(HOSTILE)
     await page.get_by_role("button", name="Commit 1").click()
-    await expect(page.get_by_text("1 of 1")).to_be_visible()
+    await expect(page.get_by_text("1 of 1", exact=True)).to_be_visible()
     await shown_as_text(page)
     await page.get_by_role("button", name="Close").click()
     await page.goto(shop.at("transactions/x-4"))

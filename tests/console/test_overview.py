@@ -38,7 +38,7 @@ async def test_what_is_parked_needs_attention_with_its_evidence_and_is_resumed_t
     await item.get_by_role("button", name="Resume…").click()
     await page.get_by_label("Reason").fill("it answers again")
     await page.get_by_role("button", name="Resume 2").click()
-    await expect(page.get_by_text("2 of 2")).to_be_visible()
+    await expect(page.get_by_text("2 of 2", exact=True)).to_be_visible()
     await page.get_by_role("link", name="Overview").click()
     await expect(page.get_by_text("Nothing is parked")).to_be_visible()
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -111,7 +111,10 @@ async def test_groups_of_a_topic_that_was_made_again_are_followed(config: KafkaC
             await put(one, group(f"g{number}"), deadline=patience())
         await asyncio.to_thread(delete_topics, config, [config.topic("groups")])
         await asyncio.to_thread(create_topics, config, {config.topic("groups"): 1}, **{"cleanup.policy": "compact"})
-        await put(one, group("new"), deadline=patience())
+        async with asyncio.timeout(PATIENCE_S):
+            while one.get("new") is None:
+                with suppress(KafkaUnavailableError):  # until the broker knows the new topic
+                    await put(one, group("new"), deadline=patience())
         for groups in (one, other):
             await until_true(lambda groups=groups: [each.name for each in groups.all()] == ["new"])  # type: ignore[misc]
 

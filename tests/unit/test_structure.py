@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_485,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 53,
-    "lines of tests": 66_755,
+    "lines of tests": 66_758,
     "lines of bench": 4_007,
     "bytes of pages": 403_468,
     "settings": 67,
