@@ -110,6 +110,8 @@ class Reader:
         """How far each partition is read without a gap: the offset after the last record, or the reported end."""
         self.at_end: set[Place] = set()
         """Partitions whose end was reported after their last record."""
+        self.heard: set[Place] = set()
+        """The partitions with a record or an end-of-partition in the last read, also if it has raised an error."""
         self.moved_at = -math.inf
         """When reading last moved a position, on `time.monotonic()`."""
         self.went_back: set[Place] = set()
@@ -149,27 +151,26 @@ class Reader:
         if removed:
             self._consumer.incremental_unassign([TopicPartition(*place) for place in removed])
 
-    def read(self, timeout: float, handle: Handle) -> set[Place]:
-        """Handle the records of the next `timeout` seconds; return the partitions with a record or an end-of-partition.
+    def read(self, timeout: float, handle: Handle) -> None:
+        """Handle the records of the next `timeout` seconds; `heard` names their partitions.
 
         Raises:
             KafkaException: Kafka refuses to let a partition be read; its arguments are the error and the partition.
 
         """
-        active: set[Place] = set()
+        self.heard = set()
         # `consume` waits for a whole batch: wait for one message, then take those that have arrived already.
         first = self._consumer.poll(timeout)
         if first is None:
-            return active
+            return
         with self._handling_lock:
-            failure = self._handle_batch(first, handle, active)
+            failure = self._handle_batch(first, handle)
         if failure is not None:
             raise failure
-        return active
 
-    def _handle_batch(self, first: Message, handle: Handle, active: set[Place]) -> KafkaException | None:
+    def _handle_batch(self, first: Message, handle: Handle) -> KafkaException | None:
         failure: KafkaException | None = None
-        positions, at_end = self.positions, self.at_end
+        positions, at_end, heard = self.positions, self.at_end, self.heard
         moved = False
         for message in (first, *self._consumer.consume(self.batch, 0)):
             error = message.error()
@@ -195,7 +196,7 @@ class Reader:
             if offset > position:
                 positions[place] = offset
                 moved = True
-            active.add(place)
+            heard.add(place)
         if moved:
             self.moved_at = time.monotonic()
         return failure

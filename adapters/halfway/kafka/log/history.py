@@ -364,14 +364,15 @@ class RecordReader:
             for request in _pop_before(row, offset + 1):
                 self._answer_row([request], self._decoded(request, message))
 
+        failed = False
         try:
-            heard = reader.read(timeout, handle)
+            reader.read(timeout, handle)
         except KafkaException as exception:
+            failed = True
             error, place = exception.args
             log.warning("readback_failed", topic=place[0], error=error.str())
             self._answer_row(rows.pop(place, []), KafkaUnavailableError(f"{place[0]} cannot be read: {error.str()}"))
-            return True
-        for place in heard.intersection(rows):
+        for place in reader.heard.intersection(rows):
             row, position = rows[place], reader.positions[place]
             self._answer_lost(place, row, position)
             if not row:
@@ -379,7 +380,7 @@ class RecordReader:
                 reader.remove([place])
             elif row[-1].offset > position + _MAX_READ_GAP and place not in reader.at_end:
                 reader.add({place: row[-1].offset})
-        return bool(heard)
+        return failed or bool(reader.heard)
 
     def _answer_lost(self, place: Place, row: list[_ReadRequest], offset: int) -> None:
         lost = list(_pop_before(row, offset))

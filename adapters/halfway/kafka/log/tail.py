@@ -101,10 +101,9 @@ class Tail(OwnedThread):
         try:
             reader = Reader(self._config, **_GATHERED)
             while not self._stopped.is_set():
-                heard = None
                 try:
                     self._change(reader)
-                    heard = reader.read(_POLL_S, self._handle)
+                    reader.read(_POLL_S, self._handle)
                 except KafkaException as error:
                     cause = kafka_error(error)
                     remedy = None if cause is None else explained(cause.code(), self._config)
@@ -112,9 +111,7 @@ class Tail(OwnedThread):
                     self._stopped.wait(_PAUSE_S)
                 _demand_no_loss(reader)
                 self._read_aside(reader)
-                if heard is None:
-                    heard = set(reader.positions)  # what was read before the error, also ends, is not reported again
-                for place in heard:
+                for place in reader.heard:
                     self._post(place[1], reader.positions.get(place))
         except ProducerFailedError as error:
             self._loop.post(self._events.failed, error)
