@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaException
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.reader import Place, Reader
+from halfway.kafka.clients.reader import Reader
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer, initialised
 from halfway.kafka.ownership.former_owners import AcquireError
 from halfway.kafka.records.codec import (
@@ -197,9 +197,9 @@ def test_a_long_log_without_owner_records_may_take_longer_than_a_start(
     monkeypatch.setattr("halfway.kafka.clients.reader.BATCH", 0)
     read = Reader.read
 
-    def slowly(*args: Any) -> set[Place]:
+    def slowly(*args: Any) -> None:
         time.sleep(0.3)
-        return read(*args)
+        read(*args)
 
     monkeypatch.setattr(Reader, "read", slowly)
     acquire(config, "next", [0], deadline=time.monotonic() + 12)

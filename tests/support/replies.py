@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from halfway.coordinator.operations import answer_all
 from halfway.coordinator.ports import HalfLog, Lane, LaneAnswers, LaneWrite, Written
+from halfway.kafka.clients.threads import answer_all
 from halfway.protocol.records import Half
 
 _LISTENED: WeakKeyDictionary[Lane, dict[int, tuple[LaneWrite, asyncio.Future[Written]]]] = WeakKeyDictionary()

@@ -6,7 +6,7 @@ import asyncio
 import math
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -16,7 +16,7 @@ from halfway.protocol.errors import HalfwayError, NotServedError
 from halfway.protocol.principal import ANYBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 
     from halfway.coordinator.ports import Authority
     from halfway.protocol.principal import Principal
@@ -26,7 +26,6 @@ _late: Final = LogSummary(log, "info", "operation_late")
 
 T = TypeVar("T")
 R = TypeVar("R")
-R_contra = TypeVar("R_contra", contravariant=True)
 
 _TICKS_IN_S: Final = 50
 """Deadlines within one tick share a timer, which fires at most this fraction of a second late."""
@@ -299,30 +298,3 @@ class Deadlines(Generic[T]):
                 self._late(item)
             except Exception:
                 log.exception("deadline_failed")  # the others must still be called
-
-
-class Reply(Protocol[R_contra]):
-    """Takes one answer, as an `asyncio.Future` does. Called on the loop's thread."""
-
-    def done(self) -> bool:
-        """Return whether it takes no answer any more."""
-
-    def set_result(self, result: R_contra, /) -> None:
-        """Answer."""
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """Answer with an error."""
-
-
-def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
-    """Pass results or errors to replies. Replies that are done or cancelled are skipped."""
-    for reply, result in answers:
-        if reply.done():
-            continue
-        try:
-            if isinstance(result, BaseException):
-                reply.set_exception(result)
-            else:
-                reply.set_result(result)
-        except Exception:
-            log.exception("reply_failed")  # the others must still get their answers

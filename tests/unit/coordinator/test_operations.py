@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from halfway.coordinator.access import OpenAccess
-from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, answer_all, results_of, tick_of
+from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, results_of, tick_of
+from halfway.kafka.clients.threads import answer_all
 from halfway.protocol.errors import NotServedError
 from halfway.protocol.principal import Principal, PrincipalKind
 from tests.support.waiting import GENEROUS_S

@@ -37,9 +37,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
     OffsetSpec,
 )
 
-from halfway.coordinator.operations import answer_all
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.threads import drop_last
+from halfway.kafka.clients.threads import answer_all, drop_last
 from halfway.protocol.errors import KafkaUnavailableError
 
 log = structlog.get_logger(__name__)

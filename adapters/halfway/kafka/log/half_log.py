@@ -15,11 +15,11 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from halfway.coordinator.operations import Deadlines, answer_all, tick_of
+from halfway.coordinator.operations import Deadlines, tick_of
 from halfway.coordinator.ports import Appended, Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import PartitionEnds
-from halfway.kafka.clients.threads import Loop
+from halfway.kafka.clients.threads import Loop, answer_all
 from halfway.kafka.clients.transactional_producer import OUT_OF_SEQUENCE
 from halfway.kafka.log.history import RecordReader
 from halfway.kafka.records.codec import Headers, decode_half, decode_parked, encode_half, half_headers

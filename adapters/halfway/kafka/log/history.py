@@ -16,11 +16,10 @@ from typing import Any, Final, TypeVar
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from halfway.coordinator.operations import answer_all
 from halfway.coordinator.ports import LoggedOp, Observer, OpsRead, PlacesRead
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Place, Reader
-from halfway.kafka.clients.threads import Loop
+from halfway.kafka.clients.threads import Loop, answer_all
 from halfway.kafka.records.codec import UndecodableError, decode_audit
 from halfway.kafka.records.lane_records import headers_of, note_skipped, op_in
 from halfway.protocol.errors import KafkaUnavailableError, OverloadedError

@@ -79,7 +79,7 @@ class ShardRotation:
 log = structlog.get_logger(__name__)
 
 _PAUSE_S: Final = 0.05
-"""How long a shard that is given up waits before it tries again to record a commit verdict."""
+"""How long a shard that is given up waits before it looks again at what has to be written first."""
 _OVERHEAD_BYTES: Final = 512
 """The memory that a payload takes in addition to its own bytes."""
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from halfway.coordinator.operations import answer_all
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.threads import answer_all
 from halfway.kafka.log import half_log as appender
 from halfway.kafka.log.half_log import Record, RecordWriter
 from halfway.protocol.errors import OutcomeUnknownError, OverloadedError, TopicUnavailableError
