@@ -231,13 +231,12 @@ class FanOut:
         async def count_all(group: str, hold_s: float) -> GroupCounts:
             until = min(deadline, asyncio.get_running_loop().time() + _COUNT_S)
             here, elsewhere = self._forwarder.parts()
-            counts = [self._groups.count(group, here, hold_s=hold_s)]
-            counts += await gather_all(
-                [
-                    self._call(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, principal)
-                    for owner, shards in elsewhere.items()
-                ]
-            )
+            calls = [_task(self._groups.count(group, here, hold_s=hold_s, deadline=until, principal=principal))]
+            calls += [
+                self._call(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, principal)
+                for owner, shards in elsewhere.items()
+            ]
+            counts = await gather_all(calls)
             return GroupCounts(pending=sum(part.pending for part in counts), parked=sum(part.parked for part in counts))
 
         await self._groups.delete(name, count_all, deadline=deadline, principal=principal)

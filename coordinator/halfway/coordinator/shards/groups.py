@@ -203,12 +203,16 @@ class Groups:
             field, detail = contradiction
             raise InvalidRequestError(detail, field=f"policy.{field}")
 
-    def count(self, name: str, shards: Collection[int], *, hold_s: float) -> GroupCounts:
+    async def count(
+        self, name: str, shards: Collection[int], *, hold_s: float, deadline: float, principal: Principal
+    ) -> GroupCounts:
         """Count a group's transactions in shards served here, and refuse its prepares for `hold_s`.
 
         If `hold_s` is below 0, its prepares are accepted again. If it is 0, nothing changes: another deletion may be in
-        progress.
+        progress. A group whose deletion this instance has read by now is counted, too.
         """
+        self._authority.require(principal, Permission.DELETE_GROUP, name)
+        await self._store.refresh(deadline=deadline)
         group = self._store.get(name)
         if hold_s > 0 and group is not None:
             now = asyncio.get_running_loop().time()
@@ -222,10 +226,12 @@ class Groups:
     async def delete(self, name: str, count_all: CountAll, *, deadline: float, principal: Principal) -> None:
         """Delete a group that has no pending or parked transaction; raise GroupInUseError otherwise.
 
-        `count_all` counts in every shard, at all owners. It is called a second time, while no owner accepts prepares of
-        the group: a transaction that is prepared in between must not be left without its group.
+        `count_all` counts in every shard, at all owners. A transaction must not be left without its group, so it is
+        called a second time, when no owner accepts prepares of the group, and a third time after the deletion: an
+        instance that acquired a shard in between knew nothing of it. If that one accepted a prepare, the group is
+        written again.
         """
-        await self.get_permitted(name, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
+        group = await self.get_permitted(name, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
         _require_unused(name, await count_all(name, 0.0))
         try:
             _require_unused(name, await count_all(name, HOLD_S))
@@ -236,6 +242,13 @@ class Groups:
         # If the result of the deletion is unknown, the hold expires by itself.
         within = min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2)
         await self._store.change(name, lambda _: None, deadline=within)
+        try:
+            counts = await count_all(name, 0.0)
+        except HalfwayError:  # a shard without an owner: its next one reads the deletion before it accepts prepares
+            return
+        if counts.pending or counts.parked:
+            await self._store.change(name, lambda now: now or group, deadline=deadline)
+        _require_unused(name, counts)
 
     async def view(self, name: str, *, deadline: float, principal: Principal) -> GroupView:
         """Return the view of a group; raise UnknownGroupError if it is not registered."""

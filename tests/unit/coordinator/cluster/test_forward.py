@@ -182,6 +182,29 @@ async def test_a_second_deletion_of_a_group_lets_no_prepare_in_before_the_first(
             await here.prepare(transaction_id=own_id(0))
 
 
+async def test_a_group_is_written_again_if_a_new_owner_accepted_a_prepare_during_its_deletion(
+    pair: tuple[World, World],
+) -> None:
+    """Nobody asked that owner to hold prepares back, because it was none when the others were asked."""
+    here, there = pair
+    registered = here.coordinator._groups.get("shop")
+    change, prepared = here.memory.groups.change, list[str]()
+
+    async def change_after_a_move(*call: Any, **given: Any) -> None:
+        if not prepared:
+            there.memory.membership.kill()
+            new_owner = await instance({1}, here.memory)
+            prepared.append((await new_owner.prepare(transaction_id=own_id(1))).id)
+        await change(*call, **given)
+
+    here.memory.groups.change = change_after_a_move  # type: ignore[method-assign]
+    with pytest.raises(GroupInUseError) as caught:
+        await here.coordinator.delete_group("shop", deadline=here.deadline())
+    assert caught.value.fields["pending"] == 1
+    assert here.coordinator._groups.get("shop") == registered
+    assert (await here.end(prepared[0], Outcome.COMMIT)).state == "committed"
+
+
 async def test_a_deletion_that_is_refused_leaves_the_group_as_it_was(pair: tuple[World, World]) -> None:
     here, there = pair
     await there.prepare(transaction_id=own_id(1))

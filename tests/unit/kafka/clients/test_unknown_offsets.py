@@ -62,3 +62,22 @@ async def test_it_is_no_loss(offset: int, losses: int) -> None:
     watch._client = answers(offset)
     await watch.look(KNOWN)
     assert len([loss for _, loss in await watch.look(KNOWN) if "ends at" in loss.detail]) == losses
+
+
+class _OwnersEndsAt(_Answers):
+    """All other topics end at 9."""
+
+    def list_offsets(self, specs: Iterable[TopicPartition], **_: object) -> Mapping[TopicPartition, Future[Any]]:
+        found: dict[TopicPartition, Future[Any]] = {spec: Future() for spec in specs}
+        for spec, answer in found.items():
+            answer.set_result(SimpleNamespace(offset=self.offsets[0] if spec.topic == CONFIG.owners_topic else 9))
+        return found
+
+
+async def test_a_lost_end_of_owners_is_a_loss() -> None:
+    """The next owner would fence an older one; after a loss this one claims its shards again."""
+    watch = LogWatch(CONFIG)
+    for end, losses in ((9, []), (8, []), (8, [CONFIG.owners_topic])):
+        watch._client = cast(AdminClient, _OwnersEndsAt(end))
+        found = [loss for _, loss in await watch.look(KNOWN) if "ends at" in loss.detail]
+        assert [loss.topic for loss in found] == losses
