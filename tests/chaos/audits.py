@@ -13,12 +13,13 @@ from deltalake import DeltaTable
 from checker.cases import CLOCKS_APART_MS, COMMITTED, ROLLED_BACK, Case
 from checker.history import wire_id
 from checker.rules import Finding
+from halfway.pipeline import tables as runs
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.jobs import audit, runs
+from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import KafkaSource
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 
 Row = Mapping[str, Any]

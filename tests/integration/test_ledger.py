@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from halfway.pipeline import tables as delta
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions, Progress
 from halfway.pipeline.sources.headers import LATEST_MS
-from halfway.pipeline.tables import delta
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables import Folder
 from halfway.protocol.records import MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause
 from tests.support.pipeline.fixtures import Command

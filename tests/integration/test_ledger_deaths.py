@@ -17,7 +17,7 @@ from pyspark.errors import StreamingQueryException
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables import Folder
 from tests.support.pipeline import dying_ledger
 from tests.support.pipeline.dying_ledger import UNFINISHED, Moment, dying
 from tests.support.pipeline.fixtures import QUICK, as_options, without_spark

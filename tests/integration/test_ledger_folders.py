@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables import Folder
 from tests.support.pipeline.ledgers import Topics, ended_ids, pending_ids, run
 
 if TYPE_CHECKING:

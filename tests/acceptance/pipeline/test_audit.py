@@ -16,13 +16,14 @@ from checker.dump import read_topics
 from checker.history import AnyEvent
 from checker.judge import judge
 from checker.records import AnyRecord
+from halfway.pipeline import tables as runs
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit, runs, sweep
+from halfway.pipeline.jobs import audit, sweep
 from halfway.pipeline.jobs.audit import AuditOptions
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables import Folder
 from halfway.protocol.records import Message
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.process import CoordinatorProcess

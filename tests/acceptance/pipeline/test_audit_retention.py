@@ -20,13 +20,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 )
 
 from halfway.kafka.records import codec
+from halfway.pipeline import tables as runs
 from halfway.pipeline.access import KafkaAccess, load
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit, runs
+from halfway.pipeline.jobs import audit
 from halfway.pipeline.jobs.audit import AuditOptions, Summary
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables import Folder
 from halfway.protocol.records import Barrier, Half, Message, MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause, server_id
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials

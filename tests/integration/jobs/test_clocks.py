@@ -4,7 +4,7 @@ from pathlib import Path
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import Message
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, committed, found_in
 from tests.support.pipeline.log_writer import Writer

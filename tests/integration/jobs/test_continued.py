@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, incremental, runs
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import Message, OpKind
 from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import (

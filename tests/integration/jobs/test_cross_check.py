@@ -11,14 +11,15 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 
 from halfway.pipeline import cli
+from halfway.pipeline import tables as runs
+from halfway.pipeline.cli import say
 from halfway.pipeline.commands.alerts import FailOn
-from halfway.pipeline.commands.audit import say
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, cross_check, incremental, runs
+from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import Summary
-from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.tables import Folder, LocalFolder
 from halfway.protocol.records import Message
 from tests.integration.jobs.test_random_logs import FIRST, SEEDS
 from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
@@ -35,7 +36,7 @@ def compared(made: RandomLog, folder: Path, at: int) -> Summary:
     engine = DuckEngine()
     whole, other = LocalFolder(str(folder / "whole")), LocalFolder(str(folder / "continued"))
     try:
-        return cross_check.run(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)
+        return incremental.compare(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)
     finally:
         engine.close()
 
@@ -147,7 +148,7 @@ def test_spark_finds_the_same_differences(spark: "SparkSession", tmp_path: Path)
     invented = change(tmp_path / "continued" / runs.VERDICTS, "rolled_back_ok", "leaked")
     engine = SparkEngine(spark)
     whole, other = Folder(spark, str(tmp_path / "whole")), Folder(spark, str(tmp_path / "continued"))
-    summary = cross_check.run(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)
+    summary = incremental.compare(engine, LogSource(engine, made.log, at), whole, other, OPTIONS)
     engine.close()
     assert [(row["id"], row["continued"]) for row in summary.differing] == [(invented, "leaked")]
 
@@ -163,7 +164,7 @@ def test_a_folder_without_a_run_is_named_with_what_to_do(tmp_path: Path) -> None
     engine = DuckEngine()
     same = LocalFolder(str(tmp_path))
     with pytest.raises(SourceError, match="is the folder of --output"):
-        cross_check.run(engine, LogSource(engine, made.log, START), same, same, OPTIONS)
+        incremental.compare(engine, LogSource(engine, made.log, START), same, same, OPTIONS)
     engine.close()
 
 
@@ -174,7 +175,7 @@ def test_rules_that_the_runs_did_not_have_are_refused(tmp_path: Path) -> None:
     whole, other = LocalFolder(str(tmp_path / "whole")), LocalFolder(str(tmp_path / "continued"))
     options = replace(OPTIONS, grace_ms=7_000)
     with pytest.raises(SourceError, match=r"continued': the last run had --grace-s 5: give the same"):
-        cross_check.run(engine, LogSource(engine, made.log, at), whole, other, options)
+        incremental.compare(engine, LogSource(engine, made.log, at), whole, other, options)
     engine.close()
 
 

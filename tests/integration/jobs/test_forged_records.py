@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfway.kafka.records import codec
+from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit, runs
+from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources.headers import UNREADABLE
-from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.tables import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from halfway.protocol.records import MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause

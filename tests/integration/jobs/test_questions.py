@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.jobs import audit, runs
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.jobs import audit
 from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import OPTIONS
 from tests.support.pipeline.logs import START
@@ -36,7 +36,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Ro
     for number, anomaly in enumerate(("lost", "torn", "doubled", "leaked")):
         world.plant(anomaly, ago=3_600_000 + number * 60_000)
     engine = DuckEngine()
-    audit.run(engine, WorldSource(engine, world, world.end, lambda: 1), LocalFolder(str(folder)), OPTIONS)
+    audit.run(engine, WorldSource(engine, world, world.end, lambda: 1), runs.LocalFolder(str(folder)), OPTIONS)
     engine.close()
     for name in OF_LEDGER:
         rows = pa.Table.from_pylist([row(name, number, chance) for number in range(200)])

@@ -12,7 +12,7 @@ import pytest
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.tables import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.pipeline.audits import (
     OPTIONS,

@@ -8,7 +8,7 @@ from typing import Any
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources.pinned import WHOLE, Rows
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import Message, OpKind
 from tests.support.pipeline.audits import OPTIONS, committed, continued, counts_in, found_in
 from tests.support.pipeline.log_writer import Writer

@@ -14,14 +14,15 @@ import msgspec
 import pytest
 
 from halfway.kafka.records import codec
+from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, Frame, Once, SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import ledger, report, runs
+from halfway.pipeline.jobs import ledger, report
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import Archive
-from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.tables import Folder, LocalFolder
 from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import PREFIX, write_records
 from tests.support.records.samples import AUDIT_EVENT

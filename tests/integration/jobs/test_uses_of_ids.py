@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs import audit, incremental, runs
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.jobs import audit, incremental
 from halfway.protocol.records import OpKind
 from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, continued, counts_in, found_in, last_in
@@ -22,7 +22,7 @@ def test_an_id_that_is_used_daily_keeps_the_numbers_of_its_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the first uses are forgotten by then: each leak is reported, none twice, and all are counted."""
-    log, folder = Log(), LocalFolder(str(tmp_path))
+    log, folder = Log(), runs.LocalFolder(str(tmp_path))
     writer = Writer(log)
     monkeypatch.setattr(incremental, "KEPT_MS", 3 * DAY)
     days = 9
@@ -48,7 +48,7 @@ def test_a_message_that_an_earlier_run_has_read_is_not_lost_when_that_run_is_for
 
     So it is with a loss that was proved when it was found: it is counted, although nothing of it can be proved now.
     """
-    log, folder = Log(), LocalFolder(str(tmp_path))
+    log, folder = Log(), runs.LocalFolder(str(tmp_path))
     writer = Writer(log)
     writer.commit("other", MESSAGES, START, START)
     writer.message("mine", MESSAGES[0], "1/1", START, START)
@@ -70,7 +70,7 @@ def test_a_message_that_an_earlier_run_has_read_is_not_lost_when_that_run_is_for
 
 def test_an_id_that_is_open_keeps_the_numbers_of_its_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is open is carried from run to run, after the first uses have been forgotten too."""
-    log, folder = Log(), LocalFolder(str(tmp_path))
+    log, folder = Log(), runs.LocalFolder(str(tmp_path))
     writer = Writer(log)
     monkeypatch.setattr(incremental, "KEPT_MS", 3 * DAY)
     days = [0, 2, 4, 5, 6]
@@ -98,14 +98,14 @@ def test_a_forged_message_between_two_uses_does_not_join_them(tmp_path: Path) ->
     for dated in (START + HORIZON // 2, START + HORIZON - 60_000):
         writer.message("mine", MESSAGES[0], "1/1", again + 1_000, dated)
     log.settle()
-    audit.run(engine, LogSource(engine, log, again + HORIZON), LocalFolder(str(tmp_path)), OPTIONS)
+    audit.run(engine, LogSource(engine, log, again + HORIZON), runs.LocalFolder(str(tmp_path)), OPTIONS)
     engine.close()
     assert found_in(tmp_path) == {("mine", 0): "doubled", ("mine", 1): "committed_ok"}
 
 
 def test_a_run_beside_another_one_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs at once would both report what is new, and one would replace what the other has left."""
-    log, folder = Log(), LocalFolder(str(tmp_path))
+    log, folder = Log(), runs.LocalFolder(str(tmp_path))
     writer = Writer(log)
     writer.op("mine", OpKind.ROLLED_BACK, (), START, START)
     log.settle()
@@ -125,9 +125,9 @@ def test_a_run_beside_another_one_does_not_count(tmp_path: Path, monkeypatch: py
 def test_what_another_release_has_left_is_not_continued(tmp_path: Path) -> None:
     """Its tables can lack what this one reads."""
     engine = DuckEngine()
-    tables = runs.Tables(engine, LocalFolder(str(tmp_path)))
+    tables = runs.Tables(engine, runs.LocalFolder(str(tmp_path)))
     tables.begin()
     tables.end({"format": 3, "runs": []}, at=START)
     engine.close()
     with pytest.raises(SourceError, match="was written by another release of audit --continue: begin in another"):
-        continued(Log(), START, LocalFolder(str(tmp_path)))
+        continued(Log(), START, runs.LocalFolder(str(tmp_path)))

@@ -12,8 +12,7 @@ from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
-from halfway.pipeline.jobs.runs import STATE
-from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.tables import STATE, Folder, LocalFolder
 from tests.support.pipeline.archives import verdicts_in
 from tests.support.pipeline.audits import OPTIONS
 from tests.support.pipeline.worlds import DAY, World, WorldSource

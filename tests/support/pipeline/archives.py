@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from halfway.kafka.records import codec
-from halfway.pipeline.jobs.runs import STATE, VERDICTS
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.tables import STATE, VERDICTS
 from halfway.protocol.records import Message, MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause
 

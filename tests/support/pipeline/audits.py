@@ -8,9 +8,9 @@ from typing import Any
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import AuditOptions
-from halfway.pipeline.jobs.runs import ANOMALIES as ANOMALIES_TABLE
-from halfway.pipeline.jobs.runs import VERDICTS as VERDICTS_TABLE
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import ANOMALIES as ANOMALIES_TABLE
+from halfway.pipeline.tables import VERDICTS as VERDICTS_TABLE
+from halfway.pipeline.tables import LocalFolder
 from halfway.pipeline.transforms.verdict import ANOMALIES, VERDICTS
 from halfway.protocol.records import Message
 from tests.support.pipeline.archives import rows_in, verdicts_in

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import pyspark
 
 import halfway.pipeline
-from halfway.pipeline.engines.spark_connector import jars
+from halfway.pipeline.engines.spark_session import jars
 from tests.support.pipeline.fixtures import INTERPRETED, QUICK_JVM, as_options, without_spark
 
 SPARK: Final = Path(pyspark.__file__).parent

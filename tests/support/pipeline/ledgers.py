@@ -13,7 +13,7 @@ from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
-from halfway.pipeline.tables.folders import Folder
+from halfway.pipeline.tables import Folder
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
 from halfway.protocol.transactions import Cause
 

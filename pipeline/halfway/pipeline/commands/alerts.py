@@ -1,4 +1,4 @@
-"""How the result of an audit is reported: metrics for Prometheus, a webhook, and the exit status."""
+"""How the result of a job is reported: a table, metrics for Prometheus, a webhook, and the exit status."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from halfway.pipeline.errors import AlertError
@@ -141,3 +142,14 @@ def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, An
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         """Follow no redirect."""
+
+
+def print_table(header: list[str], rows: list[list[str]]) -> None:
+    """Print rows in columns, the first of text and the others of numbers."""
+    # Names come from topics that others can write to: their control characters must not reach the terminal.
+    lines = [[cell if cell.isprintable() else repr(cell)[1:-1] for cell in row] for row in [header, *rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for row in lines:
+        first, *others = row
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        click.echo("  ".join(cells).rstrip())

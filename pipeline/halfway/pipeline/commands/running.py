@@ -1,7 +1,9 @@
-"""How a job is run: its Spark session, its source, and its exit status if it fails."""
+"""How a job is run: its engine (DuckDB if one machine is enough, else Spark), its source, and its exit status."""
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import signal
 import sys
@@ -10,25 +12,33 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from shutil import disk_usage
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.engines.progress import told
+from halfway.pipeline.engines.duckdb import duckdb_limit, free_memory
+from halfway.pipeline.engines.engine import told
 from halfway.pipeline.engines.spark_session import SparkOptions, prepared
-from halfway.pipeline.errors import PipelineError
+from halfway.pipeline.errors import PipelineError, SourceError
+from halfway.pipeline.tables import is_local
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from types import FrameType
 
     from pyspark.sql import SparkSession
 
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.engine import Engine
+    from halfway.pipeline.jobs.incremental import State
     from halfway.pipeline.sources.pinned import Reader, Source
-    from halfway.pipeline.tables.folders import Files
+    from halfway.pipeline.sources.pins import TopicPin
+    from halfway.pipeline.tables import Files
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
@@ -152,6 +162,216 @@ class Opened:
 def on_spark(spark: SparkSession) -> Opened:
     from halfway.pipeline.engines.engine import SparkEngine
     from halfway.pipeline.sources.spark import SparkReader
-    from halfway.pipeline.tables.folders import Folder
+    from halfway.pipeline.tables import Folder
 
     return Opened(engine=SparkEngine(spark), reader=SparkReader(spark), folder=partial(Folder, spark))
+
+
+Name = Literal["auto", "duckdb", "spark"]
+MOST: Final = 10_000_000
+"""Records of half and op (more than three million transactions). With more an audit runs on Spark."""
+MOST_REAL: Final = 100_000_000
+"""Records of real topics, those of other producers included, which are read and left out."""
+_BYTES_EACH: Final = 1_600
+"""Memory that DuckDB needs for a record of half or op and everything that belongs to it.
+
+2.9 million records (a million transactions) took 3,573 MiB, which is 1,290 bytes each, and 29 million took 18,560 MiB,
+which is 670 (docs/pipeline.md#what-they-cost). This is a quarter more than the first.
+"""
+_DISK_EACH: Final = 250
+"""Disk for the rows of such a record and of its messages, a quarter more than was measured: 165 bytes for an op, as
+much for what is decoded of it, 34 for each record of half, 82 for each message."""
+_ROOM: Final = "make room, name a folder with more room in TMPDIR, or give more --memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where an audit reads and writes. `access` is None for an archive."""
+
+    output: str
+    snapshot: str | None
+    offsets: str | None
+    access: KafkaAccess | None
+    against: str | None = None
+    """The folder of an audit with --continue to compare with."""
+    topics: Sequence[str] = ()
+    """Real topics of the command line."""
+    continued: bool = False
+    """True if the audit reads only what is new since the last run into the same folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """An engine, and why it was chosen."""
+
+    engine: Literal["duckdb", "spark"]
+    because: str
+
+
+def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None) -> Chosen:
+    """Return the engine of the command line, else DuckDB if this machine is enough, else Spark.
+
+    With `memory`, the limit for DuckDB, the free memory does not matter, because DuckDB then uses the disk.
+
+    Raises:
+        SourceError: the command line chooses DuckDB, which cannot do this audit, or the disk is too small for DuckDB.
+
+    """
+    hindrance = _hindrance(places)
+    if name == "duckdb" and hindrance is not None:
+        raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
+    if name == "spark":
+        return Chosen(engine=name, because="the command line chooses it")
+    if name == "auto" and spark_asked:
+        return Chosen(engine="spark", because="spark-submit, or options or variables of Spark, ask for it")
+    if name == "auto" and hindrance is not None:
+        return Chosen(engine="spark", because=hindrance)
+    own, real = _records(places)
+    found = _by_size(own, real, memory)
+    if name == "duckdb":
+        found = Chosen(engine=name, because="the command line chooses it")
+    if found.engine == "duckdb":
+        _require_disk(own, memory)
+    return found
+
+
+def _require_disk(own: int, memory: str | None) -> None:
+    """Raise SourceError if the temporary folder has not room for what is read and for what the memory cannot hold."""
+    limit = duckdb_limit(memory)
+    needed = own * _DISK_EACH + (0 if limit is None else max(0, own * _BYTES_EACH - limit))
+    folder = gettempdir()
+    there = disk_usage(folder).free
+    if needed > there:
+        raise SourceError(
+            f"half and op have {own:,} records, for which DuckDB takes about {_gib(needed)} in {folder!r}, and "
+            f"{_gib(there)} are free: {_ROOM}"
+        )
+
+
+def _by_size(own: int, real: int, memory: str | None) -> Chosen:
+    there = f"half and op have {own:,} records"
+    if own > MOST:
+        return Chosen(engine="spark", because=f"{there}, more than {MOST:,}")
+    if real > MOST_REAL:
+        return Chosen(engine="spark", because=f"the real topics have {real:,} records, more than {MOST_REAL:,}")
+    needed, free = own * _BYTES_EACH, free_memory()
+    if memory is None and free is not None and needed > free:
+        reason = f"{there}, for which DuckDB takes about {_gib(needed)} of memory, and {_gib(free)} are free"
+        return Chosen(engine="spark", because=f"{reason}: with --engine duckdb --memory it goes to disk")
+    return Chosen(engine="duckdb", because=there)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+def _hindrance(places: Places) -> str | None:
+    if find_spec("duckdb") is None:
+        return "there is no duckdb"
+    for folder in (places.output, places.snapshot, places.offsets, places.against):
+        if not is_local(folder or ""):
+            return f"{folder!r} is not on this machine"
+    return None
+
+
+def _records(places: Places) -> tuple[int, int]:
+    """Return how many records half and op have to be read, and how many the real topics that are known by name."""
+    from halfway.pipeline.sources.pins import Pins
+    from halfway.pipeline.tables import LocalFolder
+
+    kinds = ("half", "op")
+    if places.access is None:
+        folder = LocalFolder(str(places.snapshot))
+        kept, prefix = Pins.from_json(folder.read("offsets.json")), json.loads(folder.read("archive.json"))["prefix"]
+        # A real topic can have the name of a kind.
+        own = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
+        return _count(own), _count(pin for name, pin in kept.topics.items() if not name.startswith(prefix))
+    own, real = _pinned(places.access, kinds, places.topics)
+    state = _state(places.output) if places.continued else None
+    if state is not None:
+        own, real = ([state.pins.followed_by(pin) for pin in pins] for pins in (own, real))
+    return _count(own), _count(real)
+
+
+def _state(folder: str) -> State | None:
+    """Return what the last run of --continue has left in a folder."""
+    from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.jobs.incremental import State
+    from halfway.pipeline.tables import LocalFolder, Tables
+
+    engine = DuckEngine()
+    try:
+        return State.of(Tables(engine, LocalFolder(folder)), folder)
+    finally:
+        engine.close()
+
+
+def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) -> tuple[list[TopicPin], list[TopicPin]]:
+    """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
+    from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.jobs import reading
+    from halfway.pipeline.sources.duckdb import DuckReader
+    from halfway.pipeline.sources.pinned import KafkaSource
+    from halfway.pipeline.sources.pins import Brokers
+
+    engine = DuckEngine()
+    try:
+        source = KafkaSource(DuckReader(engine), access)
+        source.pin([access.topic(kind) for kind in (*kinds, "groups")])
+        real = reading.real_topics(engine, None, reading.groups(engine, source), access.prefix, topics)
+    finally:
+        engine.close()
+    own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
+    return own, Brokers(access).pin(real)
+
+
+def _count(pins: Iterable[TopicPin]) -> int:
+    return sum(each.end - each.start for pin in pins for each in pin.partitions)
+
+
+@contextmanager
+def opened(job: str, *, quick: bool, output: str, tables: Sequence[str], **options: Any) -> Iterator[Opened]:
+    """Open DuckDB or, with the options of `running`, Spark for a job, and report why the job could not be done."""
+    with ExitStack() as stack:
+        if quick:
+            stack.enter_context(reporting_failures(job))
+            yield stack.enter_context(on_duckdb(job, options["memory"], output, tables))
+        else:
+            found = on_spark(stack.enter_context(running(job, **options)))
+            stack.callback(found.engine.close)
+            yield found
+
+
+@contextmanager
+def on_duckdb(job: str, memory: str | None, output: str, tables: Sequence[str]) -> Iterator[Opened]:
+    """Open DuckDB, and close it with its temporary files at the end.
+
+    Raises:
+        SourceError: memory or disk is not enough, or one of the `tables` (folders of them) cannot be used.
+
+    """
+    import duckdb
+    from deltalake.exceptions import DeltaError
+
+    from halfway.pipeline.engines.duckdb import DuckEngine
+    from halfway.pipeline.sources.duckdb import DuckReader
+    from halfway.pipeline.tables import LocalFolder
+
+    engine = DuckEngine(memory=memory)
+    try:
+        with told(job, engine.doing):
+            yield Opened(engine=engine, reader=DuckReader(engine), folder=LocalFolder)
+    except (OSError, duckdb.IOException) as error:
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise SourceError(f"the disk of {gettempdir()!r} or {output!r} is full: {_ROOM} ({error})") from error
+        if not isinstance(error, OSError) or error.filename is None:
+            raise
+        raise SourceError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
+    except DeltaError as error:
+        raise SourceError(f"a table in {' or '.join(map(repr, tables))} cannot be used: {error}") from error
+    except duckdb.OutOfMemoryException as error:
+        raise SourceError(
+            f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"
+        ) from error
+    finally:
+        engine.close()

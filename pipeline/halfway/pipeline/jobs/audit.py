@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from halfway.pipeline.engines.engine import between, union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
-from halfway.pipeline.jobs.runs import ANOMALIES, QUARANTINE, VERDICTS, Tables
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pins import Ends
+from halfway.pipeline.tables import ANOMALIES, QUARANTINE, VERDICTS, Tables
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import Pins, TopicPin
-    from halfway.pipeline.tables.folders import Files
+    from halfway.pipeline.tables import Files
 
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"

@@ -12,23 +12,93 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.engine import Once, SparkEngine, union
+from halfway.pipeline.engines.engine import Merge, Once, SparkEngine, union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import COLUMNS, SparkReader, kafka_options
-from halfway.pipeline.tables import delta
-from halfway.pipeline.transforms import ledger as transform
+from halfway.pipeline.tables import as_of, last, versions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.engines.engine import Engine, Frame, SparkEngine
     from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables.folders import Files, Folder
+    from halfway.pipeline.tables import Files, Folder
+
+_IS_LATER: Final = 'new."offset" >= old."offset"'
+MERGE: Final = Merge(
+    same="old.id = new.id and old.state = new.state",
+    deletes=f"(coalesce({_IS_LATER}, false) and not new.open) "
+    f"or (not coalesce({_IS_LATER}, false) and old.since < new.horizon)",
+    replaces=f"{_IS_LATER} and new.open",
+    begins="new.open",
+    deciding=("open", "horizon"),
+)
+"""How `changes` change the table of pending transactions."""
+SETTINGS: Final = {
+    # Each batch replaces files: those of a week would be many times the size of the table.
+    "deletedFileRetentionDuration": "interval 1 hours",
+    "logRetentionDuration": "interval 1 days",
+}
+"""The settings of that table."""
+
+
+def ledger(engine: SparkEngine, decoded: DataFrame) -> DataFrame:
+    """Return one row for each transaction that has ended, from decoded outcomes.
+
+    `latency_ms` is the time from prepare to outcome, `size` the bytes of its messages (null if the op of a rollback
+    does not have it), `checks` the number of checks that were sent, `ended_date` the day (UTC) of the outcome. An
+    outcome that was read twice has one row.
+    """
+    rows: DataFrame = engine.query(
+        """select id, "group", lower(kind) as outcome, cause, timestamp_millis(prepared_at) as prepared_at,
+            timestamp_millis("at") as ended_at, greatest("at" - prepared_at, 0) as latency_ms, checks,
+            sort_array(array_distinct(messages.topic)) as topics, size(messages) as messages,
+            case when size(messages) > 0
+                then aggregate(messages, cast(0 as bigint), (total, one) -> total + one.size) end as size,
+            "partition" as shard, "offset" as op_offset, to_date(timestamp_millis("at")) as ended_date
+        from $decoded where error is null""",
+        decoded=decoded,
+    )
+    return rows.dropDuplicates(["shard", "op_offset"])
+
+
+def changes(engine: SparkEngine, records: DataFrame, outcomes: DataFrame, *, horizon_ms: int) -> DataFrame:
+    """Return how new records of half and parked, and outcomes, change the pending transactions. Apply it with `MERGE`.
+
+    In each topic the last record of an id wins, and a tombstone removes it. An outcome (id, at) removes it too, because
+    Kafka deletes tombstones after a time; but not an outcome that is a horizon older than the record: then a client has
+    used the id again. The topics have no order between them.
+
+    Returns:
+        The columns of the table (state: `prepared` or `parked`; since: ms, the time of the prepare if it is known),
+        null without a new record; `open`, whether there is a new record that has not ended; and `horizon`: an older
+        record has ended.
+
+    """
+    found: DataFrame = engine.query(
+        f"""select id, newest."group" as "group", state, newest.since as since, newest.shard as shard, "offset",
+            coalesce(newest.alive and (horizon is null or newest.since >= horizon), false) as open, horizon
+        from (
+            select id, state, max_by(record, "offset") as newest, max("offset") as "offset", max(horizon) as horizon
+            from (
+                select id, case when kind = 'parked' then 'parked' else 'prepared' end as state, "offset",
+                    named_struct('alive', alive, 'group', "group", 'since', coalesce(prepared_at, "at"),
+                        'shard', "partition") as record, cast(null as bigint) as horizon
+                from $records where fault is null
+                union all
+                select id, explode(array('prepared', 'parked')), null, null, "at" + {horizon_ms} from $outcomes
+            ) together group by id, state
+        ) of_each""",  # noqa: S608
+        records=records,
+        outcomes=outcomes,
+    )
+    return found
+
 
 ENDED: Final = "ended"
 PENDING: Final = "pending"
@@ -148,7 +218,7 @@ class Tables:
         outcomes = reading.decoded_outcomes(engine, op).persist()
         try:
             count = kept.count()
-            ended = transform.ledger(engine, outcomes)
+            ended = ledger(engine, outcomes)
             self._save(engine, ENDED, ended, number, by=DAY)
             self._change_pending(engine, others, headers.outcomes(engine, op).select("id", "at"), number)
             faulty = [each.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")
@@ -181,10 +251,10 @@ class Tables:
         path = self._output.path(PENDING)
         if number and not self._started:
             outcomes = outcomes.unionAll(self._outcomes_since(engine, records))
-        changes = transform.changes(engine, records, outcomes, horizon_ms=self._horizon_ms)
-        if not delta.versions(self._output, PENDING):
-            engine.save(changes.drop(*transform.MERGE.deciding).limit(0), path, settings=transform.SETTINGS)
-        engine.merge(changes, path, transform.MERGE, once=Once(self._writer, number))
+        changing = changes(engine, records, outcomes, horizon_ms=self._horizon_ms)
+        if not versions(self._output, PENDING):
+            engine.save(changing.drop(*MERGE.deciding).limit(0), path, settings=SETTINGS)
+        engine.merge(changing, path, MERGE, once=Once(self._writer, number))
 
     def _outcomes_since(self, engine: SparkEngine, records_now: DataFrame) -> DataFrame:
         """Return the outcomes in the table that can belong to pending transactions or to the records of this batch.
@@ -213,12 +283,10 @@ def tables(engine: Engine, output: Files) -> tuple[Frame, Frame] | None:
         return None
     writer = _stream(output)
     # `pending` is written after `ended`.
-    number = delta.last(output, PENDING, writer)
+    number = last(output, PENDING, writer)
     if number < 0:
         return None
-    ended, pending = (
-        engine.load(output.path(name), delta.as_of(output, name, writer, number)) for name in (ENDED, PENDING)
-    )
+    ended, pending = (engine.load(output.path(name), as_of(output, name, writer, number)) for name in (ENDED, PENDING))
     return ended, pending
 
 
@@ -239,7 +307,7 @@ def export(spark: SparkSession, output: Folder, into: Folder) -> None:
 
 def quarantine(engine: Engine, output: Files) -> Frame | None:
     """Return the records that could not be read, None if there are none."""
-    return engine.load(output.path(QUARANTINE)) if delta.versions(output, QUARANTINE) else None
+    return engine.load(output.path(QUARANTINE)) if versions(output, QUARANTINE) else None
 
 
 def _stream(output: Files) -> str:
@@ -262,7 +330,7 @@ def _require_whole(output: Folder) -> None:
     if last_begun < 0:
         return
     writer = _stream(output)
-    ended, pending = (delta.last(output, name, writer) for name in (ENDED, PENDING))
+    ended, pending = (last(output, name, writer) for name in (ENDED, PENDING))
     if not last_begun - 1 <= pending <= ended <= last_begun:
         raise SourceError(
             f"{output.uri!r} holds a {CHECKPOINT} of {last_begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "

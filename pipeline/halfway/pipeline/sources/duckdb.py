@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halfway.pipeline.engines.duckdb import quoted
-from halfway.pipeline.engines.progress import Doing
+from halfway.pipeline.engines.engine import Doing
 from halfway.pipeline.errors import AccessError
-from halfway.pipeline.sources.brokers import CLIENT_DEFAULTS
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.sources.pinned import WHOLE, Part, Rows
+from halfway.pipeline.sources.pins import CLIENT_DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.sources.brokers import Brokers
-from halfway.pipeline.sources.pins import Pins, TopicPin
+from halfway.pipeline.sources.pins import Brokers, Pins, TopicPin
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.engine import Dialect, Frame
-    from halfway.pipeline.tables.folders import Files
+    from halfway.pipeline.tables import Files
 
 Part = tuple[str, int, int, int]
 """A topic, a partition, the first offset to read, and the one after the last."""

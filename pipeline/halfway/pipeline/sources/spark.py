@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
 from halfway.pipeline.sources.pinned import WHOLE
+from halfway.pipeline.sources.pins import Brokers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

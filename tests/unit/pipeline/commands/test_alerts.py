@@ -1,4 +1,4 @@
-"""How the result of an audit is reported."""
+"""How the result of a job is reported."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.commands.alerts import FailOn, call_webhook, require_webhook, write_metrics
+from halfway.pipeline.commands.alerts import FailOn, call_webhook, print_table, require_webhook, write_metrics
 from halfway.pipeline.errors import AlertError
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.transforms.verdict import VERDICTS
@@ -127,3 +127,13 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(AlertError, match=r"--webhook: .*give an address") as refused:
         require_webhook(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_name_that_others_wrote_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a record in the internal topics that is not halfway's."""
+    print_table(["group", "pending"], [["shop", "1"], ["\x1b]0;title\x07\nno row \u202e", "12"]])
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["shop", "1"]
+    assert second.isprintable()
+    assert r"\x1b]0;title\x07\nno row \u202e" in second
+    assert len(heading) == len(first) == len(second)

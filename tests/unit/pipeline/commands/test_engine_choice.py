@@ -12,13 +12,12 @@ from click.testing import CliRunner
 
 from halfway.pipeline import cli
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.commands import engine_choice
-from halfway.pipeline.commands.engine_choice import Places, chosen
-from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.free_memory import free_memory
+from halfway.pipeline.commands import running
+from halfway.pipeline.commands.running import Places, chosen
+from halfway.pipeline.engines.duckdb import DuckEngine, free_memory
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import LocalFolder
 from tests.support.pipeline.audits import committed, continued
 from tests.support.pipeline.logs import PREFIX, START
 
@@ -42,11 +41,11 @@ def archive(folder: Path, records: int) -> Places:
         # A million transactions, which take 3.5 GiB (docs/pipeline.md).
         (2_900_000, 5 * GIB, None, "duckdb", "half and op have 2,900,000 records"),
         (2_900_000, 7 * GIB // 2, None, "spark", "DuckDB takes about 4.3 GiB of memory, and 3.5 GiB are free"),
-        (engine_choice.MOST, 16 * GIB, None, "duckdb", "half and op have 10,000,000 records"),
+        (running.MOST, 16 * GIB, None, "duckdb", "half and op have 10,000,000 records"),
         (3_000_000, 2 * GIB, None, "spark", "2.0 GiB are free: with --engine duckdb --memory it goes to disk"),
         (3_000_000, 2 * GIB, "1g", "duckdb", "half and op have 3,000,000 records"),
         (3_000_000, None, None, "duckdb", "half and op have 3,000,000 records"),
-        (engine_choice.MOST + 2, 1_000 * GIB, None, "spark", "more than 10,000,000"),
+        (running.MOST + 2, 1_000 * GIB, None, "spark", "more than 10,000,000"),
     ],
 )
 def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
@@ -59,8 +58,8 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
     because: str,
 ) -> None:
     """With a limit DuckDB uses the disk. If the free memory is unknown, the size decides."""
-    monkeypatch.setattr(engine_choice, "free_memory", lambda: free)
-    monkeypatch.setattr(engine_choice, "_require_disk", lambda *_: None)
+    monkeypatch.setattr(running, "free_memory", lambda: free)
+    monkeypatch.setattr(running, "_require_disk", lambda *_: None)
     found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
     assert found.engine == engine
     assert because in found.because
@@ -68,7 +67,7 @@ def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
 
 def test_real_topics_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few transactions can be among many records of others, which take their time."""
-    monkeypatch.setattr(engine_choice, "MOST_REAL", 1_000)
+    monkeypatch.setattr(running, "MOST_REAL", 1_000)
     assert chosen("auto", archive(tmp_path, 2_000), spark_asked=False).engine == "duckdb"
     found = chosen("auto", archive(tmp_path, 2_002), spark_asked=False)
     assert (found.engine, found.because) == ("spark", "the real topics have 1,001 records, more than 1,000")
@@ -76,8 +75,8 @@ def test_real_topics_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For what it reads, and for what its memory cannot hold: the error names the folder, what is free and needed."""
-    monkeypatch.setattr(engine_choice, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * GIB, 98 * GIB, 2 * GIB))
-    monkeypatch.setattr(engine_choice, "gettempdir", lambda: "/full")
+    monkeypatch.setattr(running, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * GIB, 98 * GIB, 2 * GIB))
+    monkeypatch.setattr(running, "gettempdir", lambda: "/full")
     places = archive(tmp_path, 3_000_000)
     assert chosen("duckdb", places, spark_asked=False, memory="4g").engine == "duckdb"
     with pytest.raises(
@@ -106,13 +105,13 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
     folder = LocalFolder(str(tmp_path))
     log = committed(20)
     continued(log, START + 600_000, folder)
-    read = engine_choice._state(str(tmp_path))
+    read = running._state(str(tmp_path))
     assert read is not None
     now = {name: replace(pin, partitions=tuple(replace(each, end=10_000_000) for each in pin.partitions))
            for name, pin in read.pins.topics.items()}  # fmt: skip
     own, real = [now[PREFIX + "op"]], [now["orders"]]
-    monkeypatch.setattr(engine_choice, "_pinned", lambda *_: (own, real))
-    monkeypatch.setattr(engine_choice, "free_memory", lambda: None)
+    monkeypatch.setattr(running, "_pinned", lambda *_: (own, real))
+    monkeypatch.setattr(running, "free_memory", lambda: None)
     access = KafkaAccess(librdkafka={"bootstrap.servers": "127.0.0.1:1"})
     places = Places(output=str(tmp_path), snapshot=None, offsets=None, access=access)
     whole = chosen("auto", places, spark_asked=False)
@@ -124,9 +123,9 @@ def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch
 
 def test_an_engine_that_is_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However much there is to read."""
-    monkeypatch.setattr(engine_choice, "free_memory", lambda: None)
-    monkeypatch.setattr(engine_choice, "_DISK_EACH", 0)
-    places = archive(tmp_path, 2 * engine_choice.MOST)
+    monkeypatch.setattr(running, "free_memory", lambda: None)
+    monkeypatch.setattr(running, "_DISK_EACH", 0)
+    places = archive(tmp_path, 2 * running.MOST)
     for name in ("duckdb", "spark"):
         assert chosen(name, places, spark_asked=False).engine == name
     assert chosen("auto", archive(tmp_path, 2), spark_asked=True).engine == "spark"
@@ -159,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     taken.touch()
     with (
         pytest.raises(SourceError, match=rf"(?s)a table in '{taken}' cannot be used: .*Not a directory"),
-        engine_choice.on_duckdb("audit", None, str(taken), [str(taken)]) as opened,
+        running.on_duckdb("audit", None, str(taken), [str(taken)]) as opened,
     ):
         opened.engine.save(opened.engine.table([], "id string"), opened.folder(str(taken)).path("verdicts"))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.engines.java import require
+from halfway.pipeline.engines.spark_session import require_java
 from halfway.pipeline.errors import JavaError
 
 
@@ -22,13 +22,13 @@ def fake_java(folder: Path, version: str, *, modules: bool = True) -> Path:
 def test_a_full_java_of_the_right_version_is_taken(tmp_path: Path, version: str) -> None:
     """JAVA_HOME is what Spark's launcher looks at first."""
     java = fake_java(tmp_path, version)
-    assert require({"JAVA_HOME": str(tmp_path), "PATH": ""}) == java
+    assert require_java({"JAVA_HOME": str(tmp_path), "PATH": ""}) == java
 
 
 def test_without_java_home_the_path_counts(tmp_path: Path) -> None:
     """As for Spark's launcher."""
     java = fake_java(tmp_path, "17")
-    assert require({"PATH": str(tmp_path / "bin")}) == java
+    assert require_java({"PATH": str(tmp_path / "bin")}) == java
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_a_java_that_spark_refuses_is_named_with_the_remedy(tmp_path: Path, vers
     """Too old, too new, or cut down: what was found, and what to install."""
     fake_java(tmp_path, version, modules=modules)
     with pytest.raises(JavaError, match=r"Java (11|8|25|17)\b.*openjdk-17") as refused:
-        require({"JAVA_HOME": str(tmp_path)})
+        require_java({"JAVA_HOME": str(tmp_path)})
     assert str(tmp_path) in str(refused.value)
 
 
 def test_no_java_at_all_is_told_with_the_remedy(tmp_path: Path) -> None:
     """Neither in JAVA_HOME nor on the PATH."""
     with pytest.raises(JavaError, match=r"no java.*openjdk-17"):
-        require({"PATH": str(tmp_path)})
+        require_java({"PATH": str(tmp_path)})
     with pytest.raises(JavaError, match=r"holds no bin/java.*openjdk-17"):
-        require({"JAVA_HOME": str(tmp_path)})
+        require_java({"JAVA_HOME": str(tmp_path)})

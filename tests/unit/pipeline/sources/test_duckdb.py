@@ -15,9 +15,9 @@ from halfway.pipeline.engines.engine import DUCKDB
 from halfway.pipeline.errors import AccessError
 from halfway.pipeline.sources import duckdb as duckdb_sources
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.brokers import Brokers
 from halfway.pipeline.sources.duckdb import copy
 from halfway.pipeline.sources.headers import UNREADABLE
+from halfway.pipeline.sources.pins import Brokers
 from tests.support.waiting import GENEROUS_S
 
 TOPIC = "orders"

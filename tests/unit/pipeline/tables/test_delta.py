@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from halfway.pipeline import tables as delta
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Merge, Once, SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.tables import delta
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import LocalFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ import pytest
 
 from halfway.pipeline.engines.engine import Merge, SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.tables.folders import Folder, LocalFolder
+from halfway.pipeline.tables import Folder, LocalFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

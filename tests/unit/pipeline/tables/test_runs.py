@@ -10,8 +10,7 @@ from halfway.pipeline.engines import duckdb
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, Merge, SparkEngine
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.jobs.runs import EVENTS, TABLES, VERDICTS, Tables
-from halfway.pipeline.tables.folders import LocalFolder
+from halfway.pipeline.tables import EVENTS, TABLES, VERDICTS, LocalFolder, Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

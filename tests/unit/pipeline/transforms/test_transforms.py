@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from pyspark.testing import assertDataFrameEqual
 
 from halfway.pipeline.engines.engine import Once, SparkEngine
-from halfway.pipeline.transforms import ledger, rollup, sweep
+from halfway.pipeline.jobs import ledger, report, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,7 +144,7 @@ def test_rollup_counts_by_group_and_minute(spark: "SparkSession") -> None:
         ("h", "rolled_back", "policy", moment(1_000), 7, 15),
     ]
     columns = "`group` string, outcome string, cause string, ended_at timestamp, latency_ms bigint, checks int"
-    table = rollup.rollup(SparkEngine(spark), spark.createDataFrame(rows, columns))
+    table = report.rollup(SparkEngine(spark), spark.createDataFrame(rows, columns))
     found = {(row["group"], row["minute"]): row for row in table.collect()}
     first = found["g", 0]
     assert len(found) == 3

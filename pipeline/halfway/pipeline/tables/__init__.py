@@ -1,1 +1,0 @@
-"""Where results are kept: folders and Delta tables."""
