@@ -111,7 +111,6 @@ def record_failure(attempt: Attempt, error: aiohttp.ClientError, exchange: Excha
 
 
 def to_reply(attempts: Sequence[Attempt]) -> CheckReply:
-    """Return the result of a check from its attempts."""
     last = attempts[-1] if attempts else Attempt(reachable=False, detail="the group has no endpoint")
     detail = "; ".join(attempt.detail for attempt in attempts) if last.outcome is None and attempts else last.detail
     return CheckReply(

@@ -120,12 +120,10 @@ class Node:
 
     @classmethod
     def single(cls, *, port: int, controller_port: int) -> "Node":
-        """Return the node of a cluster with one node."""
         return cls(voters={1: controller_port}, listeners={CLIENT_LISTENER: Listener(port=port)})
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The ports that this node listens on."""
         return (*(listener.port for listener in self.listeners.values()), self.voters[self.node_id])
 
 

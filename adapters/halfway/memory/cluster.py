@@ -298,7 +298,6 @@ class Memory:
 
     @property
     def ports(self) -> Ports:
-        """Return the ports for a coordinator."""
         return Ports(
             lane=self.lane,
             half_log=self.half_log,
@@ -335,7 +334,6 @@ class Memory:
         self.log.topics[name] = RealTopic(topic(facts) if isinstance(facts, int) else facts)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a real topic and its records."""
         del self.log.topics[name]
 
     def records(self, name: str) -> Sequence[Record]:

@@ -58,7 +58,6 @@ class MemoryLane:
         self._incarnation: Incarnation | None = None
 
     def attach(self, incarnation: Incarnation) -> None:
-        """Write as this incarnation from now on."""
         self._incarnation = incarnation
 
     def detach(self) -> None:
@@ -69,7 +68,6 @@ class MemoryLane:
         self._answered([(write, NotWrittenError(f"{write.id}: the lane has ended", id=write.id)) for write in waiting])
 
     def listen(self, answered: Callable[[LaneAnswers], None]) -> None:
-        """Pass all answers to `answered`."""
         self._answered = answered
 
     def submit(self, writes: Sequence[LaneWrite]) -> None:

@@ -57,13 +57,11 @@ class Partition(Generic[V]):
     """One internal partition: records by offset, with gaps in place of Kafka's control records."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.records: list[InternalRecord[V]] = []
         self.end = 0
         self._watchers: list[Callable[[], None]] = []
 
     def append(self, key: str, value: V | Barrier | None, headers: Headers) -> int:
-        """Append one record and return its offset."""
         offset = self.end
         self.records.append(InternalRecord(offset=offset, key=key, value=value, headers=headers))
         self.end = offset + 1
@@ -76,7 +74,6 @@ class Partition(Generic[V]):
         self.end += 1
 
     def since(self, offset: int) -> list[InternalRecord[V]]:
-        """Return the records from an offset on."""
         return self.records[bisect_left(self.records, offset, key=lambda record: record.offset) :]
 
     def at(self, offset: int) -> InternalRecord[V] | None:
@@ -101,7 +98,6 @@ class ShardLog:
     """half[s], op[s] and parked[s]."""
 
     def __init__(self) -> None:
-        """Start empty, without an owner."""
         self.half: Partition[Half] = Partition()
         self.op: Partition[Op] = Partition()
         self.parked: Partition[Parked] = Partition()
@@ -113,7 +109,6 @@ class RealTopic:
     """A real topic: its facts and its committed records."""
 
     def __init__(self, facts: TopicFacts) -> None:
-        """Start empty."""
         self.facts = facts
         self.records: list[Record] = []
         self._ends = [0] * facts.partitions
@@ -192,7 +187,6 @@ class Faults:
     """Each requested fault happens once, in order; a switch stays on until it is turned off."""
 
     def __init__(self) -> None:
-        """Start without faults."""
         self.unavailable = False
         """Kafka does not answer: topics, groups, cursors and reads fail."""
         self.denied_topics: set[str] = set()
@@ -221,7 +215,6 @@ class Faults:
 
     @property
     def holds_lane(self) -> bool:
-        """Whether the lane is held."""
         return self._holds > 0
 
     @contextmanager
@@ -304,7 +297,6 @@ class MemoryHalfLog:
         return record.value
 
     async def half_end(self, shard: int, *, deadline: float) -> int:
-        """Return the end offset of half[s]."""
         await self._answering(deadline)
         return self._log.shards[shard].half.end
 
@@ -328,13 +320,11 @@ class MemoryHistory:
     """The port `service.ports.History`; it reads everything, without limits."""
 
     def __init__(self, log: MemoryLog, faults: Faults, audit_trail: MemoryAuditTrail) -> None:
-        """Keep the log and the audit trail of this instance."""
         self._audit_trail = audit_trail
         self._log = log
         self._faults = faults
 
     async def ops(self, shard: int, transaction_id: str, *, starts: Sequence[int], deadline: float) -> OpsRead:
-        """Read the op markers of an id."""
         await self._check_available(deadline)
         return OpsRead(
             ops=tuple(
@@ -362,7 +352,6 @@ class MemoryHistory:
         return PlacesRead(places=places, detail=f"{lost} messages were not found" if lost else None)
 
     async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        """Read the audit events of an id."""
         await self._check_available(deadline)
         return [event for event in self._audit_trail.events if event.subject == transaction_id and event.at >= since_ms]
 

@@ -35,7 +35,6 @@ class MemoryCursors:
     """The port `service.ports.CursorStore`, and reads of the committed cursors."""
 
     def __init__(self, log: MemoryLog, faults: Faults) -> None:
-        """Keep the log."""
         self._log = log
         self._faults = faults
 
@@ -54,16 +53,13 @@ class MemoryGroups:
     """The port `service.ports.GroupStore`."""
 
     def __init__(self, log: MemoryLog, faults: Faults) -> None:
-        """Keep the log."""
         self._log = log
         self._faults = faults
 
     def get(self, name: str) -> Group | None:
-        """Return a group by its name."""
         return self._log.groups.get(name)
 
     def all(self) -> Sequence[Group]:
-        """Return every group, by name."""
         return [self._log.groups[name] for name in sorted(self._log.groups)]
 
     async def change(self, name: str, decide: Callable[[Group | None], Group | None], *, deadline: float) -> None:
@@ -89,7 +85,6 @@ class MemoryTopics:
     """The port `service.ports.Topics`."""
 
     def __init__(self, log: MemoryLog, faults: Faults) -> None:
-        """Keep the log."""
         self._log = log
         self._faults = faults
 
@@ -116,13 +111,11 @@ class MemoryKeys:
     """The port `service.ports.KeyStore`."""
 
     def __init__(self, log: MemoryLog, faults: Faults) -> None:
-        """Keep the log."""
         self._log = log
         self._faults = faults
 
     @property
     def table(self) -> KeyTable:
-        """The keys in the log."""
         return self._log.keys
 
     async def put(self, key: Key, *, deadline: float) -> None:
@@ -149,7 +142,6 @@ class MemoryOwners:
     """The port `service.ports.Owners`."""
 
     def __init__(self, log: MemoryLog, url: str) -> None:
-        """Keep the log, and the URL of this instance."""
         self._log = log
         self._url = url
 
@@ -163,7 +155,6 @@ class MemoryPeers:
     """The port `service.ports.Peers`: calls and answers are encoded as for a connection."""
 
     def __init__(self, log: MemoryLog, url: str) -> None:
-        """Keep the log, and the URL of this instance."""
         self._log = log
         self._url = url
         self.lose_answers = 0

@@ -23,7 +23,6 @@ class ManualClock:
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
-        """Return ms since the epoch."""
         return self._now_ms
 
     def advance(self, seconds: float) -> None:
@@ -36,7 +35,6 @@ class ManualClock:
 
 
 def verdict(outcome: Outcome, *, remark: str | None = None) -> CheckReply:
-    """Return the reply of an endpoint that answered."""
     return CheckReply(outcome=outcome, sent=True, answered=True, reachable=True, detail="200", remark=remark)
 
 
@@ -67,7 +65,6 @@ class ScriptedCaller:
         return self.refused.get(url)
 
     def always(self, reply: CheckReply) -> None:
-        """Reply to every request with one reply from now on."""
         self.answer = lambda _: reply
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
@@ -84,11 +81,9 @@ class MemoryAuditTrail:
     """The port `service.ports.AuditTrail`: records every event."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.events: list[AuditEvent] = []
 
     def record(self, event: AuditEvent) -> bool:
-        """Record an event."""
         self.events.append(event)
         return True
 
@@ -104,7 +99,6 @@ class RecordingObserver:
     """The port `service.ports.Observer`: records every call."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.calls: list[Observed] = []
 
     def count(self, event: str, **fields: object) -> int:
@@ -120,39 +114,30 @@ class RecordingObserver:
                 self._record(event, group=group, **fields)
 
     def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
-        """Record each prepare."""
         self._record_each("prepared", groups, result=result, seconds=seconds)
 
     def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Record each end."""
         self._record_each("ended", groups, outcome=outcome, cause=cause, result=result, seconds=seconds)
 
     def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
-        """Record each time from prepare to outcome."""
         self._record_each("resolved_after", groups, outcome=outcome, seconds=seconds)
 
     def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:  # noqa: FBT001 - the port's
-        """Record a check."""
         self._record("checked", group=group, verdict=verdict, sent=sent, seconds=seconds)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
-        """Record a Kafka transaction of the lane."""
         self._record("lane_committed", ends=ends, payload_bytes=payload_bytes, seconds=seconds)
 
     def lane_failed(self, reason: str) -> None:
-        """Record the end of an incarnation."""
         self._record("lane_failed", reason=reason)
 
     def skipped_record(self, topic: str, reason: str) -> None:
-        """Record that a record could not be used."""
         self._record("skipped_record", topic=topic, reason=reason)
 
     def forwarded(self, call: str, result: str, seconds: float) -> None:
-        """Record a call to another instance."""
         self._record("forwarded", call=call, result=result, seconds=seconds)
 
     def refused_caller(self, reason: str) -> None:
-        """Record the refusal of a caller."""
         self._record("refused_caller", reason=reason)
 
     def shard_moved(self, seconds: float) -> None:
@@ -160,7 +145,6 @@ class RecordingObserver:
         self._record("shard_moved", seconds=seconds)
 
     def audited(self, result: str) -> None:
-        """Record the result of an event of the audit trail."""
         self._record("audited", result=result)
 
     def horizon_shortened(self, shard: int, outcomes: int) -> None:

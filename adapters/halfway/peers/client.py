@@ -166,7 +166,6 @@ class HttpPeers:
             queue.calls_bytes -= len(body)
 
     async def reaches(self, owner: OwnerHint) -> bool:
-        """Return whether an owner accepts a connection."""
         url = URL(owner.url)
         try:
             async with asyncio.timeout(_CONNECT_S):

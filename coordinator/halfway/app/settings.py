@@ -37,7 +37,6 @@ from halfway.app.settings_sources import (
     Sources,
     explain,
     explain_text,
-    operator_key_fault,
     read_secrets,
     secret_name,
     with_variables,
@@ -48,8 +47,9 @@ from halfway.http.requests.admission import ApiLimits, ApiSettings
 from halfway.http.server.acceptor import IDLE_S
 from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, KafkaSettings, variable_suffix
 from halfway.protocol.errors import ConfigurationError
-from halfway.protocol.keys import derived
+from halfway.protocol.keys import derived, kind_in
 from halfway.protocol.policy import MAX_SECONDS, CheckPolicy
+from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.urls import base_url_refusal, proxy_refusal
 
 NOT_SETTINGS: Final = frozenset(
@@ -190,8 +190,12 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
                     f"{secret_name(self, name)} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: "
                     "make it with openssl rand -hex 32"
                 )
-        if (fault := operator_key_fault(self)) is not None:
-            yield fault
+        if self.operator_key is not None:
+            named = secret_name(self, "operator_key")
+            if kind_in(self.operator_key.get_secret_value()) is not PrincipalKind.OPERATOR:
+                yield f"{named} is not an operator's key of halfway: make one with halfway keys generate"
+            elif not self.master_secrets:
+                yield f"{named} has no effect without master_secret, because no keys are required: set both"
         for name in ("master_secret", "master_secret_previous"):
             master = _bytes(getattr(self, name))
             if master is not None and len(master) < _MIN_MASTER:
@@ -242,7 +246,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
         return 2 * self.max_prepare_bytes
 
     def kafka_config(self, instance_url: str) -> KafkaConfig:
-        """Return the settings of the Kafka adapter."""
         properties = {name: value.get_secret_value() for name, value in self.kafka.items()}
         try:
             return KafkaConfig(
@@ -256,11 +259,9 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
             raise ConfigurationError(with_variables(error.detail, VARIABLES), **error.fields) from None
 
     def limits(self) -> ServiceLimits:
-        """Return the limits of the service."""
         return ServiceLimits(**self._of(ServiceSettings), default_policy=self.policy)
 
     def api_limits(self) -> ApiLimits:
-        """Return the limits of the interface for clients."""
         return ApiLimits(**self._of(ApiSettings), max_body_bytes=self.max_body_bytes)
 
     def _of(self, part: type[KafkaSettings | ServiceSettings | ApiSettings]) -> dict[str, Any]:

@@ -6,17 +6,15 @@ A secret `x` can be in a file, such as one that a secret store mounts: the setti
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args
+from typing import Annotated, Any, Final, NamedTuple, get_args
 
 import msgspec
 from pydantic import ConfigDict, Field, GetPydanticSchema, SecretStr, ValidationError, create_model
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from halfway.protocol.keys import kind_in
 from halfway.protocol.policy import CheckPolicy
-from halfway.protocol.principal import PrincipalKind
 
 PREFIX: Final = "HALFWAY_"
 SHOWN: Final = 80
@@ -227,27 +225,3 @@ Policy = Annotated[
         )
     ),
 ]
-
-
-class KeySettings(Protocol):
-    """The settings that hold the key, or depend on it."""
-
-    @property
-    def operator_key(self) -> SecretStr | None:
-        """The first operator's key."""
-
-    @property
-    def master_secrets(self) -> Sequence[bytes]:
-        """The secrets that keys are derived from; none if no keys are required."""
-
-
-def operator_key_fault(settings: KeySettings) -> str | None:
-    """Return why the key is not an operator's, or has no effect, or None. The text never shows it."""
-    if settings.operator_key is None:
-        return None
-    named = secret_name(settings, "operator_key")
-    if kind_in(settings.operator_key.get_secret_value()) is not PrincipalKind.OPERATOR:
-        return f"{named} is not an operator's key of halfway: make one with halfway keys generate"
-    if not settings.master_secrets:
-        return f"{named} has no effect without master_secret, because no keys are required: set both"
-    return None

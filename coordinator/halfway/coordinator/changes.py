@@ -218,7 +218,6 @@ def write_of(change: Change, entry: Entry, half: Half | None, *, at: int, now: i
 
 
 def _recorded(action: Record, change: Change, entry: Entry, half: Half | None, at: int) -> LaneWrite:
-    """Return the write of something that does not change the state."""
     shard, deadline = change.shard, change.begin_by
     if action is Record.VERDICT:
         return _verdict(change, entry, half, at)
@@ -388,7 +387,6 @@ def _write(
     op: Op | None = None,
     parked: Parked | Tombstone | None = None,
 ) -> LaneWrite:
-    """Return the write that brings an entry to a state, or keeps it there."""
     has_payload = isinstance(half, Half) or isinstance(parked, Parked)
     return LaneWrite(
         shard=shard,

@@ -52,7 +52,6 @@ class CommitVerdicts:
     """
 
     def __init__(self, shards: ShardTable, record: RecordVerdict, horizon_s: float) -> None:
-        """Store the parts."""
         self._horizon_ms = round(horizon_s * 1000)
         self._shards = shards
         self._record = record

@@ -261,7 +261,6 @@ class Coordinator:
         )
 
     async def get_group(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> GroupView:
-        """Return a group."""
         return await self._groups.view(name, deadline=deadline, principal=principal)
 
     async def check_secrets(self, name: str, *, deadline: float, principal: Principal = ANYBODY) -> Sequence[str]:

@@ -91,7 +91,6 @@ class Ending(Path[Change]):
         *,
         horizon_s: float,
     ) -> None:
-        """Store the parts; nothing is started."""
         super().__init__(authority)
         self._shards = shards
         self._groups = groups

@@ -42,13 +42,11 @@ class Shares:
         return max(0, min(left, _MOST * self._bound - self.total))
 
     def take(self, caller: str | None, size: int) -> None:
-        """Count what a caller holds from now on."""
         if size:
             self._held[caller] += size
             self.total += size
 
     def leave(self, caller: str | None, size: int) -> None:
-        """Stop counting."""
         if size:
             self._held[caller] -= size
             self.total -= size
@@ -114,7 +112,6 @@ class Places:
         return len(self._waiting)
 
     def waiting_of(self, caller: str | None) -> int:
-        """Return how many of one caller wait."""
         return self._waiting.of(caller)
 
     def take(self, wanted: int) -> int:
@@ -181,7 +178,6 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        """Start with a free turn."""
         self._waiting = _Queues()
         self._taken = False
         """Whether a slice is done in this turn of the loop."""

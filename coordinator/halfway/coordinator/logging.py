@@ -115,7 +115,6 @@ class Instant:
 
     @classmethod
     def now(cls) -> Instant:
-        """Return the present moment."""
         return cls(monotonic=time.monotonic(), wall=time.time())
 
     @property

@@ -154,7 +154,6 @@ class Path(Generic[OperationT]):
     """The way of operations of one kind. What comes in one turn of the event loop is taken together at its end."""
 
     def __init__(self, authority: Authority) -> None:
-        """Start with no operation."""
         self._authority = authority
         self._permitted: Principal | None = None
         self._permission: object = None
@@ -255,7 +254,6 @@ def log_late(operation: Operation[Any], **sample: object) -> None:
 
 
 def tick_of(deadline: float) -> int:
-    """Return the tick at which a deadline is noticed."""
     return math.ceil(deadline * _TICKS_IN_S)
 
 
@@ -263,7 +261,6 @@ class Deadlines(Generic[T]):
     """Calls a function with each item at its deadline (on the loop's own clock), unless it is forgotten before."""
 
     def __init__(self, late: Callable[[T], None]) -> None:
-        """Start without a deadline."""
         self._late = late
         self._watched: dict[int, dict[T, None]] = {}
         """The items by tick."""

@@ -86,7 +86,6 @@ class Preparer(Path[Preparation]):
         activity: Activity,
         ending: Ending,
     ) -> None:
-        """Store the parts; nothing is started."""
         super().__init__(authority)
         self._limits = limits
         self._group_limits = GroupLimits(limits, shards, groups)

@@ -172,7 +172,6 @@ class GroupLimits:
     """
 
     def __init__(self, limits: ServiceLimits, shards: ShardTable, groups: Groups) -> None:
-        """Store the parts."""
         self._pending = limits.group_max_pending
         self._rate = limits.group_prepares_per_s
         self._bytes = limits.group_bytes_in_flight

@@ -132,7 +132,6 @@ class ParkedEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, parked: Parked) -> ParkedEntry:
-        """Build the entry of the parked record at `offset`."""
         half = parked.half
         return cls(
             id=half.id,
@@ -200,7 +199,6 @@ class OpTotals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, offset: int, op: Op) -> OpTotals:
-        """Take the totals of the op marker at `offset`."""
         return cls(
             offset=offset,
             at=op.at,
@@ -221,6 +219,5 @@ def _index_of(half: Half) -> MessageIndex:
 
 
 def short_key_hash(key: bytes | None) -> bytes | None:
-    """Return the short hash of a key, by which lists search for it."""
     hashed = digest(key)
     return None if hashed is None else hashed[:KEY_BYTES]

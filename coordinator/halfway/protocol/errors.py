@@ -49,7 +49,6 @@ class GroupInUseError(HalfwayError):
     code = "group_in_use"
 
     def __init__(self, group: str, *, pending: int, parked: int) -> None:
-        """Give the number of pending and of parked transactions."""
         super().__init__(
             f"group {group!r} has {pending} pending and {parked} parked transactions: end them first",
             group=group,
@@ -64,7 +63,7 @@ class UnknownTransactionError(HalfwayError):
     code = "unknown_transaction"
 
     def __init__(self, transaction_id: str) -> None:
-        """Name the id."""
+        """Name the id, and reveal nothing about the transaction that has it."""
         super().__init__(
             f"transaction {transaction_id!r} is not known here; this does not mean that it was rolled back: "
             f"GET /v1/transactions/{transaction_id}/history may still have its outcome",
@@ -78,7 +77,6 @@ class OutcomeExpiredError(HalfwayError):
     code = "outcome_expired"
 
     def __init__(self, transaction_id: str, *, horizon_s: float) -> None:
-        """Name the id, and the outcome horizon in seconds."""
         super().__init__(
             f"transaction {transaction_id!r} is not known here: outcomes are kept for {horizon_s:g} s, and its id is "
             "older; this does not mean that it was rolled back: "
@@ -93,7 +91,6 @@ class AlreadyEndedError(HalfwayError):
     code = "already_ended"
 
     def __init__(self, transaction_id: str, *, state: str) -> None:
-        """Name the id and its outcome."""
         super().__init__(
             f"transaction {transaction_id!r} is already {state}; an outcome is never changed",
             id=transaction_id,
@@ -107,7 +104,6 @@ class NotPendingError(HalfwayError):
     code = "not_pending"
 
     def __init__(self, transaction_id: str, *, state: str) -> None:
-        """Name the id, its state, and the remedy."""
         super().__init__(
             f"transaction {transaction_id!r} is {state}: resume it or end it first", id=transaction_id, state=state
         )
@@ -119,7 +115,6 @@ class IdReusedError(HalfwayError):
     code = "id_reused"
 
     def __init__(self, transaction_id: str) -> None:
-        """Name the id, and reveal nothing about the transaction that has it."""
         super().__init__(
             f"id {transaction_id!r} is already used with other content: "
             "choose an id that is unique for each transaction",
@@ -151,7 +146,6 @@ class UnknownKeyError(HalfwayError):
     code = "unknown_key"
 
     def __init__(self, key_id: str) -> None:
-        """Name the id."""
         super().__init__(f"there is no key {key_id!r}: it was revoked, or was never made", id=key_id)
 
 
@@ -161,7 +155,6 @@ class TooManyKeysError(HalfwayError):
     code = "too_many_keys"
 
     def __init__(self, principal: str, keys: Sequence[str]) -> None:
-        """Name the principal and its keys."""
         super().__init__(
             f"{principal} already has the keys {' and '.join(keys)}: revoke the one that is no longer used",
             keys=list(keys),
@@ -240,7 +233,6 @@ class GroupLimitedError(RetryableError):
     code = "group_limited"
 
     def __init__(self, group: str, limit: str, most: float, *, retry_after_s: float) -> None:
-        """Name the group, the limit, and its value `most`."""
         super().__init__(
             f"group {group!r} has reached its limit {limit} of {most:g}: {_REMEDIES.get(limit, '')}wait as long as "
             f"Retry-After says, or ask an operator to raise HALFWAY_GROUP_{_SETTINGS[limit]}",

@@ -127,14 +127,12 @@ class OffsetOrder:
     """
 
     def __init__(self, entries: Mapping[str, HasOffset]) -> None:
-        """Start empty."""
         self._entries = entries
         self._offsets = array("q")
         self._ids: list[str] = []
         self._start = 0
 
     def note(self, key: str, offset: int) -> None:
-        """Add the offset of an id."""
         offsets, ids = self._offsets, self._ids
         if not offsets or offset > offsets[-1]:
             offsets.append(offset)
@@ -181,7 +179,6 @@ class IndexedHeap:
     """Stores one offset for each id and returns the lowest."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._current: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
@@ -201,7 +198,6 @@ class IndexedHeap:
         return self._current.get(key)
 
     def discard(self, key: str) -> None:
-        """Forget an id."""
         self._current.pop(key, None)
 
     def first(self) -> tuple[int, str] | None:

@@ -90,16 +90,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def principal(self) -> Principal:
-        """The principal that a caller with this key acts as."""
         return Principal(kind=self.kind, name=self.name, key_id=self.id)
 
     def is_live(self, now_ms: int) -> bool:
-        """Return whether it has not expired."""
         return self.expires_at is None or now_ms < self.expires_at
 
 
 def key_text(kind: PrincipalKind, random: bytes) -> str:
-    """Return the text of a new key, made from `RANDOM_BYTES` random bytes."""
     public = _base62(int.from_bytes(random[:_ID_BYTES], "big"), _ID_DIGITS)
     secret = _base62(int.from_bytes(random[_ID_BYTES:], "big"), _SECRET_DIGITS)
     body = f"hw_{KINDS[kind]}_{public}_{secret}"
@@ -132,11 +129,9 @@ class MasterSecret:
         return hmac.digest(self._key_secret, text.encode(), "sha256")
 
     def sealed(self, key: Key) -> Key:
-        """Return the record with its seal."""
         return msgspec.structs.replace(key, seal=self._seal(key))
 
     def has_sealed(self, key: Key) -> bool:
-        """Return whether a record has the seal that this secret gives it."""
         return hmac.compare_digest(self._seal(key), key.seal)
 
     def _seal(self, key: Key) -> bytes:
@@ -148,7 +143,6 @@ class KeyTable:
     """The keys in the log, by public id and by certificate."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._keys: dict[str, Key] = {}
         self._by_certificate: dict[str, dict[str, Key]] = {}
         """By certificate, then by public id in log order: two instances may bind a certificate at one moment."""
@@ -181,7 +175,6 @@ class KeyTable:
             self._by_certificate.setdefault(key.certificate, {})[key_id] = key
 
     def get(self, key_id: str) -> Key | None:
-        """Return a key by its public id."""
         return self._keys.get(key_id)
 
     def bound_to(self, certificate: str) -> Key | None:
@@ -197,7 +190,6 @@ class KeyTable:
         return [self._keys[key_id] for key_id in sorted(self._keys)]
 
     def __len__(self) -> int:
-        """Return the number of keys."""
         return len(self._keys)
 
 

@@ -64,7 +64,6 @@ class Outcomes:
     """Ended transactions by id, oldest end first."""
 
     def __init__(self, shard: int) -> None:
-        """Start empty."""
         self._shard = shard
         self._count = 0
         self._segments: dict[int, _Segment] = {}
@@ -74,7 +73,6 @@ class Outcomes:
         self._shapes = _Shapes()
 
     def __len__(self) -> int:
-        """Return the number of outcomes."""
         return self._count
 
     def __iter__(self) -> Iterator[Ended]:
@@ -139,7 +137,6 @@ class Outcomes:
         return True
 
     def discard(self, transaction_id: str) -> None:
-        """Forget an outcome."""
         location = self._find(transaction_id)
         if location is None:
             return
@@ -342,13 +339,11 @@ class _Filter:
     __slots__ = ("_bits", "count", "first", "until")
 
     def __init__(self, first: int) -> None:
-        """Start empty, for times from `first` on."""
         self._bits = bytearray(_BITS // 8)
         self.first = self.until = first
         self.count = 0
 
     def add(self, transaction_id: str, until: int) -> None:
-        """Add an id that matters until a time."""
         self.until = max(self.until, until)
         self.count += 1
         for place in _places(transaction_id):

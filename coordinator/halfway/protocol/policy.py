@@ -44,7 +44,6 @@ class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return msgspec.structs.replace(self, **overrides.chosen())
 
     def chosen(self) -> dict[str, object]:
-        """Return the parts that are set."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
 

@@ -135,7 +135,6 @@ class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def of(cls, message: Message) -> MessageDigest:
-        """Return the digest of one message."""
         return cls(
             topic=message.topic,
             key_hash=digest(message.key),
@@ -278,7 +277,6 @@ class ShownMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown_message(message: Message) -> ShownMessage:
-    """Return the JSON form of a message."""
     return ShownMessage(
         topic=message.topic,
         key=shown_data(message.key),

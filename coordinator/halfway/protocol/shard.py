@@ -129,7 +129,6 @@ class ShardState:
 
     @property
     def has_strays(self) -> bool:
-        """Whether `strays` returns any."""
         return bool(self._strays)
 
     def strays(self) -> list[tuple[str, int]]:
@@ -260,7 +259,6 @@ class ShardState:
         return offset < held.offset or half.prepared_at >= held.prepared_at
 
     def apply_op(self, offset: int, op: Op) -> None:
-        """Apply a record of op[s]."""
         self.op_tail = max(self.op_tail, offset + 1)
         held = self._halves.get(op.id) or self._parked.get(op.id)
         if held is None:
@@ -460,7 +458,6 @@ class ShardState:
             self._clear_stray(entry.id, entry.offset)
 
     def _apply_totals(self, entry: Pending, totals: OpTotals) -> None:
-        """Copy the totals of the last op to a pending entry."""
         if self._is_later_life(entry, totals.at):
             return
         # A half that the lane wrote has the totals of its time. A recovery does not need an op that adds nothing to

@@ -207,27 +207,22 @@ class KafkaConfig(KafkaSettings):
 
     @cached_property
     def half_topic(self) -> str:
-        """The topic of half messages."""
         return self.prefix + "half"
 
     @cached_property
     def op_topic(self) -> str:
-        """The topic of op markers."""
         return self.prefix + "op"
 
     @cached_property
     def parked_topic(self) -> str:
-        """The topic of parked transactions."""
         return self.prefix + "parked"
 
     @property
     def owners_topic(self) -> str:
-        """The topic of shard owners."""
         return self.prefix + "owners"
 
     @property
     def members_group(self) -> str:
-        """The consumer group for membership."""
         return self.prefix + "members"
 
     @property
@@ -272,7 +267,6 @@ class KafkaConfig(KafkaSettings):
 
     @property
     def max_compaction_lag_ms(self) -> int:
-        """The `max.compaction.lag.ms` of the internal topics."""
         return 2 * max(self.segment_ms, self.min_compaction_lag_ms)
 
     # --- clients

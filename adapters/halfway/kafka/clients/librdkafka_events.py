@@ -28,7 +28,6 @@ class LibrdkafkaLog:
     """
 
     def __init__(self) -> None:
-        """Start with nothing logged."""
         self._last_logged: dict[str, tuple[float, int]] = {}
 
     def log(self, level: int, _template: str, facility: str, client: str, text: str) -> None:
@@ -50,7 +49,6 @@ class SessionWatch(LibrdkafkaLog):
     """Keeps why a consumer's session in its group has ended: librdkafka says so only in its log."""
 
     def __init__(self) -> None:
-        """Start with nothing said."""
         super().__init__()
         self._ended: str | None = None
 
@@ -119,7 +117,6 @@ class Throttling:
     """Adds up what the clients report; each reports on the thread that polls it."""
 
     def __init__(self) -> None:
-        """Start with nothing reported."""
         self._lock = threading.Lock()
         self._logged_at = -_THROTTLE_REPEAT_S
         self.seconds = 0.0

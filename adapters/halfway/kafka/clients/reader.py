@@ -240,7 +240,6 @@ class Reader:
         return low, high
 
     def places(self, topic: str, timeout: float) -> list[Place]:
-        """Return the partitions of a topic."""
         metadata = self._consumer.list_topics(topic, timeout=timeout).topics[topic]
         if metadata.error is not None:
             raise KafkaException(metadata.error)

@@ -281,7 +281,6 @@ class TransactionalProducer:
         return not failed()
 
     def abort(self, timeout: float) -> None:
-        """Abort the Kafka transaction."""
         try:
             self._client.abort_transaction(timeout)
         except KafkaException as error:

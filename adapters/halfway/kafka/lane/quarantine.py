@@ -45,7 +45,6 @@ class Blame:
     """The cause is one of the write's internal records, not a real message."""
 
     def error(self, retry_after_s: float) -> HalfwayError:
-        """Make the error for one caller."""
         error = self.refusal(self.detail, topic=self.topic)
         if isinstance(error, RetryableError):
             error.retry_after_s = max(1.0, retry_after_s)
@@ -131,7 +130,6 @@ class Quarantine:
         self._ids: dict[str, _Suspect] = {}
 
     def __bool__(self) -> bool:
-        """Return whether there is any suspect."""
         return bool(self._topics or self._ids)
 
     def suspect(self, topics: Iterable[str], ids: Iterable[str], now: float) -> None:

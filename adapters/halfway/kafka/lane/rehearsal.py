@@ -68,7 +68,6 @@ class RehearsalFailure:
         return self.code in _TOO_LARGE
 
     def blame(self) -> Blame:
-        """Return the blame with the error for the callers."""
         if self.code in _TOO_LARGE:
             return Blame(
                 refusal=MessageTooLargeError,
@@ -111,7 +110,6 @@ class Rehearsal:
         self._producer: TransactionalProducer | None = None
 
     def close(self) -> None:
-        """Abandon the producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.abandon()

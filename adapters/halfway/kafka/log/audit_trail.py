@@ -52,7 +52,6 @@ class KafkaAuditTrail:
         self._stopping = False
 
     async def start(self) -> None:
-        """Start to write."""
         self._writer.start()
         self._task = asyncio.create_task(self._run())
 

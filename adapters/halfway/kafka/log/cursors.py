@@ -58,7 +58,6 @@ class KafkaCursors:
         self._committing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Create the consumer."""
         await asyncio.wrap_future(self._thread.submit(self._open))
 
     async def stop(self) -> None:

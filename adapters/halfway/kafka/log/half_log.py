@@ -63,7 +63,6 @@ class _Append(Generic[T]):
         self.is_late = False
 
     def answer_late(self) -> None:
-        """Answer those that are late, each with an error of its own."""
         self.is_late = True
         self.appended([(token, _not_in_time(self._topic)) for token, _ in self.waiting.values()])
 
@@ -347,7 +346,6 @@ def _refusal(topic: str, error: Exception) -> Exception:
 
 
 def _failure(error: KafkaError, message: Message) -> Exception:
-    """Return the error of a record that was not delivered."""
     if error.code() == _TOO_LARGE:
         return _limit_lowered(message.topic())
     return OutcomeUnknownError(f"Kafka did not confirm a record of {message.topic()}: {error.str()}")

@@ -85,7 +85,6 @@ class Tail(OwnedThread):
         self._batch: dict[int, list[tuple[int, str, Half | Foreign | None]]] = {}
 
     def add(self, shard: int, offset: int) -> None:
-        """Read half[shard] from an offset on."""
         self._changes.append((shard, offset))
 
     def remove(self, shard: int) -> None:

@@ -50,7 +50,6 @@ class Uselessness:
         return True
 
     def served(self) -> None:
-        """Record that a shard is served."""
         self._times = 0
 
     def take_pause(self) -> float:

@@ -43,7 +43,6 @@ _ID_BYTES: Final = 8
 
 
 def new_incarnation_id() -> str:
-    """Return a random id."""
     return secrets.token_hex(_ID_BYTES)
 
 
@@ -115,7 +114,6 @@ class Incarnation:
 
     @property
     def failed(self) -> bool:
-        """Whether a failure has ended it."""
         return self._failure is not None
 
     def holds(self, shard: int) -> bool:
@@ -319,7 +317,6 @@ class RetryBackoff:
         self._failures = 0
 
     def incarnation_begun(self) -> None:
-        """Record that an incarnation begins."""
         self._incarnation_begun_at = time.monotonic()
 
     def succeeded(self) -> None:

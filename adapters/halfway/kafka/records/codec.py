@@ -58,7 +58,6 @@ class Registry:
         self._older_versions.pop(self.header, None)
 
     def encode(self, fields: dict[str, Any]) -> bytes:
-        """Return a record with its header."""
         out = BytesIO()
         out.write(self.header)
         fastavro.schemaless_writer(out, self._current, fields)
@@ -149,17 +148,14 @@ def optional_long(number: int | None) -> bytes:
 
 
 def optional_bytes(data: bytes | None) -> bytes:
-    """Encode a `["null", "bytes"]`."""
     return b"\0" if data is None else b"\2" + length(len(data)) + data
 
 
 def optional_string(value: str | None) -> bytes:
-    """Encode a `["null", "string"]`."""
     return b"\0" if value is None else b"\2" + string(value)
 
 
 def boolean(value: bool) -> bytes:  # noqa: FBT001 - as an Avro type
-    """Encode a boolean."""
     return b"\1" if value else b"\0"
 
 
@@ -297,7 +293,6 @@ _OP_KIND: Final = {kind: long(1 + index) for index, kind in enumerate(OpKind)}
 
 
 def encode_half(half: Half) -> bytes:
-    """Return the value of a half record."""
     parts: list[bytes] = [registry("half").header]
     _half_body(parts, half)
     return b"".join(parts)
@@ -351,7 +346,6 @@ def _headers_as_pairs(half: dict[str, Any]) -> None:
 
 
 def encode_op(op: Op) -> bytes:
-    """Return the value of an op record."""
     parts: list[bytes] = [
         registry("op").header,
         _OP_KIND[op.kind],
@@ -386,7 +380,6 @@ def decode_op(data: bytes | None) -> Op:
 
 
 def encode_parked(parked: Parked) -> bytes:
-    """Return the value of a parked record."""
     parts: list[bytes] = [registry("parked").header]
     _half_body(parts, parked.half)
     parts += (string(parked.reason), long(parked.parked_at), long(parked.checks))
@@ -404,7 +397,6 @@ def decode_parked(data: bytes | None) -> Parked:
 
 
 def encode_group(group: Group) -> bytes:
-    """Return the value of a group record."""
     fields = msgspec.structs.asdict(group)
     fields["policy"] = msgspec.structs.asdict(group.policy)
     return registry("group").encode(fields)
@@ -416,7 +408,6 @@ def decode_group(data: bytes | None) -> Group:
 
 
 def encode_key(key: Key) -> bytes:
-    """Return the value of a key record."""
     return registry("key").encode(msgspec.structs.asdict(key))
 
 
@@ -426,7 +417,6 @@ def decode_key(data: bytes | None) -> Key:
 
 
 def encode_audit(event: AuditEvent) -> bytes:
-    """Return the value of an event of the audit trail."""
     return registry("audit").encode(msgspec.structs.asdict(event))
 
 
@@ -436,7 +426,6 @@ def decode_audit(data: bytes | None) -> AuditEvent:
 
 
 def encode_owner(owner: Owner) -> bytes:
-    """Return the value of an owner record."""
     return registry("owner").encode(msgspec.structs.asdict(owner))
 
 
@@ -446,7 +435,6 @@ def decode_owner(data: bytes | None) -> Owner:
 
 
 def encode_barrier(barrier: Barrier) -> bytes:
-    """Return the value of a barrier record."""
     return registry("barrier").encode(msgspec.structs.asdict(barrier))
 
 
@@ -456,7 +444,6 @@ def decode_barrier(data: bytes | None) -> Barrier:
 
 
 def encode_layout(layout: Layout) -> bytes:
-    """Return the value of the layout record."""
     return registry("layout").encode(msgspec.structs.asdict(layout))
 
 

@@ -242,7 +242,6 @@ def place_of(message: Message) -> str:
 
 
 def note_skipped(message: Message, error: UndecodableError, count: Count) -> None:
-    """Log and count a skipped record."""
     topic = message.topic() or ""
     log.warning(
         "record_skipped", topic=topic, partition=message.partition(), offset=message.offset(), reason=str(error)
@@ -369,7 +368,6 @@ def barrier_in(message: Message) -> Barrier:
 
 
 def owner_key(shard: int) -> bytes:
-    """Return the key of a shard's owner records."""
     return b"%d" % shard
 
 

@@ -260,11 +260,9 @@ class _Session:
             record.write(layout)
 
     def plans(self) -> list[TopicPlan]:
-        """Plan the topics for the live brokers."""
         return plans(self._config, len(self._requests.brokers()))
 
     def watch(self) -> list[Problem]:
-        """Verify the topics."""
         planned = self.plans()
         return self._problems(planned, self._describe(planned), recorded=True)
 

@@ -36,7 +36,6 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        """Return the problem in one line."""
         return f"{self.topic}: {self.setting} is {self.found}, needed {self.needed}; {self.remedy}"
 
 

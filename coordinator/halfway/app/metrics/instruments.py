@@ -25,7 +25,6 @@ class Tally(Collector):
     """Counts by label values. Update and read it on one thread only."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        """Start without counts."""
         self._name = name
         self._text = text
         self._labels = labels
@@ -41,7 +40,6 @@ class Tally(Collector):
             del self._counts[labels]
 
     def collect(self) -> Iterator[Metric]:
-        """Return the counts."""
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for labels, count in self._counts.items():
             family.add_metric(labels, count)
@@ -97,7 +95,6 @@ class LoopPauses:
     """Measures how late short sleeps end, and stores the longest pause of each of the last sixty seconds."""
 
     def __init__(self) -> None:
-        """Start without measurements."""
         self._longest: deque[tuple[int, float]] = deque(maxlen=_WINDOW_S)
 
     def longest_s(self, *, within_s: float = _WINDOW_S) -> float:
@@ -106,7 +103,6 @@ class LoopPauses:
         return max((pause for second, pause in self._longest if second >= since), default=0.0)
 
     def record(self, now: float, pause_s: float) -> None:
-        """Record a pause that ended now."""
         second = int(now)
         if self._longest and self._longest[-1][0] == second:
             self._longest[-1] = (second, max(self._longest[-1][1], pause_s))

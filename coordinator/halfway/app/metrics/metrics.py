@@ -172,13 +172,11 @@ class Metrics:
     # --- halfway.coordinator.ports.Observer
 
     def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
-        """Count prepares by their result."""
         for group, count in groups.items():
             self._prepares.count((self._groups.label(group), result), count)
         self._prepare_s.observe(seconds, result, count=sum(groups.values()))
 
     def ended(self, groups: Mapping[str, int], outcome: str, cause: str, result: str, seconds: float) -> None:
-        """Count ends by outcome, cause and result."""
         for group, count in groups.items():
             self._ends.count((self._groups.label(group), outcome, cause, result), count)
         self._end_s.observe(seconds, outcome, result, count=sum(groups.values()))
@@ -189,7 +187,6 @@ class Metrics:
             self._outcome_s.observe(seconds, self._groups.label(group), outcome, count=count)
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
-        """Count a check by its verdict."""
         self._checks.count((self._groups.label(group), verdict, "true" if sent else "false"), 1)
         self._check_s.labels(verdict).observe(seconds)
 
@@ -204,7 +201,6 @@ class Metrics:
         self._lane_failures.labels(reason).inc()
 
     def skipped_record(self, topic: str, reason: str) -> None:
-        """Count a skipped record."""
         self._skipped.labels(topic, reason).inc()
 
     def forwarded(self, call: str, result: str, seconds: float) -> None:
@@ -213,7 +209,6 @@ class Metrics:
         self._forwarded_s.observe(seconds, call, count=1)
 
     def refused_caller(self, reason: str) -> None:
-        """Count a call that was refused because of its caller."""
         self._refused.labels(reason).inc()
 
     def shard_moved(self, seconds: float) -> None:
@@ -231,11 +226,9 @@ class Metrics:
     # --- halfway.http.server.api.RequestObserver
 
     def answered(self, operation: str, status: int) -> None:
-        """Count a request."""
         self._requests.count((operation, str(status)), 1)
 
     def streamed(self, operation: str, status: int, count: int) -> None:
-        """Count operations of streams."""
         self._streamed.count((operation, str(status)), count)
 
     # --- rendering
@@ -271,7 +264,6 @@ class Metrics:
             self._forwarded.count((call, result), 0)
 
     def show_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Register a gauge that is read at each scrape."""
         self.registry.register(_Read(lambda: [_gauge(name, text, read())]))
 
     def show_gauges(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
@@ -279,7 +271,6 @@ class Metrics:
         self.registry.register(_Read(lambda: [_gauges(name, text, label, read())]))
 
     def show_counter(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Register a counter that is read at each scrape."""
         self.registry.register(_Read(lambda: [_counter(name, text, read())]))
 
     def render(self) -> tuple[bytes, str]:

@@ -62,7 +62,6 @@ class Deaths:
         self._loop.set_exception_handler(self._loop_failed)
 
     def close(self) -> None:
-        """Stop watching."""
         threading.excepthook = self._former_hook
         self._loop.set_exception_handler(None)
 

@@ -38,7 +38,6 @@ class ScanScheduler:
     """
 
     def __init__(self, coordinator: Coordinator, clock: Clock, *, interval_s: float) -> None:
-        """Store the parts. Nothing is started yet."""
         self._coordinator = coordinator
         self._clock = clock
         self._interval_s = interval_s
@@ -60,7 +59,6 @@ class ScanScheduler:
             self._scheduler.shutdown(wait=False)
 
     def arm(self, shard: int) -> None:
-        """Start to scan a shard periodically."""
         self._scheduler.add_job(
             self._scan,
             "interval",
@@ -74,7 +72,6 @@ class ScanScheduler:
         )
 
     def disarm(self, shard: int) -> None:
-        """Stop scanning a shard."""
         if self._scheduler.get_job(f"scan-{shard}") is not None:
             self._scheduler.remove_job(f"scan-{shard}")
 
@@ -107,7 +104,6 @@ class ScannedShards:
     """A `ShardListener` that hands every call on, and arms a scan for each served shard."""
 
     def __init__(self, listener: ShardListener, arm: Callable[[int], None], disarm: Callable[[int], None]) -> None:
-        """Store the parts."""
         self._listener = listener
         self._arm = arm
         self._disarm = disarm
@@ -120,7 +116,6 @@ class ScannedShards:
         self.has_applied = listener.has_applied
 
     def acquired(self, shard: int, state: ShardState) -> None:
-        """Serve and scan a shard."""
         self._listener.acquired(shard, state)
         self._arm(shard)
 

@@ -46,7 +46,6 @@ class Breaker:
     """Closed until `failures` calls in a row reach no endpoint; then open, longer each time, with one probe."""
 
     def __init__(self, *, failures: int, open_s: float = 1.0, max_open_s: float = 30.0) -> None:
-        """Start closed."""
         self._limit = failures
         self._first_ms = round(open_s * 1000)
         self._max_ms = round(max_open_s * 1000)
@@ -111,7 +110,6 @@ class HostRateLimits:
     """Admits `limit` checks per second to a host, and always the first check of each group."""
 
     def __init__(self, limit: int) -> None:
-        """Start with nothing sent."""
         self._limit = limit
         self._window_start = 0
         self._sent: dict[str, int] = {}
@@ -148,7 +146,6 @@ class CheckQueue:
     """The checks of one group: due, in flight, and (in pull mode) the polls that wait for them."""
 
     def __init__(self, limits: ServiceLimits) -> None:
-        """Start with no check due."""
         self.due: deque[tuple[int, str]] = deque()
         self.queued: set[str] = set()
         self.in_flight: set[str] = set()
@@ -226,7 +223,6 @@ class CheckDispatcher:
         clock: Clock,
         observer: Activity,
     ) -> None:
-        """Store the parts; nothing is started."""
         self._limits = limits
         self._shards = shards
         self._groups = groups
@@ -249,7 +245,6 @@ class CheckDispatcher:
         self.closed = False
 
     def queue(self, group: str) -> CheckQueue:
-        """Return the queue of a group."""
         queue = self._queues.get(group)
         if queue is None:
             self._forget_deleted()
@@ -492,7 +487,6 @@ class CheckDispatcher:
         return self.verdicts.keeps(entry.id) or self.is_checking(entry)
 
     def is_checking(self, entry: Entry) -> bool:
-        """Return whether a check of a transaction is in flight."""
         return entry.id in self.queue(entry.group).in_flight
 
     def _plan_next_look(self, number: int, transaction_id: str) -> None:
@@ -511,7 +505,6 @@ class CheckDispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run work in the background."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)

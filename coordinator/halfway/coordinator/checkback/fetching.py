@@ -56,7 +56,6 @@ class FetchedChecks:
         clock: Clock,
         observer: Observer,
     ) -> None:
-        """Store the parts."""
         self._limits = limits
         self._shards = shards
         self._groups = groups

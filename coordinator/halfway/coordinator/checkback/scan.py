@@ -58,7 +58,6 @@ class Scan:
         clock: Clock,
         observer: Observer,
     ) -> None:
-        """Store the parts; nothing is started."""
         self._limits = limits
         self._shards = shards
         self._groups = groups

@@ -194,7 +194,6 @@ class FanOut:
     """Calls this instance and every other owner, and merges their answers."""
 
     def __init__(self, forwarder: Forwarder, queries: Queries, groups: Groups, leases: FetchedChecks) -> None:
-        """Store the parts."""
         self._forwarder = forwarder
         self._queries = queries
         self._groups = groups

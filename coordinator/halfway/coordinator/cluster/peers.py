@@ -68,7 +68,6 @@ class PeerHandler:
         checks: CheckDispatcher,
         leases: FetchedChecks,
     ) -> None:
-        """Store the parts."""
         self._preparer = preparer
         self._ending = ending
         self._queries = queries
@@ -210,12 +209,10 @@ _RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
 
 
 def encode_call(call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
-    """Return an encoded call, for `encode_request`."""
     return _ENCODER.encode(CallFrame(within_ms=within_ms, principal=principal, call=msgspec.Raw(_ENCODER.encode(call))))
 
 
 def encode_request(calls: list[bytes]) -> bytes:
-    """Return the body of a request with encoded calls."""
     return _ENCODER.encode({"calls": [msgspec.Raw(call) for call in calls]})
 
 
@@ -255,7 +252,6 @@ class AnswerReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnswerFrame]:
-        """Return the answers that are complete now."""
         buffer = self._buffer
         buffer += data
         start = 0

@@ -57,7 +57,6 @@ class ClusterStatistics:
         forwarder: Forwarder,
         clock: Clock,
     ) -> None:
-        """Store the parts."""
         self._authority = authority
         self._shards = shards
         self._groups = groups
@@ -134,12 +133,10 @@ class ClusterStatistics:
     # --- this instance
 
     async def answer(self, call: FiguresCall, _: float, principal: Principal) -> InstanceFigures:
-        """Answer a call of another instance."""
         self._authority.require(principal, Permission.READ_STATISTICS, call.group)
         return self.here(call.group)
 
     def here(self, group: str | None) -> InstanceFigures:
-        """Return the figures of this instance, of everything or of one group."""
         activity = self._activity
         topics, writes, skipped = activity.failing
         figures = InstanceFigures(

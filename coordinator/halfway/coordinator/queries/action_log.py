@@ -93,7 +93,6 @@ class Auditor:
         return result
 
     def record_end(self, change: Change, result: EndResult | Exception) -> None:
-        """Record the answer to a manual end."""
         if isinstance(result, ForbiddenError | UnauthenticatedError) or change.request is None:
             return  # only counted
         fields: dict[str, str | None] = {
@@ -174,7 +173,6 @@ class Journal:
         return tuple(self._events.get(transaction_id, ()))
 
     def add(self, transaction_id: str, event: HistoryEvent) -> None:
-        """Add an event."""
         events = self._events.pop(transaction_id, None)
         if events is None:
             events = deque()

@@ -123,13 +123,11 @@ class Activity:
     # --- the counts of one turn of the event loop are passed on together; `began` is on the loop's clock
 
     def note_prepare(self, group: str, result: str, began: float) -> None:
-        """Count a prepare by its result."""
         self._prepared[result, began][group] += 1
         if not self._scheduled:
             self._schedule_flush()
 
     def note_end(self, group: str, outcome: str, cause: str, result: str, began: float) -> None:
-        """Count an end by outcome, cause and result."""
         self._ended[outcome, cause, result, began][group] += 1
         if not self._scheduled:
             self._schedule_flush()
@@ -168,7 +166,6 @@ class Activity:
     # --- what the service reports in addition to the port
 
     def note_outcomes(self, groups: Mapping[str, int], outcome: str, cause: str) -> None:
-        """Count the outcomes written for each group, by cause."""
         now = _second()
         for group, count in groups.items():
             _add(self._ends, (self._group_label(group), outcome, cause), count, now)
@@ -208,7 +205,6 @@ class Activity:
             _put(self._topics, topic, failing)
 
     def clear_failures(self, transaction_id: str, topics: Sequence[str]) -> None:
-        """Clear the failures of a write that is done now, and of its topics."""
         self._writes.pop(transaction_id, None)
         for topic in topics:
             self._topics.pop(topic, None)
@@ -239,7 +235,6 @@ class Activity:
     # --- reading
 
     def prepares(self, group: str | None = None) -> float:
-        """Return the prepares per second, of one group or of all."""
         now = _second()
         return sum(series.per_s(now) for name, series in self._prepares.items() if group in (None, name))
 
@@ -248,16 +243,13 @@ class Activity:
         return _tallies(self._ends, group)
 
     def checks(self, group: str | None = None) -> list[Tally]:
-        """Return the counts of checks by verdict, of one group or of all."""
         return _tallies(self._checks, group)
 
     def endpoints(self, group: str) -> tuple[Endpoint, ...]:
-        """Return the last answer of each endpoint of a group."""
         return tuple(self._endpoints.get(group, {}).values())
 
     @property
     def lane(self) -> Lane:
-        """The figures of the lane."""
         now = _second()
         commits = self._commits.per_s(now)
         return Lane(
@@ -297,7 +289,6 @@ class Activity:
     # --- halfway.coordinator.ports.Observer
 
     def prepared(self, groups: Mapping[str, int], result: str, seconds: float) -> None:
-        """Count prepares."""
         if result == "prepared":
             now = _second()
             for group, count in groups.items():
@@ -305,7 +296,6 @@ class Activity:
         self._observer.prepared(groups, result, seconds)
 
     def checked(self, group: str, verdict: str, *, sent: bool, seconds: float) -> None:
-        """Count a check."""
         _add(self._checks, (self._group_label(group), verdict), 1, _second())
         self._observer.checked(group, verdict, sent=sent, seconds=seconds)
 
@@ -351,13 +341,11 @@ def _add(table: dict[K, _Series], key: K, amount: float, now: int) -> None:
 
 
 def _move(table: dict[K, _Series], key: K, to: K, now: int) -> None:
-    """Add a series to another one."""
     series = table.pop(key)
     table.setdefault(to, _Series()).take(series, now)
 
 
 def _tallies(table: _Table, group: str | None) -> list[Tally]:
-    """Return the counts of a table, of one group or of all together."""
     now = _second()
     tallies: dict[tuple[str, ...], Tally] = {}
     for (name, *names), series in table.items():

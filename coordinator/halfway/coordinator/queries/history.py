@@ -59,7 +59,6 @@ class Histories:
     def __init__(
         self, authority: Authority, shards: ShardTable, lookup: Lookup, history: History, journal: Journal
     ) -> None:
-        """Store the parts."""
         self._authority = authority
         self._shards = shards
         self._lookup = lookup

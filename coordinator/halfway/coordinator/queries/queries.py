@@ -57,7 +57,6 @@ class Filter:
         self._tests = list(_tests(query, after))
 
     def apply(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Return the entries that match."""
         matches = list(entries)
         for test in self._tests:
             matches = [entry for entry in matches if test(entry)]
@@ -113,7 +112,6 @@ class Lookup:
     def __init__(
         self, limits: ServiceLimits, authority: Authority, shards: ShardTable, half_log: HalfLog, clock: Clock
     ) -> None:
-        """Store the parts."""
         self._authority = authority
         self._limits = limits
         self._shards = shards
@@ -223,7 +221,6 @@ class Queries:
     """Reads transactions. It changes nothing."""
 
     def __init__(self, authority: Authority, shards: ShardTable, groups: Groups, lookup: Lookup, turns: Turns) -> None:
-        """Store the parts."""
         self._turns = turns
         self._authority = authority
         self._shards = shards
@@ -307,7 +304,6 @@ def sort_key(transaction: Entry | TransactionView) -> tuple[int, str]:
 
 
 def encode_cursor(last: TransactionView) -> str:
-    """Return the cursor of the page after a transaction."""
     return base64.urlsafe_b64encode(msgspec.json.encode(sort_key(last), enc_hook=int)).decode().rstrip("=")
 
 
@@ -353,7 +349,6 @@ class TailFreshness:
 
     @property
     def is_late(self) -> bool:
-        """Return whether that is too long."""
         return self.age_s > self._late_s
 
     async def watch(self) -> None:

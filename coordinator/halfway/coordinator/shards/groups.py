@@ -54,7 +54,6 @@ class Groups:
         clock: Clock,
         caller: CheckCaller,
     ) -> None:
-        """Store the parts; nothing is started."""
         self._limits = limits
         self._store = store
         self._shards = shards
@@ -110,11 +109,9 @@ class Groups:
         return self._store.get(name)
 
     def is_registered(self, name: str) -> bool:
-        """Return whether there is such a group."""
         return self._store.get(name) is not None
 
     def policy(self, name: str) -> CheckPolicy:
-        """Return the policy in force for a group."""
         group = self._store.get(name)
         if group is None:
             self._policies.pop(name, None)

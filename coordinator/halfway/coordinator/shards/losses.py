@@ -74,7 +74,6 @@ class Losses:
     """Counts of what was lost, and the reasons that are shown."""
 
     def __init__(self) -> None:
-        """Start without a loss."""
         self.found = 0
         """How often records were found to be lost."""
         self.written_again = 0

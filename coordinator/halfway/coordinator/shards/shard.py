@@ -160,5 +160,4 @@ def stats_of(shard: Shard, now: int) -> ShardStats:
 
 
 def not_served(number: int) -> NotServedError:
-    """Return the error for a shard that is not served here now."""
     return NotServedError(f"shard {number} is being recovered or moved: try again", shard=number)

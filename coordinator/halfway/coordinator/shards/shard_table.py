@@ -61,7 +61,6 @@ class ShardRotation:
     """
 
     def __init__(self) -> None:
-        """Start with any shard."""
         self._turn = 0
         self._left = 0
         self._until = 0.0
@@ -91,7 +90,6 @@ class PayloadCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Start empty."""
         self._max_bytes = max_bytes
         self._halves: OrderedDict[str, tuple[Half, int]] = OrderedDict()
         """Each half with the bytes that it takes."""
@@ -101,7 +99,6 @@ class PayloadCache:
         """The number of payloads that were read from Kafka."""
 
     def __len__(self) -> int:
-        """Return the number of halves."""
         return len(self._halves)
 
     def put(self, half: Half, payload_bytes: int) -> None:
@@ -132,7 +129,6 @@ class PayloadCache:
         return cached[0]
 
     def drop(self, transaction_id: str) -> None:
-        """Forget an id."""
         cached = self._halves.pop(transaction_id, None)
         if cached is not None:
             self.bytes -= cached[1]
@@ -142,7 +138,6 @@ class ShardTable:
     """The served shards by number. It is the `ShardListener` of the membership."""
 
     def __init__(self, limits: ServiceLimits, clock: Clock) -> None:
-        """Start without a shard."""
         self.payloads = PayloadCache(limits.payload_cache_bytes)
         self.claims: dict[str, Change] = {}
         """By id: the change that may write. Others of the id wait for it."""
@@ -168,12 +163,10 @@ class ShardTable:
 
     @property
     def served(self) -> Sequence[int]:
-        """The numbers of the shards served now."""
         return sorted(self._served)
 
     @property
     def count(self) -> int:
-        """The total number of shards."""
         return self._limits.shards
 
     def number_of(self, transaction_id: str) -> int:
@@ -184,7 +177,6 @@ class ShardTable:
         return number
 
     def of(self, transaction_id: str) -> Shard:
-        """Return the shard of an id, as `number_of` and `get` do."""
         number = self.number_of(transaction_id)
         shard = self._served.get(number)
         if shard is None or shard.leaving:
@@ -208,7 +200,6 @@ class ShardTable:
         return self._served.get(number)
 
     def all(self) -> list[Shard]:
-        """Return every shard that is served."""
         return [self._served[number] for number in self.served]
 
     def choose(self) -> Shard:
@@ -364,7 +355,6 @@ class ShardTable:
         self._missing.pop(shard, None)
 
     def acquired(self, shard: int, state: ShardState) -> None:
-        """Serve a shard from now on."""
         self._former.pop(shard, None)
         found = self._missing.pop(shard, Missing())
         for outcome in found.ended:

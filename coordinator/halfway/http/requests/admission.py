@@ -83,12 +83,10 @@ class InFlight:
 
     @property
     def taken(self) -> int:
-        """Places that are taken."""
         return self._places.total
 
     @property
     def bytes(self) -> int:
-        """Bytes of all bodies and frames."""
         return self._bytes.total
 
     # --- requests
@@ -185,11 +183,9 @@ class InFlight:
         return granted
 
     def leave(self, places: int, caller: str | None) -> None:
-        """Free places."""
         self._places.leave(caller, places)
 
     def refusal(self) -> OverloadedError:
-        """Return the error of what finds no place."""
         return OverloadedError(f"{self.taken} requests are in flight here already: try again later")
 
     def hold(self, size: int, caller: str | None) -> None:

@@ -187,7 +187,6 @@ def _schema_of(model: Any) -> tuple[Schema, dict[str, Schema]]:
 
 
 def schemas_at(model: Any, path: Path) -> list[Schema]:
-    """Return the schemas of what is valid at a place in a model."""
     schema, components = _schema_of(model)
     found = list(_choices(schema, components))
     for part in path:

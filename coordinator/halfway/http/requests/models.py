@@ -280,7 +280,6 @@ class CheckSecretsResponse(msgspec.Struct, frozen=True, kw_only=True):
     """In the format of Standard Webhooks libraries; empty if the operator has set no master secret."""
 
     def __repr__(self) -> str:
-        """Show no secret."""
         return f"CheckSecretsResponse(group={self.group!r}, secrets={len(self.secrets)})"
 
 
@@ -365,18 +364,15 @@ class KeyList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary(view: TransactionView) -> TransactionView:
-    """Return a transaction without its payload."""
     return msgspec.structs.replace(view, messages=UNSET, changed=UNSET)
 
 
 def transaction(view: TransactionView) -> TransactionResponse:
-    """Return a transaction with its payload."""
     messages = None if view.messages is None else [shown_message(message) for message in view.messages]
     return TransactionResponse(**{**msgspec.structs.asdict(view), "messages": messages, "changed": UNSET})
 
 
 def fetched(check: LeasedCheck) -> FetchedCheck:
-    """Return a check that a client fetches."""
     messages = [shown_message(message) for message in check.messages]
     return FetchedCheck(**{**msgspec.structs.asdict(check), "messages": messages})
 

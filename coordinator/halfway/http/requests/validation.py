@@ -241,7 +241,6 @@ def cause_of(headers: Mapping[str, str]) -> Cause:
 
 
 def refused(field: str, detail: str) -> InvalidRequestError:
-    """Return the error for one wrong field."""
     return invalid([(field, detail)])
 
 

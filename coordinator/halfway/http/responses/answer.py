@@ -43,7 +43,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def answer(status: int, body: Any = None, *headers: tuple[str, str]) -> Answer:
-    """Answer with a model, or with nothing."""
     return Answer(status=status, body=None if body is None else ENCODER.encode(body), headers=headers)
 
 
@@ -53,7 +52,6 @@ def answer_in_pieces(status: int, pieces: Sequence[bytes]) -> Answer:
 
 
 def refusal(error: HalfwayError, *, instance: str | None = None) -> Answer:
-    """Answer with a problem document."""
     document = problem(error)
     if instance is not None:
         document["instance"] = instance
@@ -73,7 +71,6 @@ class WholeResponse(web.StreamResponse):
     """
 
     def __init__(self, given: Answer, *headers: tuple[str, str]) -> None:
-        """Keep the answer, with more headers."""
         super().__init__(status=given.status)
         self._whole = given.body
         self._rest = given.rest

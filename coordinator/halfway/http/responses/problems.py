@@ -209,7 +209,6 @@ def standing_alone(error: HalfwayError) -> dict[str, Any]:
 
 
 def encoded(document: dict[str, Any]) -> bytes:
-    """Return a problem document as JSON."""
     return _ENCODER.encode(document)
 
 
@@ -266,7 +265,6 @@ class RefusalLog:
     """A kind is an operation, its error and the group. What the caller can change is info, all else a warning."""
 
     def __init__(self) -> None:
-        """Start with nothing counted."""
         self._of_callers = LogSummary(log, "info", "request_refused")
         self._of_ours = LogSummary(log, "warning", "request_refused")
 

@@ -150,7 +150,6 @@ class Unsent:
     """
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, look_every_s: float = LOOK_EVERY_S) -> None:
-        """Begin with nothing."""
         self._held = Shares(max_bytes)
         self._look_every_s = look_every_s
         self._waiting: dict[object, _Waiting] = {}

@@ -69,7 +69,6 @@ class Acceptor:
 
     @property
     def sockets(self) -> Sequence[socket.socket]:
-        """The listening sockets."""
         return self._listeners
 
     async def listen(self, host: str, port: int, backlog: int) -> None:

@@ -330,7 +330,6 @@ class Api:
         return answer
 
     async def _admit_and_handle(self, operation: Operation, call: Call) -> Answer:
-        """Admit and answer a call that begins transactions."""
         try:
             await self.admission.enter(call.principal.group)
             try:

@@ -58,7 +58,6 @@ class _Feed:
         self.wake()
 
     def wake(self) -> None:
-        """Wake all listeners."""
         updated, self.updated = self.updated, asyncio.Event()
         updated.set()
 
@@ -74,7 +73,6 @@ class Events:
         self._stopping = False
 
     def __len__(self) -> int:
-        """Return the number of listeners."""
         return self._listeners
 
     def stop(self) -> None:

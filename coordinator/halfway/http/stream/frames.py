@@ -51,7 +51,6 @@ class FrameOperations(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of all operations."""
         return [
             *(one[0] for one in self.prepares),
             *(one[0] for one in self.ends),
@@ -64,7 +63,6 @@ class FrameReader:
     """Reads the frames of clients."""
 
     def __init__(self, validation: Validation, *, max_operations: int) -> None:
-        """Bound the operations in a frame."""
         self._validation = validation
         self._max_operations = max_operations
         self._to_prepare = validation.to_prepare
@@ -189,18 +187,15 @@ class ServerFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     problem: msgspec.Raw | None = None
 
     def encoded(self) -> bytes:
-        """Return the frame as JSON."""
         return ENCODER.encode(self)
 
 
 def prepared(n: int, done: Prepared) -> Answer:
-    """Return the answer to a prepare."""
     status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
     return Answer(n=n, status=status, body=msgspec.structs.replace(done, created=UNSET))
 
 
 def ended(n: int, done: EndResult) -> Answer:
-    """Return the answer to an end."""
     return Answer(n=n, status=HTTPStatus.OK, body=done)
 
 
@@ -210,12 +205,10 @@ def accepted(n: int) -> Answer:
 
 
 def subscribed(n: int, wanted: models.StreamChecks) -> Answer:
-    """Return the answer to a subscription."""
     return Answer(n=n, status=HTTPStatus.OK, body=Subscribed(group=wanted.group, max=wanted.max))
 
 
 def refused(n: int, error: HalfwayError) -> Answer:
-    """Return the answer to an operation that was not done."""
     status, document = problem_of(error)
     return Answer(n=n, status=status, problem=document)
 
@@ -227,7 +220,6 @@ def problem_of(error: HalfwayError) -> tuple[int, msgspec.Raw]:
 
 
 async def pushed(checks: Sequence[LeasedCheck], give_way: GiveWay) -> bytes:
-    """Return the frame that brings checks."""
     if any(is_large(check.messages) for check in checks):
         return b"".join(await models.fetched_in_pieces(checks, give_way))
     return ServerFrame(checks=[models.fetched(check) for check in checks]).encoded()

@@ -78,7 +78,6 @@ class Subscription:
     """The checks of one group on one connection."""
 
     def __init__(self, coordinator: Coordinator, taker: Taker, group: str) -> None:
-        """Want none yet."""
         self._coordinator = coordinator
         self._taker = taker
         self.group = group
@@ -102,7 +101,6 @@ class Subscription:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def answered(self, check_id: str) -> None:
-        """Note that the client has answered a check."""
         if self._out.pop(check_id, None) is not None:
             self._changed.set()
 
@@ -338,7 +336,6 @@ class Stream:
         await self._flowing.wait()
 
     async def push(self, checks: Sequence[LeasedCheck]) -> None:
-        """Send checks."""
         self._frames.append(await frames.pushed(checks, partial(self._coordinator.turns.next, self.principal.group)))
         self._work.set()
 

@@ -45,7 +45,6 @@ class Streams:
         return len(self._open)
 
     def __iter__(self) -> Iterator[Stream]:
-        """Give those that are open."""
         return iter(self._open)
 
     def demand_room(self, principal: Principal) -> None:
@@ -79,7 +78,6 @@ class Streams:
         )
 
     async def serve(self, stream: Stream, request: web.BaseRequest) -> web.StreamResponse:
-        """Open a stream and serve it to its end."""
         self._open[stream] = request
         log.debug("stream_opened", principal=str(stream.principal), remote=request.remote)
         try:
@@ -125,7 +123,6 @@ class Streams:
         return max(large, key=lambda one: (of_groups[one.principal.group], one.unread_bytes), default=None)
 
     def read(self, stream: Stream, size: int) -> None:
-        """Note that a stream has read a frame of this size."""
         self._in_flight.arrived(size)
         stream.unread_bytes -= size
 
