@@ -62,18 +62,17 @@ OPERATOR_KEY: Final = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)
 SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_SHARDS": str(SHARDS),
     "HALFWAY_SESSION_TIMEOUT_S": f"{SESSION_S:g}",
-    "HALFWAY_SCAN_INTERVAL_S": "0.5",
+    "HALFWAY_MIN_CHECK_INTERVAL_S": "0.5",
     "HALFWAY_REQUEST_TIMEOUT_S": "15",
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_MASTER_SECRET": "chaos-chaos-chaos-chaos-chaos-chaos",
     "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
     "HALFWAY_OPEN_METRICS": "true",
-    # Limits that are reached, and segments that are rolled during the run.
-    "HALFWAY_LANE_STALL_S": "15",
+    # Limits that are reached.
+    "HALFWAY_TRANSACTION_TIMEOUT_S": "22.5",
     "HALFWAY_MAX_PENDING": "2500",
-    "HALFWAY_CHECK_QUEUE": "200",
-    "HALFWAY_SEGMENT_MS": "15000",
+    "HALFWAY_CHECK_CONCURRENCY": "3",
     "HALFWAY_POLICY__MAX_AGE_S": "300",
     **{f"HALFWAY_KAFKA__{name.upper().replace('.', '_')}": value for name, value in LOGIN.items()},
 }
@@ -225,6 +224,9 @@ class _Chaos:
             instance.launch()
         for instance in self._instances:
             await asyncio.to_thread(instance.wait_until_ready)
+        # Segments are rolled during the run.
+        for kind in ("half", "op", "parked", "owners"):
+            await asyncio.to_thread(self.cluster.configure, PREFIX + kind, {"segment.ms": "15000"})
         await self._start_producers(networks)
 
     async def _start_producers(self, networks: Mapping[int, NetworkProcess]) -> None:

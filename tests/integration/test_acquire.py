@@ -214,7 +214,7 @@ def test_a_partition_that_cannot_be_read_to_its_end_is_named(config: KafkaConfig
     stranger.produce(config.half_topic, b"open", b"a-1", 0)
     assert stranger.flush(time.monotonic() + PATIENCE_S, lambda: False)
     with pytest.raises(AcquireError, match=f"reading {config.half_topic}-0 makes no progress: "):
-        acquire(replace(config, lane_stall_s=8), "next", [0])
+        acquire(replace(config, max_stall_s=8), "next", [0])
     stranger.abandon()
 
 

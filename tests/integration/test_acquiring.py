@@ -26,7 +26,7 @@ from tests.support.waiting import until_true
 
 async def test_shards_that_cannot_be_acquired_hold_up_no_other_and_are_named(kafka: Kafka) -> None:
     """A hanging Kafka transaction in half[0], an overwritten owner of shard 1: the others are served, then 0 too."""
-    config = config_for(kafka.bootstrap_servers, lane_stall_s=10, shards=4, transaction_timeout_s=600)
+    config = config_for(kafka.bootstrap_servers, max_stall_s=10, shards=4, transaction_timeout_s=600)
     create_internal_topics(config)
     produce(config, config.owners_topic, 1, b"1", b"rubbish")
     for topic in (config.half_topic, config.parked_topic):

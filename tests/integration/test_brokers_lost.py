@@ -134,7 +134,7 @@ async def test_a_topic_below_its_min_insync_replicas_holds_up_its_own_ends_only(
 
     And a process that has just verified the topics of a new cluster survives the loss of a broker.
     """
-    config = config_for(brokers.bootstrap_servers, lane_stall_s=15, shards=SHARDS)
+    config = config_for(brokers.bootstrap_servers, max_stall_s=15, shards=SHARDS)
     verifier.ensure(config)
     good, under = config.prefix + "good", config.prefix + "under"
     create(brokers, good, [1, 2, 3])

@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-import msgspec
 import pytest
 from confluent_kafka import Producer
 
@@ -139,14 +138,6 @@ async def test_the_largest_prepare_fits_and_one_above_is_refused(log: KafkaHalfL
     with pytest.raises(MessageTooLargeError):
         await appended(log, 0, half("larger", config.half_record_bytes), deadline=patience())
     assert await log.half_end(0, deadline=patience()) == offset + 1
-
-
-async def test_more_messages_than_an_op_marker_has_room_for_are_refused(log: KafkaHalfLog, config: KafkaConfig) -> None:
-    """The half message would fit, but neither a commit nor a rollback could be written later."""
-    messages = (Message(topic="orders", value=b"v"),) * (config.max_messages + 1)
-    with pytest.raises(MessageTooLargeError, match="HALFWAY_MAX_MESSAGES"):
-        await appended(log, 0, msgspec.structs.replace(half("many"), messages=messages), deadline=patience())
-    assert await log.half_end(0, deadline=patience()) == 0
 
 
 async def test_many_large_prepares_at_once_are_all_stored(log: KafkaHalfLog) -> None:

@@ -146,7 +146,7 @@ async def test_what_has_more_messages_than_a_prepare_may_have_now_can_still_be_e
 
 async def test_what_is_larger_than_a_prepare_may_be_now_can_still_be_ended_parked_and_resumed(kafka: Kafka) -> None:
     """The limits of the topics apply to the lane: those of the configuration are for new prepares."""
-    config = config_for(kafka.bootstrap_servers, max_prepare_bytes=100_000, max_messages=10)
+    config = config_for(kafka.bootstrap_servers, max_prepare_bytes=100_000)
     orders = config.prefix + "orders"
     create_topics(config, dict.fromkeys((config.op_topic, config.owners_topic), 2))
     large = dict.fromkeys((config.half_topic, config.parked_topic), 2) | {orders: 3}

@@ -61,7 +61,7 @@ async def test_what_a_lane_that_hangs_is_at_is_lost_and_can_be_written_by_the_ne
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its callers do not wait for the thread, which is fenced when it wakes up."""
-    config = config_for(kafka.bootstrap_servers, lane_stall_s=6)
+    config = config_for(kafka.bootstrap_servers, max_stall_s=6)
     create_internal_topics(config)
     create_topics(config, {config.prefix + "orders": 1})
     wake, fresh = threading.Event(), TopicMetadata.fresh

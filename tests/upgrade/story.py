@@ -47,7 +47,6 @@ _OPERATOR_LOOKS_S: Final = 3.0
 OF_ALL_RELEASES: Final[Mapping[str, str]] = {
     "HALFWAY_SHARDS": str(SHARDS),
     "HALFWAY_SESSION_TIMEOUT_S": "10",
-    "HALFWAY_SCAN_INTERVAL_S": "0.5",
     "HALFWAY_CHECK_TIMEOUT_S": "2",
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_PEER_CREDENTIAL": "what the instances of both releases share",

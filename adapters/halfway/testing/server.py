@@ -48,7 +48,6 @@ class Server(ABC):
         self._settings = Settings(
             kafka_prefix=f"_halfway-test-{uuid4().hex[:12]}.",
             shards=2,
-            scan_interval_s=0.1,
             min_check_interval_s=0.1,
             check_timeout_s=2,
             session_timeout_s=6,

@@ -45,7 +45,13 @@ from halfway.app.settings_sources import (
 from halfway.coordinator.requests import Seconds, ServiceLimits, ServiceSettings
 from halfway.http.requests.admission import ApiLimits, ApiSettings
 from halfway.http.server.acceptor import IDLE_S
-from halfway.kafka.clients.config import USUAL_PROPERTIES, KafkaConfig, KafkaSettings, variable_suffix
+from halfway.kafka.clients.config import (
+    MAX_PREPARE_TIMEOUT_S,
+    USUAL_PROPERTIES,
+    KafkaConfig,
+    KafkaSettings,
+    variable_suffix,
+)
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.keys import derived, kind_in
 from halfway.protocol.policy import MAX_SECONDS, CheckPolicy
@@ -68,6 +74,7 @@ _SIMILARITY: Final = 0.85
 _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
+_SHORTEST_SCAN_S: Final = 0.1
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -133,11 +140,9 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """How long the API keeps a connection open without a request."""
     drain_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 5
     """How long a stop serves on, and is not ready, before the port closes."""
-    shutdown_timeout_s: Seconds = 20
 
     policy: Policy = CheckPolicy()
     """The default policy of groups."""
-    scan_interval_s: Seconds = 1
     check_timeout_s: Seconds = 10
     check_demand_nonce: bool = False
     """Whether an answer counts as a verdict only if it repeats the nonce of the check."""
@@ -241,6 +246,11 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
         return tuple(secret for secret in both if secret is not None)
 
     @property
+    def scan_interval_s(self) -> float:
+        """The time between two scans of a shard: no group needs them more often than its shortest interval."""
+        return min(1.0, max(_SHORTEST_SCAN_S, self.min_check_interval_s))
+
+    @property
     def max_body_bytes(self) -> int:
         """The largest body: it holds the largest prepare, as base64 too."""
         return 2 * self.max_prepare_bytes
@@ -252,6 +262,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
                 **self._of(KafkaSettings),
                 properties=properties,
                 prefix=self.kafka_prefix,
+                prepare_timeout_s=min(MAX_PREPARE_TIMEOUT_S, self.request_timeout_s / 3),
                 instance_url=instance_url,
                 has_keys=bool(self.master_secrets),
             )

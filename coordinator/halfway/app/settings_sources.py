@@ -26,18 +26,30 @@ _QUOTED: Final = re.compile(r"'[^']*'")
 
 
 REMOVED: Final[Mapping[str, str]] = {
+    "audit_retention_ms": "90 days for a new topic; set retention.ms of the topic itself",
+    "audit_topic": "true",
     "check_bytes": "64 MiB",
     "check_connect_timeout_s": "three tenths of HALFWAY_CHECK_TIMEOUT_S",
+    "check_host_rate": "64 times HALFWAY_CHECK_CONCURRENCY",
+    "check_queue": "64 times HALFWAY_CHECK_CONCURRENCY",
     "lane_max_bytes": "16 MiB",
     "lane_max_ends": "1,000",
     "lane_queue": "10,000",
     "lane_queue_bytes": "256 MiB",
+    "lane_stall_s": "30 s, but at most two thirds of HALFWAY_TRANSACTION_TIMEOUT_S",
     "max_batch_items": "1,000",
     "max_body_bytes": "twice HALFWAY_MAX_PREPARE_BYTES",
-    "max_compaction_lag_ms": "twice the longer of HALFWAY_SEGMENT_MS and HALFWAY_OUTCOME_HORIZON_S",
+    "max_compaction_lag_ms": "8 times HALFWAY_OUTCOME_HORIZON_S, at most the longer of 2 hours and twice it",
+    "max_groups": "4,000",
     "max_keys": "10,000",
+    "max_messages": "one for each 4 KiB of HALFWAY_MAX_PREPARE_BYTES, but at least 1,000",
     "min_compaction_lag_ms": "HALFWAY_OUTCOME_HORIZON_S",
+    "prepare_timeout_s": "5 s, but at most a third of HALFWAY_REQUEST_TIMEOUT_S",
     "prepare_wait_s": "1 s",
+    "reanchor_after": "a twentieth of HALFWAY_MAX_OUTCOMES_PER_SHARD",
+    "scan_interval_s": "1 s, or HALFWAY_MIN_CHECK_INTERVAL_S if that is shorter",
+    "segment_ms": "1 hour, but at most 4 times HALFWAY_OUTCOME_HORIZON_S",
+    "shutdown_timeout_s": "20 s",
 }
 """What earlier releases could set, with the value that it has now: it is ignored, with a warning, at a start."""
 

@@ -209,10 +209,13 @@ class SharedSettings:
     """The retention of op markers."""
     payload_cache_bytes: Count = 256 * 1024 * 1024
     """The payloads that the acquisitions of all shards together keep for the service."""
-    max_messages: Count = 1000
-    """The most messages in one prepare."""
     max_prepare_bytes: Count = 4 * 1024 * 1024
     """The largest payload of a prepare: the keys, values and headers of all its messages."""
+
+    @property
+    def max_messages(self) -> int:
+        """The most messages in one prepare: one for each 4 KiB of its payload, but at least 1,000."""
+        return max(1000, self.max_prepare_bytes // 4096)
 
     @property
     def max_age_limit_s(self) -> float:
@@ -226,22 +229,16 @@ class ServiceSettings(SharedSettings):
 
     max_outcomes_per_shard: Count = 1_000_000
     max_pending: Count = 2_000_000
-    max_groups: Count = 1000
     group_max_pending: Count | None = None
     """Transactions that one group may have pending, over all instances."""
     group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
     """Prepares per second that one group may send to one instance."""
     group_bytes_in_flight: Count | None = None
     """Bytes of payload of one group's prepares that one instance is storing."""
-    reanchor_after: Count = 50_000
     min_check_interval_s: Seconds = 1.0
     """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
-    check_host_rate: Count = 1000
-    """Checks per second to one host, from all groups. Each group can always send one check per second."""
     check_concurrency: Count = 16
     """Checks in flight for one group."""
-    check_queue: Count = 1000
-    """Due checks of one group that wait to be sent. The rest are left to a later scan."""
     lease_s: Seconds = 30.0
     reject_prepares: bool = False
 
@@ -251,8 +248,25 @@ class ServiceLimits(ServiceSettings):
     """The limits of the service: the settings, and what nobody sets."""
 
     default_policy: CheckPolicy = field(default_factory=CheckPolicy)
+    max_groups: int = 4000
+    checks_per_place: int = 64
     max_waiting_polls: int = 100
     scan_batch: int = 2000
     breaker_failures: int = 5
     check_bytes: int = 64 * 1024 * 1024
     """Bytes of payload of the checks in flight for all groups. Each group may have one check in flight beyond it."""
+
+    @property
+    def check_queue(self) -> int:
+        """Due checks of one group that wait to be sent. The rest are left to a later scan."""
+        return self.checks_per_place * self.check_concurrency
+
+    @property
+    def check_host_rate(self) -> int:
+        """Checks per second to one host, from all groups. Each group can always send one check per second."""
+        return self.check_queue
+
+    @property
+    def reanchor_after(self) -> int:
+        """Records that a pending half may lie behind the end of its shard: a start reads about as many."""
+        return max(1, self.max_outcomes_per_shard // 20)

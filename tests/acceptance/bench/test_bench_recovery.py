@@ -31,7 +31,7 @@ async def test_what_a_start_reads_does_not_stay_long(
 ) -> None:
     """Old pending halves before many ended ones are re-anchored: the next start reads from after these."""
     count, ended = 6, 400
-    coordinator = new_coordinator({"HALFWAY_REANCHOR_AFTER": "40", "HALFWAY_OUTCOME_HORIZON_S": "1"})
+    coordinator = new_coordinator({"HALFWAY_MAX_OUTCOMES_PER_SHARD": "800", "HALFWAY_OUTCOME_HORIZON_S": "1"})
     shards = range(int(coordinator.settings["HALFWAY_SHARDS"]))
     plan = Plan(
         bootstrap_servers=coordinator.settings["HALFWAY_KAFKA__BOOTSTRAP_SERVERS"],

@@ -63,7 +63,7 @@ class TestTheHalfSendFails:
         topic = await cluster.make_topic()
         # Kafka stops for about two seconds, and the instance must keep its membership.
         coordinator = new_coordinator(
-            {"HALFWAY_PREPARE_TIMEOUT_S": "1", "HALFWAY_SESSION_TIMEOUT_S": "10"},
+            {"HALFWAY_REQUEST_TIMEOUT_S": "3", "HALFWAY_SESSION_TIMEOUT_S": "10"},
             bootstrap_servers=guarded_kafka.bootstrap_servers,
         )
         coordinator.start()

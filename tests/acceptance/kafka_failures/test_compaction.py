@@ -24,7 +24,6 @@ from tests.support.waiting import eventually
 SEGMENT_MS = 500
 SETTINGS = {
     "HALFWAY_SHARDS": "1",
-    "HALFWAY_SEGMENT_MS": str(SEGMENT_MS),
     # Payloads are read by offset.
     "HALFWAY_PAYLOAD_CACHE_BYTES": "1",
 }
@@ -87,6 +86,12 @@ async def compact(cluster: Cluster, coordinator: CoordinatorProcess) -> None:
 
     async with changed_config(cluster, settings, back={"min.compaction.lag.ms": lag}):
         await eventually(several_of_one_id, lambda left: not left, within_s=CLEANED_WITHIN_S)
+
+
+async def shorten_segments(cluster: Cluster, coordinator: CoordinatorProcess) -> None:
+    """An operator may choose shorter segments than halfway."""
+    for kind in ("half", "op", "parked", "owners"):
+        await cluster.set_config(coordinator.topic(kind), "segment.ms", str(SEGMENT_MS))
 
 
 async def roll_segments(coordinator: CoordinatorProcess) -> None:
@@ -164,6 +169,7 @@ async def test_after_compaction_everything_is_as_it_was(
 ) -> None:
     """Pending with payload and checks, parked, resumed, and outcomes: from the cursors, and without cursors."""
     coordinator = new_coordinator(SETTINGS).start()
+    await shorten_segments(cluster, coordinator)
     rest, internal = connect(coordinator), InternalTopics(cluster, coordinator.prefix)
     ids = await Seeding(rest, group, topic, endpoint.url).all()
     assert None not in await internal.halves(ids["prepared"][0])

@@ -25,9 +25,8 @@ _LANE_ID = re.compile(r"(?P<incarnation>[0-9a-f]{16})\.(?P<lane>[01q])")
 SETTINGS = {
     # A caller's deadline is before that of the lane, so that there are callers of both kinds.
     "HALFWAY_REQUEST_TIMEOUT_S": "2",
-    "HALFWAY_PREPARE_TIMEOUT_S": "2",
     # So much later that an answer can be released between the two on a slow machine.
-    "HALFWAY_LANE_STALL_S": "14",
+    "HALFWAY_TRANSACTION_TIMEOUT_S": "21",
 }
 _FAILED = '"event": "incarnation_failed"'
 

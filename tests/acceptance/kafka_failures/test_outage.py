@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 OUTAGE_S = 12.0
 ATTEMPTS = 10
 FORGOTTEN = "these partitions are likely deleted already and hence can be skipped"
-SETTINGS = {"HALFWAY_REQUEST_TIMEOUT_S": "4", "HALFWAY_PREPARE_TIMEOUT_S": "2"}
+SETTINGS = {"HALFWAY_REQUEST_TIMEOUT_S": "4"}
 
 
 class ForgottenError(Exception):

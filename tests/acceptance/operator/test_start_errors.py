@@ -162,8 +162,8 @@ async def test_a_taken_port_ends_it_and_is_named(new_coordinator: NewCoordinator
 
 BAD = {
     "HALFWAY_SHARDS": "many",
-    "HALFWAY_PREPARE_TIMEOUT_S": "60",
-    "HALFWAY_SCAN_INTERVAL_S": "-1",
+    "HALFWAY_SESSION_TIMEOUT_S": "600",
+    "HALFWAY_CHECK_TIMEOUT_S": "-1",
     "HALFWAY_REJECT_PREPARES": "perhaps",
     "HALFWAY_POLICY__ON_EXHAUSTED": "forget",
     "HALFWAY_PORT": "70000",

@@ -284,7 +284,7 @@ async def test_killed_while_it_writes_old_halves_again(
     faulty_coordinator: NewFaultyCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
     """A re-anchored transaction is pending before, between and after, and is committed once."""
-    coordinator = faulty_coordinator({"HALFWAY_SHARDS": "1", "HALFWAY_REANCHOR_AFTER": "5"}).start()
+    coordinator = faulty_coordinator({"HALFWAY_SHARDS": "1", "HALFWAY_MAX_OUTCOMES_PER_SHARD": "100"}).start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     internal = InternalTopics(cluster, coordinator.prefix)

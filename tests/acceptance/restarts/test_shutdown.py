@@ -21,7 +21,6 @@ from tests.support.waiting import eventually
 
 CALLERS = 16
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
-STOP_S = 40
 """Ends and threads that wait for Kafka need a third of it; the rest of the stop takes a few seconds."""
 
 
@@ -84,7 +83,7 @@ async def test_a_stop_while_kafka_does_not_answer_ends_in_time_and_everybody_is_
     """
     cluster = Cluster(proxied_kafka.bootstrap_servers)
     topic = await cluster.make_topic()
-    settings = {"HALFWAY_SHUTDOWN_TIMEOUT_S": f"{STOP_S}", "HALFWAY_REQUEST_TIMEOUT_S": "10"}
+    settings = {"HALFWAY_REQUEST_TIMEOUT_S": "5"}
     coordinator = new_coordinator(settings, bootstrap_servers=proxied_kafka.bootstrap_servers).start()
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
@@ -112,7 +111,7 @@ async def test_a_stop_waits_for_neither_hung_checks_nor_polls(
     new_coordinator: NewCoordinator, connect: Connect, endpoints: Endpoints, group: str, topic: str
 ) -> None:
     """Polls are answered, checks in flight are abandoned; the transactions are there after the next start."""
-    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": "600", "HALFWAY_SHUTDOWN_TIMEOUT_S": "20"}).start()
+    coordinator = new_coordinator({"HALFWAY_CHECK_TIMEOUT_S": "600"}).start()
     rest = connect(coordinator)
     forever = asyncio.Event()
 

@@ -28,7 +28,6 @@ QUICK: Mapping[str, str] = {
     # On a slow machine one that lives, or its broker, is silent for seconds, and would lose its shards in a test.
     "HALFWAY_SESSION_TIMEOUT_S": "15",
     "HALFWAY_REQUEST_TIMEOUT_S": "30",
-    "HALFWAY_SCAN_INTERVAL_S": "0.2",
     "HALFWAY_MIN_CHECK_INTERVAL_S": "0.05",
     "HALFWAY_CHECK_TIMEOUT_S": "4",
     "HALFWAY_LEASE_S": "2",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from halfway.coordinator.requests import Count, Seconds, SharedSettings
+from halfway.coordinator.requests import Seconds, SharedSettings
 from halfway.kafka.clients.librdkafka_events import THROTTLING, LibrdkafkaLog
 from halfway.protocol.errors import ConfigurationError
 
@@ -25,7 +25,7 @@ MIB: Final = 1024 * 1024
 RECORD_OVERHEAD: Final = 64 * KIB
 """Bytes that a record may have beyond its payload: ids, names, headers, framing, and a remark that is added later."""
 HALF_BATCH_BYTES: Final = 256 * KIB
-_DIGEST_BYTES: Final = 48
+_DIGEST_BYTES: Final = 56
 """The most bytes that an op marker stores for a message, besides the name of its topic."""
 _TOPIC_BYTES: Final = 252
 _LEAST_MESSAGE_BYTES: Final = 6
@@ -46,7 +46,7 @@ USUAL_PROPERTIES: Final = (
 """Properties that a misspelt one may have meant. Any other property of librdkafka passes through as well."""
 _SIMILARITY: Final = 0.85
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
-_MAX_PREPARE_TIMEOUT_S: Final = 5.0
+MAX_PREPARE_TIMEOUT_S: Final = 5.0
 """An instance that was frozen must not deliver old prepares."""
 _MAX_MESSAGE_BYTES: Final = 1_000_000_000
 """The most that librdkafka allows."""
@@ -82,8 +82,8 @@ _RESERVED: Final[Mapping[str, str]] = {
     "enable.gapless.guarantee": "halfway replaces its producers itself",
     "transactional.id": "fencing rests on it",
     "transaction.timeout.ms": "set HALFWAY_TRANSACTION_TIMEOUT_S instead",
-    "message.timeout.ms": "set HALFWAY_PREPARE_TIMEOUT_S instead",
-    "delivery.timeout.ms": "set HALFWAY_PREPARE_TIMEOUT_S instead",
+    "message.timeout.ms": "set HALFWAY_REQUEST_TIMEOUT_S instead",
+    "delivery.timeout.ms": "set HALFWAY_REQUEST_TIMEOUT_S instead",
     "max.in.flight": "keyed order rests on it",
     "max.in.flight.requests.per.connection": "keyed order rests on it",
     "retries": "retries are bounded by time, not by number",
@@ -125,16 +125,8 @@ class KafkaSettings(SharedSettings):
     """None: 3 if the cluster has three brokers, else 1."""
     session_timeout_s: Annotated[float, Field(gt=0, le=_MAX_SESSION_TIMEOUT_S)] = 10
     transaction_timeout_s: Seconds = 45
-    prepare_timeout_s: Annotated[float, Field(gt=0, le=_MAX_PREPARE_TIMEOUT_S)] = 5
-    """`message.timeout.ms` of the half writer: a frozen process that thaws later than this delivers nothing more."""
-    lane_stall_s: Seconds = 30
-    """An incarnation ends if its lane makes no progress for this long."""
-    segment_ms: Count = 3_600_000
     skip_records: tuple[str, ...] = ()
     """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
-    audit_topic: bool = True
-    """Whether the audit trail is written to a topic in addition to the log."""
-    audit_retention_ms: Annotated[int, Field(ge=1)] = 90 * 24 * 3_600_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +143,9 @@ class KafkaConfig(KafkaSettings):
     """The URL at which other instances reach this one; the owner record contains it."""
     has_keys: bool = False
     """Whether the topic of keys exists."""
+    prepare_timeout_s: float = MAX_PREPARE_TIMEOUT_S
+    """`message.timeout.ms` of the half writer: a frozen process that thaws later than this delivers nothing more."""
+    max_stall_s: float = 30
     lane_max_ends: int = 1_000
     lane_max_bytes: int = 16 * MIB
     lane_queue: int = 10_000
@@ -266,8 +261,18 @@ class KafkaConfig(KafkaSettings):
         return round(self.outcome_horizon_s * 1000)
 
     @property
+    def segment_ms(self) -> int:
+        """The `segment.ms` of the internal topics. A segment is compacted only after it is rolled."""
+        return min(3_600_000, 4 * self.min_compaction_lag_ms)
+
+    @property
     def max_compaction_lag_ms(self) -> int:
         return 2 * max(self.segment_ms, self.min_compaction_lag_ms)
+
+    @property
+    def lane_stall_s(self) -> float:
+        """An incarnation ends if its lane makes no progress for this long; the broker waits for longer."""
+        return min(self.max_stall_s, self.transaction_timeout_s * 2 / 3)
 
     # --- clients
 

@@ -423,11 +423,6 @@ class KafkaHalfLog:
         self._writer.append(self._topic, shard, records, appended, deadline=deadline)
 
     def _encoded(self, half: Half) -> tuple[bytes, bytes]:
-        if len(half.messages) > self._config.max_messages:
-            raise MessageTooLargeError(
-                f"the transaction has {len(half.messages)} messages, {self._config.max_messages} at most "
-                "(HALFWAY_MAX_MESSAGES): its op marker could be larger than its topic takes; send fewer messages"
-            )
         key, value = half.id.encode(), encode_half(half)
         if len(key) + len(value) > self._most_bytes:
             raise MessageTooLargeError(

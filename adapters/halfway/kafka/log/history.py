@@ -48,9 +48,8 @@ _REFUSED: Final = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHO
 class KafkaHistory:
     """Each read uses a consumer and a thread of its own. A few run at once, and the others wait."""
 
-    def __init__(self, config: KafkaConfig, *, audited: bool) -> None:
-        """Keep the configuration; nothing connects before the first read. `audited`: an audit trail exists."""
-        self._audited = audited
+    def __init__(self, config: KafkaConfig) -> None:
+        """Keep the configuration; nothing connects before the first read."""
         self._config = config
         self._places = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
@@ -64,9 +63,6 @@ class KafkaHistory:
         return await self._read(lambda until: self._find_messages(transaction_id, topics, at_ms, until), deadline)
 
     async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        """Read the audit events of an id from a time on."""
-        if not self._audited:
-            return ()
         return await self._read(lambda until: self._acts(transaction_id, since_ms, until), deadline)
 
     async def _read(self, work: Callable[[float], T], deadline: float) -> T:

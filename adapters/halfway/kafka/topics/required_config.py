@@ -100,7 +100,7 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
     audit = {
         **{name: shared[name] for name in shared if name.startswith(("unclean.", "message.timestamp.", "min.insync."))},
         "cleanup.policy": _policies("delete"),
-        "retention.ms": _any(str(config.audit_retention_ms)),
+        "retention.ms": _any(str(90 * DAY_MS)),
     }
 
     def plan(kind: str, needs: Mapping[str, Need], partitions: int) -> TopicPlan:
@@ -115,7 +115,7 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         plan("groups", compact, 1),
         plan("owners", compact, config.shards),
         *([plan("keys", compact, 1)] if config.has_keys else []),
-        *([plan("audit", audit, 1)] if config.audit_topic else []),
+        plan("audit", audit, 1),
     ]
 
 

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from halfway.app.metrics.instruments import LONG_S, LoopPauses
 from halfway.app.metrics.metrics import Metrics, export_zeros
-from halfway.app.serve.backend import WARNINGS, Backend, running_backend
+from halfway.app.serve.backend import STOP_S, WARNINGS, Backend, running_backend
 from halfway.app.serve.process import (
     CONSOLE_CONNECTIONS,
     HEALTH_CONNECTIONS,
@@ -175,7 +175,7 @@ def _reasons(check: str, detail: str | None) -> list[Reason]:
 
 
 async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
-    stop = _Stop(drain_s=settings.drain_s, stop_s=time_to_finish(settings.shutdown_timeout_s) + _CLOSING_S)
+    stop = _Stop(settings.drain_s)
     stop.on_signals()
     deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
@@ -304,8 +304,8 @@ async def _run_backend(
             log.info("draining", for_s=stop.drain_s)
             api.closes_connections = True
             await asyncio.sleep(stop.drain_s)
-        finishing_s = time_to_finish(settings.shutdown_timeout_s)
-        log.info("stopping", within_s=settings.shutdown_timeout_s, finishing_s=finishing_s)
+        finishing_s = STOP_S - _CLOSING_S
+        log.info("stopping", within_s=STOP_S, finishing_s=finishing_s)
         deadline = backend.leave_by = loop.time() + finishing_s
         await server.close_port()
         await backend.coordinator.drain()
@@ -347,19 +347,13 @@ async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Cal
         on_ready(ready)
 
 
-def time_to_finish(stop_s: float) -> float:
-    """Return the time for requests in flight, in seconds: a stop without the time for closing, but at least half."""
-    return max(stop_s - _CLOSING_S, stop_s / 2)
-
-
 class _Stop:
     """The stop of this process. It begins with SIGTERM or SIGINT; a second signal ends the process at once."""
 
-    def __init__(self, *, drain_s: float, stop_s: float) -> None:
-        """Take how long to serve while a load balancer turns away, and the limit of the stop that follows."""
+    def __init__(self, drain_s: float) -> None:
+        """Take how long to serve while a load balancer turns away."""
         self.begun = asyncio.Event()
         self.drain_s = drain_s
-        self._stop_s = stop_s
 
     def on_signals(self) -> None:
         """Begin with a signal. SIGINT is of a person at a terminal, who waits: it does not drain."""
@@ -374,7 +368,7 @@ class _Stop:
         if drain_s is not None:
             self.drain_s = drain_s
         self.begun.set()
-        self._kill_after(self.drain_s + self._stop_s)
+        self._kill_after(self.drain_s + STOP_S)
 
     def _on_signal(self, drain_s: float) -> None:
         if self.begun.is_set():

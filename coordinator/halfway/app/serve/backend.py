@@ -94,6 +94,8 @@ _WARN_AFTER_S: Final = 5.0
 _TABLE_READ_S: Final = 30.0
 _TOPICS_CHECK_S: Final = 60.0
 _OTHERS_CHECK_S: Final = 1.0
+STOP_S: Final = 20.0
+"""The limit of a stop after the drain. With the default drain and a margin it fits into the usual grace of 30 s."""
 _OTHERS_WARN_AGAIN_S: Final = 600.0
 WARNINGS: Final = ("topics", "log", "keys", "tail", "event_loop")
 """The checks that can warn."""
@@ -240,11 +242,9 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         destinations = TopicMetadata(config)
         cluster = KafkaCluster(config, observer, destinations, cursors)
         half_log.on_lost_sequence = cluster.membership.lost_records
-        audit_trail = None
-        if settings.audit_topic:
-            audit_trail = KafkaAuditTrail(config, observer)
-            stack.push_async_callback(audit_trail.stop)
-            await audit_trail.start()
+        audit_trail = KafkaAuditTrail(config, observer)
+        stack.push_async_callback(audit_trail.stop)
+        await audit_trail.start()
         check_secrets = CheckSecrets(settings.master_secrets)
         caller = await stack.enter_async_context(check_caller(settings, check_secrets.of))
         coordinator = Coordinator(
@@ -263,7 +263,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
             peers=peers,
             check_secrets=check_secrets,
             audit_trail=audit_trail,
-            history=KafkaHistory(config, audited=settings.audit_topic),
+            history=KafkaHistory(config),
             instance=config.instance_url,
         )
         scheduler = ScanScheduler(coordinator, clock, interval_s=settings.scan_interval_s)
@@ -284,7 +284,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
 
         async def leave() -> None:
             await coordinator.drain()
-            deadline = backend.leave_by or loop.time() + settings.shutdown_timeout_s
+            deadline = backend.leave_by or loop.time() + STOP_S
             await cluster.membership.stop(deadline=deadline)
 
         stack.push_async_callback(leave)

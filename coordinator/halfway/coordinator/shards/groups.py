@@ -161,9 +161,7 @@ class Groups:
                 raise ForbiddenError(f"{error.detail}. Ask an operator to run: {_add_command(asked, before)}") from None
         self._validate(spec)
         if before is None and len(self._store.all()) >= self._limits.max_groups:
-            raise OverloadedError(
-                f"{self._limits.max_groups} groups are already registered: delete some, or raise HALFWAY_MAX_GROUPS"
-            )
+            raise OverloadedError(f"{self._limits.max_groups} groups are already registered: delete some")
         now = self._clock.now_ms()
         after = Group(
             name=spec.name,

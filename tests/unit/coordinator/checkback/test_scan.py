@@ -14,7 +14,7 @@ from tests.support.service.world import LIMITS, SHARDS, World
 
 async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world: World) -> None:
     """Re-anchor keeps checks and content, and a restart finds it from the new cursor."""
-    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, reanchor_after=50)
+    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, max_outcomes_per_shard=1000)
     again = await world.restart(limits)
     await again.group()
     old = await again.prepare(Message(topic="orders", key=b"k", value=b"old"), transaction_id="old")
@@ -74,7 +74,7 @@ async def test_a_later_transaction_of_an_id_is_written_again_as_itself(world: Wo
 
 async def test_a_backlog_longer_than_the_distance_is_not_written_again_for_ever(world: World) -> None:
     """Each round of re-anchoring moves the end: with a fixed distance the next round would follow at once."""
-    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, reanchor_after=20)
+    limits = ServiceLimits(shards=SHARDS, outcome_horizon_s=60, max_outcomes_per_shard=400)
     again = await world.restart(limits)
     await again.group()
     old = [await again.prepare(Message(topic="orders", key=b"k", value=b"v")) for _ in range(60 * SHARDS)]
@@ -176,7 +176,7 @@ async def test_what_was_prepared_by_a_clock_ahead_is_asked_about_when_the_clock_
     "limits",
     [
         ServiceLimits(shards=SHARDS, outcome_horizon_s=60, breaker_failures=1),
-        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_queue=1, check_concurrency=1),
+        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, checks_per_place=1, check_concurrency=1),
     ],
     ids=["the breaker was open", "the queue was full"],
 )

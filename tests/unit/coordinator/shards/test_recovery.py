@@ -207,7 +207,9 @@ async def test_what_cannot_be_known_while_shards_are_away_is_not_told(world: Wor
 
 async def test_a_large_backlog_of_an_unreachable_group_is_looked_at_bit_by_bit(world: World) -> None:
     """While its breaker is open, the scan looks per second at no more transactions of a group than may be queued."""
-    again = await world.restart(ServiceLimits(shards=SHARDS, outcome_horizon_s=60, check_queue=10, check_concurrency=2))
+    again = await world.restart(
+        ServiceLimits(shards=SHARDS, outcome_horizon_s=60, checks_per_place=5, check_concurrency=2)
+    )
     again.memory.caller.always(unreachable())
     for _ in range(200):
         await again.prepare()
