@@ -93,7 +93,7 @@ async def test_stale_figures_are_still_readable(new_page: NewPage, shop: Shop) -
     page = await new_page()
     await page.goto(shop.at())
     await _until_loaded(page)
-    await page.route("**/v1/events", lambda route: route.abort())
+    await page.route("**/v1/statistics", lambda route: route.abort())
     await page.evaluate("import('/console/lib/live.js').then((module) => module.start())")
     await expect(page.get_by_role("alert")).to_contain_text("Not connected")
     assert await violations(page) == []

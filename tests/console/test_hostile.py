@@ -1,6 +1,5 @@
 """Text of others is shown as text everywhere: it creates no element, and runs no script."""
 
-import json
 from typing import Any
 
 from aiohttp import web
@@ -100,8 +99,7 @@ async def test_the_details_of_failures_and_endpoints(page: Page, shop: Shop, con
     }
     endpoint = {"host": "http://shop:1", "well": False, "status": 500, "detail": f"e{HOSTILE}", "at": at}
     figures["groups"][0] |= {"parked": 3, "endpoints": [endpoint | {"duration_s": 0.1}]}
-    body = f"event: statistics\ndata: {json.dumps(figures)}\n\n"
-    await page.route("**/v1/events", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    await page.route("**/v1/statistics*", lambda route: route.fulfill(json=figures))
     await page.goto(shop.at("failures"))
     for part in "tfrqs":
         await shown_as_text(page, part + HOSTILE)

@@ -128,8 +128,6 @@ class RestWorld:
         sent = {"Content-Type": "application/json"} if data is not None else {}
         async with self.session.request(method, self.url + path, data=data, headers={**sent, **(headers or {})}) as got:
             text = await got.read()
-            if got.content_type == "text/event-stream":
-                return Answer(status=got.status, body=text.decode(), headers=got.headers.copy())
             return Answer(status=got.status, body=json.loads(text) if text else None, headers=got.headers.copy())
 
     async def put_shop(self, **changes: object) -> Answer:

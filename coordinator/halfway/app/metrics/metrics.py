@@ -310,7 +310,6 @@ def _figures_of(shards: ShardTable, api: Api) -> Iterator[Metric]:
     yield _gauge("halfway_requests_in_flight", "Requests in flight", in_flight.taken)
     yield _gauge("halfway_body_bytes_in_flight", "Bodies received and not yet answered", in_flight.bytes)
     yield _gauge("halfway_streams", "Open streams", len(api.streams))
-    yield _gauge("halfway_event_listeners", "Listeners to events", len(api.events))
     yield _gauge("halfway_prepares_waiting", "Prepares that wait for a place", api.admission.waiting)
 
 

@@ -83,8 +83,6 @@ class Operation:
     waits: bool = False
     upgrades: bool = False
     begins: bool = False
-    listens: bool = False
-    """Whether the answer is an endless stream of events."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):

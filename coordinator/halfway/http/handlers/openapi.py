@@ -181,10 +181,7 @@ def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> di
         "summary": operation.summary,
         "parameters": list(_parameters(operation)),
         "responses": {
-            **{
-                str(int(status)): _events(text) if operation.listens else _response(text, model)
-                for status, (text, model) in operation.responses.items()
-            },
+            **{str(int(status)): _response(text, model) for status, (text, model) in operation.responses.items()},
             **_problems([*operation.errors, *always]),
         },
     }
@@ -212,10 +209,6 @@ def _response(text: str, model: Any) -> dict[str, Any]:
     choices = [_reference(_NAMES.get(member.__name__, member.__name__)) for member in _structs_of(model)]
     schema = {"anyOf": choices} if len(choices) > 1 else next(iter(choices), {"type": "object"})
     return {"description": text, "content": {_JSON: {"schema": schema}}}
-
-
-def _events(text: str) -> dict[str, Any]:
-    return {"description": text, "content": {"text/event-stream": {"schema": {}}}}
 
 
 def _problems(errors: Sequence[type[HalfwayError]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The calls of operators: keys, histories, and statistics once or as events.
+"""The calls of operators: keys, histories and statistics.
 
 See docs/rest.md#statistics.
 """
@@ -139,8 +139,3 @@ async def get_statistics(call: Call) -> Answer:
     group = parameters(operator_models.StatisticsParameters, *call.query).group or call.principal.group
     statistics = await call.site.coordinator.statistics.gather(group=group, principal=call.principal)
     return answer(HTTPStatus.OK, to_response(statistics, of_one_group=group is not None))
-
-
-async def get_events(call: Call) -> Answer:  # noqa: ARG001 - every handler takes the call
-    """Accept a listener. The server sends the events."""
-    return answer(HTTPStatus.OK)

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from http import HTTPMethod, HTTPStatus
+from http import HTTPMethod
 from itertools import count
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -33,7 +33,6 @@ from halfway.http.responses.problems import (
     UpgradeRequiredError,
 )
 from halfway.http.responses.slices import Unsent
-from halfway.http.server.events import Events
 from halfway.http.server.server import call_on_data, cancelled_when_lost, note_caller
 from halfway.http.stream.operations import StreamObserver, StreamOperations
 from halfway.http.stream.streams import Streams
@@ -163,7 +162,6 @@ class Api:
         self._open: set[asyncio.Task[Any]] = set()
         self._abandoning = False
         self.streams = self._streams(coordinator)
-        self.events = Events(coordinator)
 
     def _streams(self, coordinator: Coordinator) -> Streams:
         limits = self._limits
@@ -245,7 +243,6 @@ class Api:
         self._stopping = self.closes_connections = True
         self.admission.close()
         self.streams.stop()
-        self.events.stop()
         try:
             async with asyncio.timeout_at(deadline):
                 await self._idle.wait()
@@ -292,7 +289,7 @@ class Api:
         request_id: str,
         calls: list[Call],
     ) -> Answer | web.StreamResponse:
-        """Authenticate, admit and answer a call; serve a WebSocket or events until they end.
+        """Authenticate, admit and answer a call; serve a WebSocket until it ends.
 
         The call is appended to `calls`, for the log: none if its caller is refused.
         """
@@ -311,8 +308,6 @@ class Api:
             raise ShuttingDownError
         if operation.upgrades:
             return await self._serve_stream(operation, call)
-        if operation.listens:
-            return await self._serve_events(operation, call)
         if operation.waits:
             with cancelled_when_lost(call.request):
                 return await operation.handler(call)
@@ -353,12 +348,6 @@ class Api:
         self._observer.answered(operation.id, answer.status)
         with call_on_data(call.request, partial(self.streams.received, stream)):
             return await self.streams.serve(stream, call.request)
-
-    async def _serve_events(self, operation: Operation, call: Call) -> web.StreamResponse:
-        """Send events until they end."""
-        self._observer.answered(operation.id, HTTPStatus.OK)
-        with cancelled_when_lost(call.request):
-            return await self.events.serve(call)
 
     def _request_id(self, request: web.BaseRequest) -> str:
         sent = request.headers.get("X-Request-Id")

@@ -41,7 +41,6 @@ MATRIX: dict[str, tuple[int, int, int, int]] = {
     "check": (202, 202, 404, 403),
     "resume": (200, 403, 403, 403),
     "getStatistics": (200, 200, 200, 200),
-    "getEvents": (200, 200, 200, 200),
     "createKey": (201, 403, 403, 403),
     "listKeys": (200, 403, 403, 403),
     "rotateKey": (201, 403, 403, 403),
@@ -108,8 +107,6 @@ async def call(both: Guarded, at: RestWorld, shard: int, caller: str, operation:
     body = bodies.get(operation.id)
     if operation.id == "listTransactions":
         path += "?group=shop"
-    if operation.id == "getEvents":
-        path += "?max=1"
     return await both.call_at(at, caller, operation.method, path, body)
 
 

@@ -31,23 +31,3 @@ async def test_a_poll_that_waits_is_refused(both: Guarded, token: str) -> None:
     await revoke(both, token)
     answer = await poll
     assert (answer.status, answer.error_code) == (401, "unauthenticated")
-
-
-async def test_a_listener_is_let_go_even_while_no_figures_come(
-    both: Guarded, token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For example, when an instance hangs that is asked for its figures."""
-    asked = asyncio.Event()
-
-    async def hang(_group: str | None) -> object:
-        asked.set()
-        return await asyncio.Event().wait()
-
-    monkeypatch.setattr(both.here.coordinator.statistics, "get", hang)
-    listening = asyncio.create_task(both.call("waits", "GET", "/v1/events"))
-    await asked.wait()
-    await revoke(both, token)
-    answer = await listening
-    assert answer.status == 200
-    assert "event: end" in answer.body
-    assert '"unauthenticated"' in answer.body

@@ -1,23 +1,18 @@
-"""Statistics and events: their content, for which callers, and unavailable shards."""
+"""Statistics: their content, for which callers, and unavailable shards."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import pytest
 
 from halfway.coordinator.ports import CheckAttempt, CheckReply, LaneWrite
 from halfway.coordinator.records import Quarantined
 from halfway.coordinator.requests import Moment
-from halfway.http.server import events
 from halfway.protocol.errors import TopicUnavailableError
-from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.transactions import Outcome
 from tests.support.rest.client import RestWorld
-from tests.support.rest.guarded import Guarded, guarded
+from tests.support.rest.guarded import guarded
 from tests.support.rest.parked import park
 from tests.support.waiting import GENEROUS_S
 
@@ -179,134 +174,3 @@ async def test_a_group_sees_its_own_figures_alone() -> None:
             else:
                 assert [(one["group"], one["pending"]) for one in answer.body["groups"]] == [("other", 1)]
                 assert (answer.body["totals"]["pending"], answer.body["instances"]) == (1, [])
-
-
-# --- events
-
-
-@asynccontextmanager
-async def listen(world: RestWorld, token: str | None = None, query: str = "") -> AsyncIterator[aiohttp.ClientResponse]:
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    async with world.session.get(f"{world.url}/v1/events{query}", headers=headers) as got:
-        assert got.status == 200
-        assert got.content_type == "text/event-stream"
-        assert got.headers["Cache-Control"] == "no-store"
-        yield got
-
-
-async def next_event(got: aiohttp.ClientResponse) -> tuple[str, Any]:
-    """Return the name and the data of the next event."""
-    async with asyncio.timeout(GENEROUS_S):
-        name = ""
-        while True:
-            line = (await got.content.readline()).decode().rstrip("\n")
-            if line.startswith("event: "):
-                name = line[7:]
-            if line.startswith("data: "):
-                return name, json.loads(line[6:])
-
-
-@pytest.fixture(autouse=True)
-def gather_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gather statistics often."""
-    monkeypatch.setattr(events, "EVERY_S", 0.02)
-
-
-async def test_a_listener_hears_what_changes(world: RestWorld) -> None:
-    async with listen(world) as got:
-        name, first = await next_event(got)
-        assert (name, first["totals"]["pending"]) == ("statistics", 0)
-        await world.prepared(id="t1")
-        while (await next_event(got))[1]["totals"]["pending"] != 1:
-            pass
-
-
-async def test_listeners_share_one_computation(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures are gathered once for all who come while somebody listens."""
-    gathered = 0
-    desk = world.coordinator.statistics
-    here = desk.here
-
-    def count_calls(group: str | None) -> Any:
-        nonlocal gathered
-        gathered += 1
-        return here(group)
-
-    monkeypatch.setattr(desk, "here", count_calls)
-    monkeypatch.setattr(events, "EVERY_S", 3600.0)
-    async with listen(world) as got:
-        await next_event(got)
-        answers = await asyncio.gather(*(world.call("GET", "/v1/events?max=1") for _ in range(100)))
-    assert all(answer.body.count("event: statistics") == 1 for answer in answers)
-    assert gathered == 1
-
-
-async def test_too_many_listeners_are_refused(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_LISTENERS", 1)
-    async with listen(world):
-        refused = await world.call("GET", "/v1/events")
-        assert (refused.status, refused.error_code) == (429, "overloaded")
-    async with asyncio.timeout(GENEROUS_S):
-        while len(world.api.events):  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.005)
-    assert (await world.call("GET", "/v1/events?max=1")).status == 200
-    assert (await world.call("GET", "/v1/events?max=0")).status == 422
-    assert (await world.call("HEAD", "/v1/events")).status == 405
-
-
-async def test_one_group_leaves_half_of_the_listeners_places_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_LISTENERS", 2)
-    async with guarded() as both, listen(both.here, both.tokens["shop"]):
-        refused = await both.call("shop", "GET", "/v1/events?max=1")
-        assert (refused.status, refused.error_code) == (429, "overloaded")
-        assert (await both.call("operator", "GET", "/v1/events?max=1")).status == 200
-
-
-async def test_nothing_new_is_a_heartbeat(world: RestWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "HEARTBEAT_S", 0.05)
-    async with listen(world) as got:
-        await next_event(got)
-        async with asyncio.timeout(GENEROUS_S):
-            while await got.content.readline() != b": heartbeat\n":
-                pass
-
-
-async def test_a_key_that_is_revoked_ends_its_stream() -> None:
-    """On the open connection, and no other's stream."""
-    async with guarded() as both:
-        await _until_revoked(both)
-
-
-async def _until_revoked(both: Guarded) -> None:
-    token = await both.new_key(PrincipalKind.READER, "watcher")
-    async with listen(both.here, token) as got, listen(both.here, both.tokens["operator"]) as other:
-        await next_event(got)
-        await next_event(other)
-        assert (await both.call("operator", "DELETE", f"/v1/keys/{token[5:17]}")).status == 204
-        while (event := await next_event(got))[0] != "end":
-            pass
-        assert event[1]["error_code"] == "unauthenticated"
-        assert token not in str(event)
-        async with asyncio.timeout(GENEROUS_S):
-            assert (await got.content.read()).strip() == b""
-        assert len(both.here.api.events) == 1
-
-
-async def test_a_shutdown_ends_every_stream(world: RestWorld) -> None:
-    """With an end event, so that clients reconnect; the shutdown does not wait for them."""
-    async with listen(world) as got:
-        await next_event(got)
-        await world.api.drain(asyncio.get_running_loop().time() + 10)
-        while (event := await next_event(got))[0] != "end":
-            pass
-        assert event[1]["error_code"] == "shutting_down"
-    assert (await world.call("GET", "/v1/events")).status == 503
-
-
-async def test_a_group_listens_to_its_own_figures() -> None:
-    async with guarded() as both:
-        order = {"group": "other", "messages": [{"topic": "orders", "value": "v"}]}
-        assert (await both.call("other", "POST", "/v1/transactions", order)).status == 201
-        async with listen(both.here, both.tokens["shop"]) as got:
-            _, shown = await next_event(got)
-        assert (shown["totals"]["pending"], [one["group"] for one in shown["groups"]]) == (0, ["shop"])

@@ -1,12 +1,11 @@
-// The live statistics from the coordinator: one connection for all views, which is reopened automatically.
+// The statistics from the coordinator, asked for again and again, once for all views.
 
 import { useEffect, useState } from "../vendor/htm-preact.js";
-import { Problem, problemOf, request } from "./api.js";
+import { call, Problem } from "./api.js";
 import { Ring } from "./ring.js";
-import { events } from "./stream.js";
 
 const POINTS = 600;
-const SILENT_S = 25; // The coordinator sends something every 10 s.
+const EVERY_S = 2;
 const FIRST_WAIT_S = 0.5;
 const LONGEST_WAIT_S = 15;
 
@@ -15,12 +14,11 @@ export const SERIES = ["commit", "rollback", "prepares", "check_commit", "check_
 export const live = {
   status: "connecting", // connecting, live, lost
   data: null,
-  receivedAt: null, // when the coordinator last sent something, by the local clock
-  dataAt: null, // when the figures arrived
+  receivedAt: null, // when the figures arrived, by the local clock
   lostAt: null,
   retryAt: null,
   problem: null,
-  connections: 0, // how many connections were opened: views load again when it changes
+  connections: 0, // how often the coordinator was reached again: views load again when it changes
   ring: new Ring(SERIES, POINTS),
 };
 
@@ -54,19 +52,18 @@ export function tryNow() {
 async function follow(stopped) {
   let failures = 0;
   while (!stopped.aborted) {
-    let problem = null;
+    let waitS = EVERY_S;
     try {
-      await readEvents(stopped, () => {
-        failures = 0;
-      });
+      setStatistics(await call("/statistics", { signal: stopped }));
+      failures = 0;
     } catch (error) {
-      problem = error instanceof Problem ? error : null;
+      const problem = error instanceof Problem ? error : null;
+      if (stopped.aborted || problem?.status === 401) return;
+      waitS = problem?.retryAfterS ?? Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** failures) * (0.75 + Math.random() / 2);
+      failures += 1;
+      update({ status: "lost", lostAt: live.lostAt ?? Date.now(), retryAt: Date.now() + waitS * 1000, problem });
     }
-    if (stopped.aborted || problem?.status === 401) return;
-    const wait = problem?.retryAfterS ?? Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** failures) * (0.75 + Math.random() / 2);
-    failures += 1;
-    update({ status: "lost", lostAt: live.lostAt ?? Date.now(), retryAt: Date.now() + wait * 1000, problem });
-    await sleep(wait, stopped);
+    await sleep(waitS, stopped);
   }
 }
 
@@ -85,35 +82,6 @@ function sleep(seconds, stopped) {
   });
 }
 
-// Reads events from one connection until it ends. Calls `onStatistics` for each statistics event.
-async function readEvents(stopped, onStatistics) {
-  const own = new AbortController();
-  const signal = AbortSignal.any([stopped, own.signal]);
-  let silence = setTimeout(() => own.abort(), SILENT_S * 1000);
-  try {
-    const response = await request("/events", { signal, headers: { Accept: "text/event-stream" } });
-    if (!response.ok) throw await problemOf(response);
-    for await (const event of events(response.body)) {
-      clearTimeout(silence);
-      silence = setTimeout(() => own.abort(), SILENT_S * 1000);
-      if (event === null) {
-        // A heartbeat: the last figures have not changed.
-        if (live.data !== null) live.ring.push(Date.parse(live.data.at) + Date.now() - live.dataAt, pointOf(live.data));
-        update({ receivedAt: Date.now() });
-      } else if (event.event === "statistics") {
-        onStatistics();
-        setStatistics(JSON.parse(event.data));
-      } else if (event.event === "end") {
-        const end = JSON.parse(event.data);
-        throw new Problem({ status: end.error_code === "unauthenticated" ? 401 : 503, code: end.error_code, detail: end.detail });
-      }
-    }
-  } finally {
-    clearTimeout(silence);
-    own.abort();
-  }
-}
-
 function setStatistics(data) {
   live.ring.push(Date.parse(data.at), pointOf(data));
   const isNew = live.status !== "live";
@@ -121,7 +89,6 @@ function setStatistics(data) {
     status: "live",
     data,
     receivedAt: Date.now(),
-    dataAt: Date.now(),
     lostAt: null,
     retryAt: null,
     problem: null,

@@ -35,10 +35,10 @@ export function Age({ at }) {
   return at ? html`<time datetime=${at} title=${at}>${duration(Math.round(ageS(at)))}</time>` : NONE;
 }
 
-// The age of the live figures. Every change arrives at once, so figures of a live connection are current, however old.
+// When the live figures arrived.
 export function AsOf() {
-  const { status, receivedAt, dataAt } = useLive();
-  return html`<span class="hint as-of">${status === "live" ? `unchanged since ${clock(dataAt)}` : `stale, as of ${clock(receivedAt)}`}</span>`;
+  const { status, receivedAt } = useLive();
+  return html`<span class="hint as-of">${status === "live" ? "" : "stale, "}as of ${clock(receivedAt)}</span>`;
 }
 
 export function Heading({ title, children }) {
