@@ -15,75 +15,31 @@ import click
 from halfway.pipeline import access
 from halfway.pipeline.commands import alerts
 from halfway.pipeline.commands.alerts import FOUND_ANOMALIES, print_table, write_sweep_metrics
-from halfway.pipeline.commands.parameters import (
-    AS_JSON,
-    BETWEEN,
-    CONFIG,
-    ENGINE,
-    HORIZON,
-    KAFKA,
-    METRICS,
-    OBJECTIVE,
-    OFFSETS,
-    OUTPUT,
-    SECONDS,
-    SECONDS_OR_NONE,
-    SNAPSHOT,
-    SPARK,
-    TOPICS,
-    require_fitting,
-    require_order,
-    several,
-)
+from halfway.pipeline.commands.parameters import command, require_fitting, require_order
 from halfway.pipeline.commands.running import (
     PARTS,
     Name,
     Places,
     chosen,
     kafka_access,
-    on_spark,
     opened,
     reporting_failures,
     running,
 )
 from halfway.pipeline.engines.spark_session import is_submitted
+from halfway.pipeline.jobs import archive as archive_job
+from halfway.pipeline.jobs import audit as audit_job
+from halfway.pipeline.jobs import incremental
+from halfway.pipeline.jobs import ledger as ledger_job
 from halfway.pipeline.jobs import report as report_job
-from halfway.pipeline.jobs.audit import AuditOptions, Summary
+from halfway.pipeline.jobs import sweep as sweep_job
 from halfway.pipeline.tables import ANOMALIES, DIFFERENCES, QUARANTINE, is_local
 from halfway.pipeline.transforms.verdict import UNPROVED
 
 _SHOWN_TOPICS: Final = 20
 
 
-@click.command()
-@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, BETWEEN, TOPICS, ENGINE, METRICS, AS_JSON)
-@click.option("--grace-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="Judge no younger transactions.")
-@click.option(
-    "--clock-skew-s", type=SECONDS_OR_NONE, default=5, show_default=True, help="The largest difference between clocks."
-)
-@click.option(
-    "--continue",
-    "on",
-    is_flag=True,
-    help="Judge what is new since the last audit with --continue into the same folder.",
-)
-@click.option(
-    "--cross-check",
-    "against",
-    metavar="FOLDER",
-    help="Audit what the runs of --continue into this folder have read, and compare the verdicts.",
-)
-@click.option(
-    "--fail-on",
-    "fail_on",
-    multiple=True,
-    metavar="VERDICT[@GROUP][=COUNT]",
-    help="Exit with 1 only if a verdict has this count; can be repeated.",
-)
-@click.option(
-    "--webhook", metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
-)
-@KAFKA
+@command
 def audit(  # noqa: PLR0913, PLR0917 - one for each option
     config: Path | None,
     output: str,
@@ -103,7 +59,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     until: int | None,
     on: bool,
     as_json: bool,
-    **spark_options: Any,
+    **kafka_options: Any,
 ) -> None:
     """Judge every transaction.
 
@@ -124,7 +80,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         failures = alerts.FailOn(fail_on)
         if webhook is not None:
             alerts.require_webhook(webhook)
-        kafka = kafka_access(config, spark_options) if snapshot is None else None
+        kafka = kafka_access(config, kafka_options) if snapshot is None else None
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
         places = Places(
             output=output,
@@ -135,11 +91,11 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             topics=topics,
             continued=on,
         )
-        spark_asked = is_submitted() or any(spark_options[name] for name in ("master", "conf", *PARTS))
-        choice = chosen(engine, places, spark_asked=spark_asked, memory=spark_options["memory"])
+        spark_asked = is_submitted() or any(kafka_options[name] for name in ("master", "conf", *PARTS))
+        choice = chosen(engine, places, spark_asked=spark_asked, memory=kafka_options["memory"])
         if engine == "auto" and not spark_asked and choice.engine == "spark":
             click.echo(f"halfway-pipeline audit: runs on Spark: {choice.because}", err=True)
-    options = AuditOptions(
+    options = audit_job.AuditOptions(
         topics=topics,
         grace_ms=round(grace_s * 1000),
         horizon_ms=round(seconds * 1000),
@@ -155,16 +111,13 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         tables=[folder for folder in (output, against) if folder is not None],
         kafka=kafka is not None,
         config=config,
-        **spark_options,
+        **kafka_options,
     ) as found:
-        from halfway.pipeline.jobs import audit as job
-        from halfway.pipeline.jobs import incremental
-
         parts = (found.engine, found.source(kafka, snapshot, offsets), found.folder(output))
         if against is not None:
             summary = incremental.compare(*parts, found.folder(against), options)
         else:
-            summary = (incremental if on else job).run(*parts, options)
+            summary = (incremental if on else audit_job).run(*parts, options)
         if metrics is not None:
             at = parts[1].pins.at
             alerts.write_metrics(summary, metrics, at_ms=at, seconds=time.monotonic() - began)
@@ -182,7 +135,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     sys.exit(failures.status(summary))
 
 
-def say(summary: Summary, output: str) -> None:
+def say(summary: audit_job.Summary, output: str) -> None:
     print_table(["verdict", "transactions"], [[name, f"{count:,}"] for name, count in summary.verdicts.items()])
     if summary.quarantined:
         click.echo(f"{summary.quarantined:,} records could not be read: {output}/{QUARANTINE}")
@@ -204,23 +157,13 @@ def say(summary: Summary, output: str) -> None:
         print_table(["id", "use", "whole", "continued"], shown)
 
 
-def _late(summary: Summary) -> list[tuple[str, int]]:
+def _late(summary: audit_job.Summary) -> list[tuple[str, int]]:
     """Return the topics in which not every loss can be proved, the latest time first."""
     late = [(topic, at) for topic, at in summary.provable_since.items() if at]
     return sorted(late, key=lambda each: (-each[1], each[0]))[:_SHOWN_TOPICS]
 
 
-@click.command()
-@several(CONFIG, OUTPUT, SNAPSHOT, OFFSETS, HORIZON, METRICS, AS_JSON)
-@click.option(
-    "--due-after-s",
-    type=SECONDS,
-    help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, then 6.",
-)
-@click.option(
-    "--fail-on-overdue", is_flag=True, help="Exit with 1 if a transaction is pending long after its group's max_age_s."
-)
-@KAFKA
+@command
 def sweep(  # noqa: PLR0913 - one for each option
     config: Path | None,
     output: str,
@@ -232,23 +175,20 @@ def sweep(  # noqa: PLR0913 - one for each option
     *,
     as_json: bool,
     fail_on_overdue: bool,
-    **spark_options: Any,
+    **kafka_options: Any,
 ) -> None:
     """Count pending, due and overdue transactions, by group and age, without decoding payloads."""
     require_fitting(archive=snapshot is not None, again=offsets is not None)
-    with running("sweep", kafka=snapshot is None, config=config, **spark_options) as spark:
-        from halfway.pipeline.jobs import sweep as job
-        from halfway.pipeline.tables import Folder
-
+    with running("sweep", kafka=snapshot is None, config=config, **kafka_options) as found:
         times = access.times(file=config)
-        options = job.SweepOptions(
+        options = sweep_job.SweepOptions(
             due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
             horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
             max_age_ms=round(times.max_age_s * 1000),
         )
-        kafka = kafka_access(config, spark_options) if snapshot is None else None
-        source = on_spark(spark).source(kafka, snapshot, offsets)
-        rows = job.run(spark, source, Folder(spark, output), options)
+        kafka = kafka_access(config, kafka_options) if snapshot is None else None
+        source = found.source(kafka, snapshot, offsets)
+        rows = sweep_job.run(found.spark, source, found.folder(output), options)
         if metrics is not None:
             write_sweep_metrics(rows, metrics, at_ms=source.pins.at)
     if as_json:
@@ -264,28 +204,18 @@ def sweep(  # noqa: PLR0913 - one for each option
         sys.exit(FOUND_ANOMALIES)
 
 
-@click.command()
-@several(CONFIG, OUTPUT, TOPICS)
-@KAFKA
-def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
+@command
+def archive(config: Path | None, output: str, topics: tuple[str, ...], **kafka_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
-    with running("archive", kafka=True, config=config, **spark_options) as spark:
-        from halfway.pipeline.jobs import archive as job
-
-        found = on_spark(spark)
-        pins = job.run(found.engine, found.source(kafka_access(config, spark_options)), found.folder(output), topics)
+    with running("archive", kafka=True, config=config, **kafka_options) as found:
+        pins = archive_job.run(
+            found.engine, found.source(kafka_access(config, kafka_options)), found.folder(output), topics
+        )
     for name, pin in sorted(pins.topics.items()):
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
 
 
-@click.command()
-@several(CONFIG, OUTPUT, HORIZON)
-@click.option("--once", is_flag=True, help="Read the present records, then end.")
-@click.option("--every-s", type=SECONDS_OR_NONE, default=10, show_default=True, help="Time between batches.")
-@click.option(
-    "--max-records", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Most records of a batch."
-)
-@KAFKA
+@command
 def ledger(
     config: Path | None,
     output: str,
@@ -294,15 +224,12 @@ def ledger(
     once: bool,
     every_s: float,
     max_records: int,
-    **spark_options: Any,
+    **kafka_options: Any,
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
-    with running("ledger", kafka=True, config=config, **spark_options) as spark:
-        from halfway.pipeline.jobs import ledger as job
-        from halfway.pipeline.tables import Folder
-
+    with running("ledger", kafka=True, config=config, **kafka_options) as found:
         horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
-        options = job.LedgerOptions(
+        options = ledger_job.LedgerOptions(
             once=once,
             every_s=every_s,
             max_records=max_records,
@@ -314,7 +241,7 @@ def ledger(
 
         written = 0
 
-        def done(batch: job.Progress) -> None:
+        def done(batch: ledger_job.Progress) -> None:
             nonlocal written
             written += batch.ended
             rate = batch.records / batch.seconds
@@ -323,43 +250,21 @@ def ledger(
                 f"{batch.ended:,} ended, {batch.pending:,} pending"
             )
 
-        kafka = kafka_access(config, spark_options)
-        say(f"{', '.join(map(kafka.topic, job.KINDS))} into {output}")
-        job.start(spark, kafka, Folder(spark, output), options, done=done, warn=say).awaitTermination()
+        kafka = kafka_access(config, kafka_options)
+        say(f"{', '.join(map(kafka.topic, ledger_job.KINDS))} into {output}")
+        ledger_job.start(found.spark, kafka, found.folder(output), options, done=done, warn=say).awaitTermination()
         if once:
             say(f"{written:,} outcomes written")
 
 
-@click.command()
-@click.option("--ledger", "ledger_folder", required=True, metavar="FOLDER", help="What halfway-pipeline ledger wrote.")
-@several(OUTPUT, SPARK)
-def export(ledger_folder: str, output: str, **spark_options: Any) -> None:
+@command
+def export(exported: str, output: str, **spark_options: Any) -> None:
     """Write a ledger's tables as of one batch as plain Parquet: `ended` by day, and `pending`."""
-    with running("export", kafka=False, **spark_options) as spark:
-        from halfway.pipeline.jobs import ledger as job
-        from halfway.pipeline.tables import Folder
-
-        job.export(spark, Folder(spark, ledger_folder), Folder(spark, output))
+    with running("export", kafka=False, **spark_options) as found:
+        ledger_job.export(found.spark, found.folder(exported), found.folder(output))
 
 
-@click.command()
-@several(CONFIG, OUTPUT, SNAPSHOT, BETWEEN, ENGINE)
-@click.option("--ledger", "ledger_folder", metavar="FOLDER", help="What halfway-pipeline ledger has written.")
-@click.option("--audit", "audit_folder", metavar="FOLDER", help="What halfway-pipeline audit has written.")
-@click.option(
-    "--trail",
-    is_flag=True,
-    help="Show manual changes and who made them: from Kafka, or from the archive of --snapshot.",
-)
-@click.option(
-    "--objective",
-    "objectives",
-    type=OBJECTIVE,
-    multiple=True,
-    metavar="[GROUP=]SECONDS",
-    help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",
-)
-@SPARK
+@command
 def report(  # noqa: PLR0913 - one for each option
     config: Path | None,
     output: str,
@@ -410,8 +315,8 @@ def pipeline() -> None:
     """
 
 
-for command in (audit, sweep, ledger, report, export, archive):
-    pipeline.add_command(command)
+for each in (audit, sweep, ledger, report, export, archive):
+    pipeline.add_command(each)
 
 
 def main() -> None:

@@ -1,20 +1,23 @@
-"""Options that several commands share, and their types: times, objectives of groups, seconds, sizes."""
+"""The options of the commands, by the parameter that takes them, and their types: times, objectives, seconds, sizes."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click import Option
 
 from halfway.pipeline import access
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
-_COMMAND = TypeVar("_COMMAND", bound=Callable[..., Any])
 
 
 class Moment(click.ParamType[int]):
@@ -75,10 +78,6 @@ class Memory(click.ParamType[str]):
         return str(value)
 
 
-MOMENT: Final = Moment()
-OBJECTIVE: Final = Objective()
-
-
 def require_order(since: int | None, until: int | None) -> None:
     """Raise a usage error if there is no time between two others: an audit of nothing finds nothing wrong."""
     if since is not None and until is not None and since >= until:
@@ -94,72 +93,137 @@ def require_fitting(*, archive: bool, again: bool, on: bool = False, between: bo
         raise click.UsageError("--continue judges what is new: give it without --since and --until")
 
 
-def several(*options: Callable[[_COMMAND], _COMMAND]) -> Callable[[_COMMAND], _COMMAND]:
-    def add(command: _COMMAND) -> _COMMAND:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+MOMENT: Final = Moment()
+OBJECTIVE: Final = Objective()
+_SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
+_SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
+_COUNT: Final = click.IntRange(min=1)
 
 
-SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
-SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
-SPARK: Final = several(
-    click.option("--master", envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] if not submitted."),
-    click.option(
-        "--memory",
+def _folder(name: str, parameter: str, text: str, *, required: bool = False) -> Option:
+    return Option([name, parameter], metavar="FOLDER", required=required, help=text)
+
+
+_SPARK: Final = (
+    Option(["--master"], envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] if not submitted."),
+    Option(
+        ["--memory"],
         type=Memory(),
         envvar="HALFWAY_PIPELINE_MEMORY",
         help="Memory of a local Spark (2g); the limit for DuckDB.",
     ),
-    click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
-    click.option(
-        "--connector-version",
+    Option(["--conf"], multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
+    Option(
+        ["--connector-version"],
         envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
         help="Version of Spark's packages for Kafka and Avro; the one for the PySpark that is installed.",
     ),
-    click.option(
-        "--jars", envvar="HALFWAY_PIPELINE_JARS", default="", help="The jars of these packages, separated by commas."
+    Option(
+        ["--jars"], envvar="HALFWAY_PIPELINE_JARS", default="", help="The jars of these packages, separated by commas."
     ),
 )
-KAFKA: Final = several(
-    SPARK,
-    click.option(
-        "--min-partitions", type=click.IntRange(min=1), help="Spark: the least number of parts in which Kafka is read."
+_KAFKA: Final = (
+    Option(["--min-partitions"], type=_COUNT, help="Spark: the least number of parts in which Kafka is read."),
+    Option(["--max-records-per-partition"], type=_COUNT, help="Spark: the most records in a part."),
+)
+_OTHERS: Final = (
+    Option(
+        ["--config"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) overrides it.",
     ),
-    click.option("--max-records-per-partition", type=click.IntRange(min=1), help="Spark: the most records in a part."),
+    _folder("--output", "output", "Where the tables go: a path or a URI.", required=True),
+    _folder("--snapshot", "snapshot", "Read an archive instead of Kafka."),
+    Option(["--offsets"], metavar="FILE", help="Read exactly what an earlier run read: its offsets.json."),
+    Option(
+        ["--horizon-s"],
+        type=_SECONDS,
+        help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
+    ),
+    Option(["--since"], type=MOMENT, help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
+    Option(["--until"], type=MOMENT, help="Before this time."),
+    Option(
+        ["--topic", "topics"], multiple=True, help="Read this real topic too, beside those that ops and groups name."
+    ),
+    Option(
+        ["--engine"],
+        type=click.Choice(["auto", "duckdb", "spark"]),
+        default="auto",
+        show_default=True,
+        envvar="HALFWAY_PIPELINE_ENGINE",
+        help="auto: DuckDB if the folders are on this machine, what is read fits its memory, and no options for Spark "
+        "are given.",
+    ),
+    Option(["--metrics"], metavar="FILE", help="Write metrics for Prometheus' textfile collector."),
+    Option(["--json", "as_json"], is_flag=True, help="Print one line: the counts as JSON."),
+    Option(["--grace-s"], type=_SECONDS_OR_NONE, default=5, show_default=True, help="Judge no younger transactions."),
+    Option(
+        ["--clock-skew-s"],
+        type=_SECONDS_OR_NONE,
+        default=5,
+        show_default=True,
+        help="The largest difference between clocks.",
+    ),
+    Option(
+        ["--continue", "on"],
+        is_flag=True,
+        help="Judge what is new since the last audit with --continue into the same folder.",
+    ),
+    _folder(
+        "--cross-check",
+        "against",
+        "Audit what the runs of --continue into this folder have read, and compare the verdicts.",
+    ),
+    Option(
+        ["--fail-on"],
+        multiple=True,
+        metavar="VERDICT[@GROUP][=COUNT]",
+        help="Exit with 1 only if a verdict has this count; can be repeated.",
+    ),
+    Option(
+        ["--webhook"], metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
+    ),
+    Option(
+        ["--due-after-s"],
+        type=_SECONDS,
+        help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, "
+        "then 6.",
+    ),
+    Option(
+        ["--fail-on-overdue"],
+        is_flag=True,
+        help="Exit with 1 if a transaction is pending long after its group's max_age_s.",
+    ),
+    Option(["--once"], is_flag=True, help="Read the present records, then end."),
+    Option(["--every-s"], type=_SECONDS_OR_NONE, default=10, show_default=True, help="Time between batches."),
+    Option(["--max-records"], type=_COUNT, default=1_000_000, show_default=True, help="Most records of a batch."),
+    _folder("--ledger", "exported", "What halfway-pipeline ledger wrote.", required=True),
+    _folder("--ledger", "ledger_folder", "What halfway-pipeline ledger has written."),
+    _folder("--audit", "audit_folder", "What halfway-pipeline audit has written."),
+    Option(
+        ["--trail"],
+        is_flag=True,
+        help="Show manual changes and who made them: from Kafka, or from the archive of --snapshot.",
+    ),
+    Option(
+        ["--objective", "objectives"],
+        type=OBJECTIVE,
+        multiple=True,
+        metavar="[GROUP=]SECONDS",
+        help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",
+    ),
 )
-CONFIG: Final = click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A TOML file of settings, the coordinator's; the environment (HALFWAY_…) overrides it.",
-)
-OUTPUT: Final = click.option("--output", required=True, metavar="FOLDER", help="Where the tables go: a path or a URI.")
-SNAPSHOT: Final = click.option("--snapshot", metavar="FOLDER", help="Read an archive instead of Kafka.")
-OFFSETS: Final = click.option(
-    "--offsets", metavar="FILE", help="Read exactly what an earlier run read: its offsets.json."
-)
-HORIZON: Final = click.option(
-    "--horizon-s",
-    type=SECONDS,
-    help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
-)
-AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print one line: the counts as JSON.")
-METRICS: Final = click.option("--metrics", metavar="FILE", help="Write metrics for Prometheus' textfile collector.")
-TOPICS: Final = click.option(
-    "--topic", "topics", multiple=True, help="Read this real topic too, beside those that ops and groups name."
-)
-ENGINE: Final = click.option(
-    "--engine",
-    type=click.Choice(["auto", "duckdb", "spark"]),
-    default="auto",
-    show_default=True,
-    envvar="HALFWAY_PIPELINE_ENGINE",
-    help="auto: DuckDB if the folders are on this machine, what is read fits its memory, and no options for Spark are "
-    "given.",
-)
-BETWEEN: Final = several(
-    click.option("--since", type=MOMENT, help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
-    click.option("--until", type=MOMENT, help="Before this time."),
-)
+_OPTIONS: Final = {
+    **{str(option.name): [option] for option in _OTHERS},
+    "spark_options": _SPARK,
+    "kafka_options": (*_SPARK, *_KAFKA),
+}
+
+
+def command(function: Callable[..., None]) -> click.Command:
+    """Return a command with the option of each parameter of a function, and its docstring as help.
+
+    `**spark_options` and `**kafka_options` take all options of Spark, and of reading Kafka with it too.
+    """
+    options = [option for name in inspect.signature(function).parameters for option in _OPTIONS[name]]
+    return click.command(params=list[click.Parameter](options))(function)

@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -21,11 +21,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.engines.duckdb import duckdb_limit, free_memory
-from halfway.pipeline.engines.engine import told
+from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit, free_memory
+from halfway.pipeline.engines.engine import SparkEngine, told
 from halfway.pipeline.engines.spark_session import SparkOptions, prepared
 from halfway.pipeline.errors import PipelineError, SourceError
-from halfway.pipeline.tables import is_local
+from halfway.pipeline.jobs import reading
+from halfway.pipeline.jobs.incremental import State
+from halfway.pipeline.sources.duckdb import DuckReader
+from halfway.pipeline.sources.pinned import Archive, KafkaSource
+from halfway.pipeline.sources.pins import Brokers, Pins
+from halfway.pipeline.sources.spark import SparkReader
+from halfway.pipeline.tables import Folder, LocalFolder, Tables, is_local
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,7 +83,8 @@ def running(
     memory: str | None,
     conf: tuple[str, ...],
     **connection: Any,
-) -> Iterator[SparkSession]:
+) -> Iterator[Opened]:
+    """Open Spark for a job, and report why the job could not be done."""
     pairs = [pair.partition("=") for pair in conf]
     if wrong := [name for name, sign, _ in pairs if not sign]:
         raise click.UsageError(f"--conf {wrong[0]}: give it as KEY=VALUE")
@@ -98,9 +105,11 @@ def running(
             spark = start()
             stack.callback(spark.stop)
             interruption.watch()  # Spark has installed its own handler.
+        found = on_spark(spark)
+        stack.callback(found.engine.close)
         if job != "ledger":  # which says what each batch has done
-            stack.enter_context(told(job, on_spark(spark).engine.doing))
-        yield spark
+            stack.enter_context(told(job, found.engine.doing))
+        yield found
 
 
 @contextmanager
@@ -144,12 +153,11 @@ class Opened:
     engine: Engine
     reader: Reader
     folder: Callable[[str], Files]
+    spark: Any = None
+    """Spark's session, None on DuckDB."""
 
     def source(self, kafka: KafkaAccess | None, snapshot: str | None = None, offsets: str | None = None) -> Source:
         """Return the archive, or the topics if no archive is given."""
-        from halfway.pipeline.sources.pinned import Archive, KafkaSource
-        from halfway.pipeline.sources.pins import Pins
-
         if snapshot is not None:
             return Archive(self.reader, self.folder(snapshot))
         pins = None
@@ -160,11 +168,8 @@ class Opened:
 
 
 def on_spark(spark: SparkSession) -> Opened:
-    from halfway.pipeline.engines.engine import SparkEngine
-    from halfway.pipeline.sources.spark import SparkReader
-    from halfway.pipeline.tables import Folder
-
-    return Opened(engine=SparkEngine(spark), reader=SparkReader(spark), folder=partial(Folder, spark))
+    engine, reader = SparkEngine(spark), SparkReader(spark)
+    return Opened(engine=engine, reader=reader, folder=partial(Folder, spark), spark=spark)
 
 
 Name = Literal["auto", "duckdb", "spark"]
@@ -276,9 +281,6 @@ def _hindrance(places: Places) -> str | None:
 
 def _records(places: Places) -> tuple[int, int]:
     """Return how many records half and op have to be read, and how many the real topics that are known by name."""
-    from halfway.pipeline.sources.pins import Pins
-    from halfway.pipeline.tables import LocalFolder
-
     kinds = ("half", "op")
     if places.access is None:
         folder = LocalFolder(str(places.snapshot))
@@ -295,32 +297,16 @@ def _records(places: Places) -> tuple[int, int]:
 
 def _state(folder: str) -> State | None:
     """Return what the last run of --continue has left in a folder."""
-    from halfway.pipeline.engines.duckdb import DuckEngine
-    from halfway.pipeline.jobs.incremental import State
-    from halfway.pipeline.tables import LocalFolder, Tables
-
-    engine = DuckEngine()
-    try:
+    with closing(DuckEngine()) as engine:
         return State.of(Tables(engine, LocalFolder(folder)), folder)
-    finally:
-        engine.close()
 
 
 def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) -> tuple[list[TopicPin], list[TopicPin]]:
     """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
-    from halfway.pipeline.engines.duckdb import DuckEngine
-    from halfway.pipeline.jobs import reading
-    from halfway.pipeline.sources.duckdb import DuckReader
-    from halfway.pipeline.sources.pinned import KafkaSource
-    from halfway.pipeline.sources.pins import Brokers
-
-    engine = DuckEngine()
-    try:
+    with closing(DuckEngine()) as engine:
         source = KafkaSource(DuckReader(engine), access)
         source.pin([access.topic(kind) for kind in (*kinds, "groups")])
         real = reading.real_topics(engine, None, reading.groups(engine, source), access.prefix, topics)
-    finally:
-        engine.close()
     own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
     return own, Brokers(access).pin(real)
 
@@ -337,9 +323,7 @@ def opened(job: str, *, quick: bool, output: str, tables: Sequence[str], **optio
             stack.enter_context(reporting_failures(job))
             yield stack.enter_context(on_duckdb(job, options["memory"], output, tables))
         else:
-            found = on_spark(stack.enter_context(running(job, **options)))
-            stack.callback(found.engine.close)
-            yield found
+            yield stack.enter_context(running(job, **options))
 
 
 @contextmanager
@@ -352,10 +336,6 @@ def on_duckdb(job: str, memory: str | None, output: str, tables: Sequence[str]) 
     """
     import duckdb
     from deltalake.exceptions import DeltaError
-
-    from halfway.pipeline.engines.duckdb import DuckEngine
-    from halfway.pipeline.sources.duckdb import DuckReader
-    from halfway.pipeline.tables import LocalFolder
 
     engine = DuckEngine(memory=memory)
     try:

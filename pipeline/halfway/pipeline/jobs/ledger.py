@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.engine import Engine, Frame, SparkEngine
     from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables import Files, Folder
+    from halfway.pipeline.tables import Files
 
 _IS_LATER: Final = 'new."offset" >= old."offset"'
 MERGE: Final = Merge(
@@ -139,7 +139,7 @@ class Progress:
 def start(
     spark: SparkSession,
     access: KafkaAccess,
-    output: Folder,
+    output: Files,
     options: LedgerOptions,
     *,
     done: Callable[[Progress], None] = lambda _: None,
@@ -183,7 +183,7 @@ class Tables:
 
     def __init__(
         self,
-        output: Folder,
+        output: Files,
         prefix: str,
         options: LedgerOptions,
         done: Callable[[Progress], None],
@@ -290,7 +290,7 @@ def tables(engine: Engine, output: Files) -> tuple[Frame, Frame] | None:
     return ended, pending
 
 
-def export(spark: SparkSession, output: Folder, into: Folder) -> None:
+def export(spark: SparkSession, output: Files, into: Files) -> None:
     """Write `ended`, partitioned by day, and `pending` as of one batch as plain Parquet, in place of what is there.
 
     Raises:
@@ -314,12 +314,12 @@ def _stream(output: Files) -> str:
     return str(json.loads(output.read(CHECKPOINT, _STREAM))["id"])
 
 
-def _numbers(output: Folder, log: str) -> list[int]:
+def _numbers(output: Files, log: str) -> list[int]:
     """Return the numbers of the batches in one of the checkpoint's logs."""
     return [int(name) for name in output.names(CHECKPOINT, log) if name.isdigit()]
 
 
-def _require_whole(output: Folder) -> None:
+def _require_whole(output: Files) -> None:
     """Raise SourceError if tables and checkpoint were not written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
     last_begun = max(_numbers(output, "offsets"), default=-1)
@@ -338,7 +338,7 @@ def _require_whole(output: Folder) -> None:
         )
 
 
-def _removed_unread(output: Folder, op: TopicPin) -> int:
+def _removed_unread(output: Files, op: TopicPin) -> int:
     """Return how many offsets of op retention has removed that the ledger has not read."""
     done = max(_numbers(output, "commits"), default=None)
     if done is None:

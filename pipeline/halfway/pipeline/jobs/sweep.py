@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.tables import Folder
+    from halfway.pipeline.tables import Files
 
 AGES: Final = (("under 1 min", 60), ("1 to 10 min", 600), ("10 min to 1 h", 3_600), ("1 to 12 h", 43_200))
 """Age classes with their upper bounds in seconds. Older transactions are OLDEST."""
@@ -102,7 +102,7 @@ class SweepOptions:
     horizon_ms: int = 900_000
 
 
-def run(spark: SparkSession, source: Source, output: Folder, options: SweepOptions) -> list[dict[str, Any]]:
+def run(spark: SparkSession, source: Source, output: Files, options: SweepOptions) -> list[dict[str, Any]]:
     """Write each unresolved transaction and the counts by group and age; return the counts, oldest first."""
     topics = [source.prefix + kind for kind in ("op", "half", "groups")]
     for topic in topics:
