@@ -124,8 +124,8 @@ async def test_it_takes_no_more_memory_however_long_it_stays_open(page: Page, sh
     async def answer(route: Route) -> None:
         nonlocal minutes
         minutes += 1
-        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)
-        await route.fulfill(json={**figures, "at": at.isoformat()})
+        at = {"at": (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)).isoformat()}
+        await route.fulfill(json={**figures, **at, "counted": {**figures["counted"], **at}})
 
     await page.route("**/v1/statistics*", answer)
     await page.goto(shop.at())

@@ -116,7 +116,7 @@ class Coordinator:
         """Records manual actions, and actions on groups and keys."""
         self.group_here = self._lookup.group_here
         activity = Activity.around(observer, clock)
-        activity.is_registered = self.is_registered = self._groups.is_registered
+        self.is_registered = self._groups.is_registered
         self._ending = Ending(
             authority,
             self._shards,

@@ -37,12 +37,26 @@ class Away(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """A count of outcomes by outcome and cause, or of checks by verdict: since the start, and per second."""
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """What the metrics of an instance have counted since its start. A rate is the difference of two of these."""
 
-    names: tuple[str, ...]
-    total: int
-    per_s: float
+    at: Moment = msgspec.field(default_factory=Moment)
+    prepares: int = 0
+    commits: int = 0
+    """Transactions whose commit was written."""
+    rollbacks: int = 0
+    checks_commit: int = 0
+    """Checks with this verdict."""
+    checks_rollback: int = 0
+    checks_unknown: int = 0
+    checks_none: int = 0
+    """Checks without a verdict."""
+    lane_commits: int = 0
+    """Kafka transactions of the lane, 0 in the figures of one group, as the other figures of the lane."""
+    lane_ends: int = 0
+    lane_s: float = 0.0
+    """The time that these Kafka transactions took."""
+    lane_failures: int = 0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +78,10 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     pending: int
     parked: int
-    prepares_per_s: float
-    ends_per_s: float
     checks_in_flight: int
     checks_due: int
     breaker: str = "closed"
-    """`open` while no endpoint can be reached, otherwise `closed`. Set when all instances are added up."""
+    """`open` while no endpoint can be reached, otherwise `closed`."""
     breaker_until: Moment | None
     endpoints: tuple[Endpoint, ...]
 
@@ -81,30 +93,18 @@ class LaneFailure(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a lane."""
-
-    commits_per_s: float
-    """Kafka transactions per second."""
-    ends_per_s: float
-    commit_s: float
-    """The mean duration of a Kafka transaction."""
-    failures: int
-    last_failure: LaneFailure | None
-
-
 class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one shard."""
 
     shard: int
     pending: int
     parked: int
-    remembered: int
-    oldest_pending_s: float
-    half_lag: int
-    op_lag: int
-    due: int
-    strays: int
+    remembered: int = 0
+    oldest_pending_s: float = 0.0
+    half_lag: int = 0
+    op_lag: int = 0
+    due: int = 0
+    strays: int = 0
 
 
 class FailingTopic(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,12 +175,13 @@ class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     since: Moment
     shards: tuple[ShardFigures, ...] = ()
+    asked: bool = False
+    """Whether this instance answers the request."""
     resolving: int = 0
-    prepares_per_s: float = 0.0
-    ends: tuple[Tally, ...] = ()
-    checks: tuple[Tally, ...] = ()
+    counted: Totals = Totals()
+    samples: tuple[Totals, ...] = ()
     groups: tuple[GroupFigures, ...] = ()
-    lane: LaneFigures | None = None
+    last_failure: LaneFailure | None = None
     topics: tuple[FailingTopic, ...] = ()
     writes: tuple[RefusedWrite, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
@@ -188,28 +189,76 @@ class InstanceFigures(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[HealthWarning, ...] = ()
 
 
-class ShardPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard, the instance that serves it, and its figures; both are None while it is unavailable."""
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is now in all shards that are included."""
+
+    pending: int
+    parked: int
+    remembered: int
+    """Outcomes in memory."""
+    oldest_pending_s: float
+    resolving: int
+    """Transactions that wait for a lane, or are in one."""
+
+
+class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance."""
+
+    url: str
+    asked: bool
+    """Whether this instance answered the request."""
+    since: Moment
+    shards: tuple[int, ...]
+    resolving: int
+    counted: Totals
+    last_failure: LaneFailure | None
+    warnings: tuple[HealthWarning, ...]
+
+
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard. Its figures are null if they are not included."""
 
     shard: int
     instance: str | None
-    figures: ShardFigures | None
+    pending: int | None = None
+    parked: int | None = None
+    remembered: int | None = None
+    oldest_pending_s: float | None = None
+    half_lag: int | None = None
+    op_lag: int | None = None
+    due: int | None = None
+    strays: int | None = None
+
+
+class Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """Failures that need attention: at most the latest 100 of each kind and instance."""
+
+    topics: tuple[FailingTopic, ...] = ()
+    refused: tuple[RefusedWrite, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of all instances that answered, and the shards that are unavailable."""
 
     at: Moment
-    asked: str
-    """The instance that received the call."""
-    instances: tuple[InstanceFigures, ...]
-    shards: tuple[ShardPlace, ...]
+    complete: bool
+    """False if a shard is in `away`: the figures do not include it."""
     away: tuple[Away, ...]
+    totals: Counts
+    counted: Totals
+    """The sum over the instances."""
+    counted_by: str
+    """Changes when other instances are added up: the difference of two totals is meaningless then."""
+    samples: tuple[Totals, ...]
+    """`counted` as it was every five seconds of the last 15 minutes, if it was asked for; none for one group."""
     groups: tuple[GroupFigures, ...]
-    """Those with the most parked and pending transactions first."""
+    """At most 100; the groups with the most parked and pending transactions come first."""
     groups_left_out: int
-    ends: tuple[Tally, ...]
-    checks: tuple[Tally, ...]
+    instances: tuple[InstanceState, ...] = ()
+    shards: tuple[ShardState, ...] = ()
+    failures: Failures = Failures()
 
 
 class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,9 +367,10 @@ class LeaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
 
 
 class FiguresCall(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
-    """Return figures: of everything, or of one group only."""
+    """Return figures: of everything, or of one group only; with the samples of everything if they are wanted."""
 
     group: str | None
+    samples: bool = False
 
 
 InstanceCall = FiguresCall

@@ -88,7 +88,7 @@ async def test_figures_batches_and_histories_are_those_of_all_instances(
     for name in names:
         (await rests[0].prepare(group, [message(topic, name)], as_id=name)).expect(201)
 
-    async def figures() -> list[tuple[bool, list[int], list[int], int]]:
+    async def figures() -> list[tuple[bool, list[int], list[int], int, bool]]:
         shown = [(await rest.call("GET", "/statistics")).expect(200) for rest in rests]
         return [
             (
@@ -96,11 +96,12 @@ async def test_figures_batches_and_histories_are_those_of_all_instances(
                 [shard["shard"] for shard in one["shards"]],
                 [row["pending"] for row in one["groups"] if row["group"] == group],
                 len(one["instances"]),
+                one["counted"]["prepares"] >= SHARDS,
             )
             for one in shown
         ]
 
-    await eventually(figures, lambda found: found == [(True, [*range(SHARDS)], [SHARDS], 3)] * 3)
+    await eventually(figures, lambda found: found == [(True, [*range(SHARDS)], [SHARDS], 3, True)] * 3)
     ends = {"end": [{"id": name, "outcome": "commit", "remark": "all of them"} for name in names]}
     for rest in rests:
         answers = (await rest.call("POST", "/batch", ends)).expect(200)["end"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +33,14 @@ class Tally(Collector):
     def count(self, labels: tuple[str, ...], times: int) -> None:
         """Add `times` to the count of these label values."""
         self._counts[labels] = self._counts.get(labels, 0) + times
+
+    def totals(self, first: str | None, by: int) -> Counter[str]:
+        """Return the counts by the value of one label, of one value of the first label or of all."""
+        found = Counter[str]()
+        for labels, count in self._counts.items():
+            if first in (None, labels[0]):
+                found[labels[by]] += count
+        return found
 
     def forget(self, first: str) -> None:
         """Drop every count whose first label has this value."""
@@ -67,6 +75,14 @@ class Distribution(Collector):
             self._sums[labels] = 0.0
         counts[bisect_left(self._bounds, value)] += count
         self._sums[labels] += value * count
+
+    def totals(self, first: str | None, by: int) -> Counter[str]:
+        """Return the numbers of observations by the value of one label, of one value of the first label or of all."""
+        found = Counter[str]()
+        for labels, counts in self._counts.items():
+            if first in (None, labels[0]):
+                found[labels[by]] += sum(counts)
+        return found
 
     def forget(self, first: str) -> None:
         """Drop every observation whose first label has this value."""

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from itertools import product
 from typing import TYPE_CHECKING, Final, get_args
 
+import msgspec
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -29,7 +30,7 @@ from prometheus_client.registry import Collector
 
 from halfway.app.metrics.instruments import Distribution, Tally
 from halfway.coordinator.access import Refusal
-from halfway.coordinator.records import PeerCall
+from halfway.coordinator.records import PeerCall, Totals
 from halfway.kafka.clients.config import KINDS
 from halfway.kafka.clients.transactional_producer import Step
 from halfway.kafka.records.lane_records import SKIP_REASONS
@@ -71,6 +72,9 @@ class _Groups:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self.is_registered: Callable[[str], bool] = bool
+
+    def has(self, group: str) -> bool:
+        return group in self._known
 
     def label(self, group: str) -> str:
         if group in self._known:
@@ -223,6 +227,34 @@ class Metrics:
         """Count outcomes that were forgotten early."""
         self._shortened.labels(str(shard)).inc(outcomes)
 
+    def totals(self, group: str | None) -> Totals:
+        """Return what was counted since the start: of one group, or of all.
+
+        A group that is counted together with others has no totals of its own.
+        """
+        if group is not None and (group == OTHER or not self._groups.has(group)):
+            return Totals()
+        prepares, outcomes = self._prepares.totals(group, 1), self._outcome_s.totals(group, 1)
+        checks = self._checks.totals(group, 1)
+        found = Totals(
+            prepares=prepares["prepared"],
+            commits=outcomes["commit"],
+            rollbacks=outcomes["rollback"],
+            checks_commit=checks["commit"],
+            checks_rollback=checks["rollback"],
+            checks_unknown=checks["unknown"],
+            checks_none=checks["none"],
+        )
+        if group is not None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            lane_commits=int(_value(self._lane_s, "_count")),
+            lane_ends=int(_value(self._lane_ends, "_sum")),
+            lane_s=_value(self._lane_s, "_sum"),
+            lane_failures=int(_value(self._lane_failures, "_total")),
+        )
+
     # --- halfway.http.server.api.RequestObserver
 
     def answered(self, operation: str, status: int) -> None:
@@ -280,6 +312,12 @@ class Metrics:
             for metric in self._of_groups:
                 metric.forget(group)
         return text, CONTENT_TYPE_LATEST
+
+
+def _value(metric: Counter | Histogram, suffix: str) -> float:
+    """Return the sum of a metric's samples whose names end like this."""
+    samples = (sample for family in metric.collect() for sample in family.samples)
+    return sum(sample.value for sample in samples if sample.name.endswith(suffix))
 
 
 class _Read(Collector):

@@ -287,6 +287,7 @@ async def _run_backend(
             )
         stage.backend, stage.api = backend, api
         backend.coordinator.statistics.warnings = stage.warnings
+        backend.coordinator.statistics.totals = metrics.totals
         announce_task = asyncio.create_task(_announce(stage, backend, ready, on_ready))
         stop_task = asyncio.ensure_future(stop.begun.wait())
         try:

@@ -289,7 +289,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
 
         stack.push_async_callback(leave)
         await cluster.membership.start(ScannedShards(coordinator.shards, scheduler.arm, scheduler.disarm))
-        for watch in (backend.watch, readiness.watch, tail.watch):
+        for watch in (backend.watch, readiness.watch, tail.watch, coordinator.statistics.watch):
             watch_task = supervised(watch())
             stack.callback(watch_task.cancel)
         if peers is None:

@@ -1,30 +1,39 @@
-"""The statistics of all instances. They name the shards that are unavailable (docs/rest.md#statistics)."""
+"""The statistics of all instances. They name the shards that are unavailable (docs/rest.md#statistics).
+
+Each instance tells what it has: the counts of its shards, the totals of its metrics, and its failures. The reader makes
+rates, from the difference of two totals.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import msgspec
 
 from halfway.coordinator.queries.activity import MAX_ENTRIES
 from halfway.coordinator.records import (
     Away,
+    Counts,
     Endpoint,
+    Failures,
     FiguresCall,
     GroupFigures,
     InstanceFigures,
+    InstanceState,
     ShardFigures,
-    ShardPlace,
+    ShardState,
     Statistics,
-    Tally,
+    Totals,
 )
 from halfway.coordinator.requests import Moment, moment
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.principal import ANYBODY, PEER, Permission
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from halfway.coordinator.checkback.dispatcher import CheckDispatcher
     from halfway.coordinator.cluster.forward import Forwarder
@@ -41,6 +50,11 @@ MAX_GROUPS: Final = 100
 _OF_INSTANCE: Final = 500
 _ASK_S: Final = 3.0
 _FRESH_S: Final = 0.5
+_SAMPLE_MS: Final = 5_000
+_SAMPLES: Final = 180
+"""15 minutes."""
+_HIDDEN: Final = "an instance does not answer"
+"""The detail that a group sees. It does not learn the addresses of instances."""
 
 
 class ClusterStatistics:
@@ -69,33 +83,44 @@ class ClusterStatistics:
         """The URL of this instance."""
         self.warnings: Callable[[], Sequence[HealthWarning]] = tuple
         """What is unsafe on this instance."""
-        self._shared: dict[str | None, tuple[float, asyncio.Task[Statistics]]] = {}
+        self.totals: Callable[[str | None], Totals] = lambda _: Totals()
+        """The totals of this instance's metrics: of one group, or of all."""
+        self._samples: deque[Totals] = deque(maxlen=_SAMPLES)
+        self._shared: dict[tuple[str | None, bool], tuple[float, asyncio.Task[Statistics]]] = {}
 
-    async def gather(self, *, group: str | None = None, principal: Principal = ANYBODY) -> Statistics:
-        """Return the figures of one group or of everything, if the caller may read them."""
+    async def watch(self) -> None:
+        """Keep the totals of every fifth second for a while, so that a chart is filled when its page opens."""
+        while True:
+            now = self._clock.now_ms()
+            await asyncio.sleep((_SAMPLE_MS - now % _SAMPLE_MS) / 1000)
+            at = (now // _SAMPLE_MS + 1) * _SAMPLE_MS
+            self._samples.append(msgspec.structs.replace(self.totals(None), at=Moment(at)))
+
+    async def gather(
+        self, *, group: str | None = None, samples: bool = False, principal: Principal = ANYBODY
+    ) -> Statistics:
+        """Return the figures of one group or of everything, up to half a second old: concurrent callers share them.
+
+        Samples are of everything.
+        """
         self._authority.require(principal, Permission.READ_STATISTICS, group)
-        return await self.get(group)
-
-    async def get(self, group: str | None) -> Statistics:
-        """Return the figures of one group or of everything, up to half a second old: concurrent callers share them."""
-        now = asyncio.get_running_loop().time()
+        now, wanted = asyncio.get_running_loop().time(), (group, samples and group is None)
         self._shared = {key: shared for key, shared in self._shared.items() if now - shared[0] < _FRESH_S}
-        shared = self._shared.get(group)
+        shared = self._shared.get(wanted)
         if shared is None:
-            shared = self._shared[group] = (now, asyncio.create_task(self._gather(group)))
+            shared = self._shared[wanted] = (now, asyncio.create_task(self._gather(*wanted)))
         return await asyncio.shield(shared[1])
 
-    async def _gather(self, group: str | None) -> Statistics:
-        here = self.here(group)
+    async def _gather(self, group: str | None, samples: bool) -> Statistics:  # noqa: FBT001 - of a key
+        call = FiguresCall(group=group, samples=samples)
         owners = self._forwarder.others()
         until = asyncio.get_running_loop().time() + _ASK_S
-        call = FiguresCall(group=group)
         answers: list[Any] = await asyncio.gather(
             *(self._forwarder.ask(owner, call, deadline=until, principal=PEER) for owner in owners),
             return_exceptions=True,
         )
         silent: dict[str, str] = {}
-        instances = [here]
+        instances = [self.here(call)]
         for owner, answer in zip(owners, answers, strict=True):
             if isinstance(answer, InstanceFigures):
                 instances.append(msgspec.structs.replace(answer, url=owner.url))
@@ -103,26 +128,34 @@ class ClusterStatistics:
                 silent[owner.url] = answer.detail
             elif isinstance(answer, BaseException):
                 raise answer
-        places = tuple(self._places(instances))
-        away = tuple(self._away(place.shard, silent) for place in places if place.figures is None)
-        groups = _merge_groups(group for instance in instances for group in instance.groups)
-        return Statistics(
-            at=Moment(self._clock.now_ms()),
-            asked=here.url,
-            instances=tuple(instances),
-            shards=() if group is not None else places,
+        served = {shard.shard: instance.url for instance in instances for shard in instance.shards}
+        away = tuple(self._away(number, silent) for number in range(self._shards.count) if number not in served)
+        groups = _merge_groups(figures for instance in instances for figures in instance.groups)
+        at, starts = Moment(self._clock.now_ms()), sorted(instance.since for instance in instances)
+        statistics = Statistics(
+            at=at,
+            complete=not away,
             away=away,
+            totals=_counts(instances),
+            counted=_add_up(at, [instance.counted for instance in instances]),
+            counted_by=f"{crc32(repr(starts).encode()):08x}",
+            samples=tuple(_add_samples(instances)),
             groups=tuple(groups[:MAX_GROUPS]),
             groups_left_out=max(0, len(groups) - MAX_GROUPS),
-            ends=_add_up(tally for instance in instances for tally in instance.ends),
-            checks=_add_up(tally for instance in instances for tally in instance.checks),
         )
-
-    def _places(self, instances: list[InstanceFigures]) -> Iterable[ShardPlace]:
-        served = {shard.shard: (instance.url, shard) for instance in instances for shard in instance.shards}
-        for number in range(self._shards.count):
-            url, figures = served.get(number, (None, None))
-            yield ShardPlace(shard=number, instance=url, figures=figures)
+        if group is not None:
+            hidden = tuple(msgspec.structs.replace(one, instance=None, detail=_HIDDEN) for one in away)
+            return msgspec.structs.replace(statistics, away=hidden)
+        figures = {shard.shard: msgspec.structs.asdict(shard) for instance in instances for shard in instance.shards}
+        return msgspec.structs.replace(
+            statistics,
+            instances=tuple(map(_state_of, instances)),
+            shards=tuple(
+                ShardState(**{"shard": number, "instance": served.get(number), **figures.get(number, {})})
+                for number in range(self._shards.count)
+            ),
+            failures=_failures(instances),
+        )
 
     def _away(self, number: int, silent: dict[str, str]) -> Away:
         owner: OwnerHint | None = self._forwarder.owner_of(number)
@@ -134,26 +167,27 @@ class ClusterStatistics:
 
     async def answer(self, call: FiguresCall, _: float, principal: Principal) -> InstanceFigures:
         self._authority.require(principal, Permission.READ_STATISTICS, call.group)
-        return self.here(call.group)
+        return msgspec.structs.replace(self.here(call), asked=False)
 
-    def here(self, group: str | None) -> InstanceFigures:
-        activity = self._activity
-        topics, writes, skipped = activity.failing
+    def here(self, call: FiguresCall) -> InstanceFigures:
+        """Return the figures of this instance, of everything or of one group."""
+        activity, group = self._activity, call.group
         figures = InstanceFigures(
             url=self.instance,
+            asked=True,
             since=activity.since,
             shards=tuple(self._shard_figures(group)),
-            prepares_per_s=activity.prepares(group),
-            ends=tuple(activity.ends(group)),
-            checks=tuple(activity.checks(group)),
+            counted=self.totals(group),
             groups=tuple(self._group_figures(group)),
         )
         if group is not None:
             return figures
+        topics, writes, skipped = activity.failing
         return msgspec.structs.replace(
             figures,
+            samples=tuple(self._samples) if call.samples else (),
             resolving=len(self._shards.claims),
-            lane=activity.lane,
+            last_failure=activity.lane_failure,
             topics=topics,
             writes=writes,
             quarantined=tuple(self._lane.quarantined(MAX_ENTRIES)),
@@ -163,20 +197,12 @@ class ClusterStatistics:
 
     def _shard_figures(self, group: str | None) -> Iterable[ShardFigures]:
         for stats in self._shards.stats():
-            pending, parked = stats.pending, stats.parked
-            if group is not None:
+            if group is None:
+                fields = msgspec.structs.asdict(stats)
+                yield ShardFigures(remembered=fields.pop("ended"), **fields)
+            else:
                 pending, parked = self._shards.counts_here(group, stats.shard)
-            yield ShardFigures(
-                shard=stats.shard,
-                pending=pending,
-                parked=parked,
-                remembered=stats.ended if group is None else 0,
-                oldest_pending_s=stats.oldest_pending_s if group is None else 0.0,
-                half_lag=stats.half_lag if group is None else 0,
-                op_lag=stats.op_lag if group is None else 0,
-                due=stats.due if group is None else 0,
-                strays=stats.strays if group is None else 0,
-            )
+                yield ShardFigures(shard=stats.shard, pending=pending, parked=parked)
 
     def _group_figures(self, group: str | None) -> Iterable[GroupFigures]:
         counts = self._shards.group_counts()
@@ -190,13 +216,62 @@ class ClusterStatistics:
                 group=name,
                 pending=pending,
                 parked=parked,
-                prepares_per_s=self._activity.prepares(name),
-                ends_per_s=sum(tally.per_s for tally in self._activity.ends(name)),
                 checks_in_flight=running,
                 checks_due=due,
+                breaker="closed" if until is None else "open",
                 breaker_until=moment(until),
                 endpoints=self._activity.endpoints(name),
             )
+
+
+def _counts(instances: Sequence[InstanceFigures]) -> Counts:
+    shards = [shard for instance in instances for shard in instance.shards]
+    return Counts(
+        pending=sum(shard.pending for shard in shards),
+        parked=sum(shard.parked for shard in shards),
+        remembered=sum(shard.remembered for shard in shards),
+        oldest_pending_s=max((shard.oldest_pending_s for shard in shards), default=0.0),
+        resolving=sum(instance.resolving for instance in instances),
+    )
+
+
+def _add_up(at: int, parts: Iterable[Totals]) -> Totals:
+    rows = [msgspec.structs.asdict(part) for part in parts]
+    return Totals(**{name: sum(row[name] for row in rows) for name in Totals.__struct_fields__} | {"at": Moment(at)})
+
+
+def _add_samples(instances: Sequence[InstanceFigures]) -> Iterator[Totals]:
+    """Add up the samples of each moment, unless an instance has none of it that had started then."""
+    rings = [(instance.since, {sample.at: sample for sample in instance.samples}) for instance in instances]
+    for at in sorted({at for _, ring in rings for at in ring}):
+        if all(at in ring or at < since for since, ring in rings):
+            yield _add_up(at, [ring[at] for _, ring in rings if at in ring])
+
+
+def _state_of(figures: InstanceFigures) -> InstanceState:
+    return InstanceState(
+        url=figures.url,
+        asked=figures.asked,
+        since=figures.since,
+        shards=tuple(shard.shard for shard in figures.shards),
+        resolving=figures.resolving,
+        counted=figures.counted,
+        last_failure=figures.last_failure,
+        warnings=figures.warnings,
+    )
+
+
+def _failures(instances: Sequence[InstanceFigures]) -> Failures:
+    return Failures(
+        topics=tuple(topic for instance in instances for topic in instance.topics),
+        refused=tuple(write for instance in instances for write in instance.writes),
+        quarantined=tuple(
+            msgspec.structs.replace(entry, instance=instance.url)
+            for instance in instances
+            for entry in instance.quarantined
+        ),
+        skipped=tuple(records for instance in instances for records in instance.skipped),
+    )
 
 
 def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
@@ -210,23 +285,15 @@ def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
         latest: dict[str, Endpoint] = {}
         for endpoint in sorted((*before.endpoints, *part.endpoints), key=lambda endpoint: endpoint.at):
             latest[endpoint.host] = endpoint
+        until = max(before.breaker_until or Moment(), part.breaker_until or Moment()) or None
         merged[part.group] = GroupFigures(
             group=part.group,
             pending=before.pending + part.pending,
             parked=before.parked + part.parked,
-            prepares_per_s=before.prepares_per_s + part.prepares_per_s,
-            ends_per_s=before.ends_per_s + part.ends_per_s,
             checks_in_flight=before.checks_in_flight + part.checks_in_flight,
             checks_due=before.checks_due + part.checks_due,
-            breaker_until=max(before.breaker_until or Moment(), part.breaker_until or Moment()) or None,
+            breaker="closed" if until is None else "open",
+            breaker_until=until,
             endpoints=tuple(latest.values()),
         )
-    return sorted(merged.values(), key=lambda part: (-part.parked, -part.pending, -part.ends_per_s, part.group))
-
-
-def _add_up(parts: Iterable[Tally]) -> tuple[Tally, ...]:
-    totals: dict[tuple[str, ...], Tally] = {}
-    for part in parts:
-        before = totals.get(part.names, Tally(names=part.names, total=0, per_s=0.0))
-        totals[part.names] = Tally(names=part.names, total=before.total + part.total, per_s=before.per_s + part.per_s)
-    return tuple(totals[key] for key in sorted(totals))
+    return sorted(merged.values(), key=lambda part: (-part.parked, -part.pending, part.group))

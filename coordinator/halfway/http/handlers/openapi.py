@@ -35,12 +35,12 @@ _NAMES: Final = {
     "GroupView": "GroupResponse",
     "HealthWarning": "WarningState",
     "HistoryView": "HistoryResponse",
-    "LaneFigures": "LaneState",
     "Page": "TransactionList",
     "Prepared": "PreparedResponse",
     "Quarantined": "QuarantinedState",
     "RefusedWrite": "RefusedState",
     "Skipped": "SkippedState",
+    "Statistics": "StatisticsResponse",
     "TransactionView": "TransactionSummary",
     "halfway.http.requests.models.Message": "Message",
 }

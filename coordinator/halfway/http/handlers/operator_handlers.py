@@ -13,8 +13,7 @@ import msgspec
 
 from halfway.coordinator.access import KeySpec
 from halfway.coordinator.requests import Moment, moment
-from halfway.http.handlers.statistics import to_response
-from halfway.http.requests import models, operator_models
+from halfway.http.requests import models
 from halfway.http.requests.models import TransactionId
 from halfway.http.requests.validation import parameters, path_parameter
 from halfway.http.responses.answer import Answer, answer
@@ -136,6 +135,8 @@ async def get_history(call: Call) -> Answer:
 
 async def get_statistics(call: Call) -> Answer:
     """Show the statistics of all instances."""
-    group = parameters(operator_models.StatisticsParameters, *call.query).group or call.principal.group
-    statistics = await call.site.coordinator.statistics.gather(group=group, principal=call.principal)
-    return answer(HTTPStatus.OK, to_response(statistics, of_one_group=group is not None))
+    given = parameters(models.StatisticsParameters, *call.query)
+    statistics = await call.site.coordinator.statistics.gather(
+        group=given.group or call.principal.group, samples=given.samples, principal=call.principal
+    )
+    return answer(HTTPStatus.OK, statistics)

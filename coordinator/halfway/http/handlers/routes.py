@@ -8,8 +8,7 @@ from typing import Any, Final
 from halfway.coordinator import records, requests
 from halfway.http.handlers import batch, handlers, operator_handlers
 from halfway.http.handlers.handlers import Errors, Operation
-from halfway.http.handlers.statistics import StatisticsResponse
-from halfway.http.requests import models, operator_models
+from halfway.http.requests import models
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses import problems
 from halfway.protocol import errors
@@ -258,11 +257,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         id="getStatistics",
         method=HTTPMethod.GET,
         path="/v1/statistics",
-        summary="Show the statistics of all instances: counts, rates, groups, shards, failures; and unavailable shards",
+        summary="Show the statistics of all instances: counts, totals, groups, shards, failures, unavailable shards",
         handler=operator_handlers.get_statistics,
-        query=operator_models.StatisticsParameters,
+        query=models.StatisticsParameters,
         access=Permission.READ_STATISTICS,
-        responses={HTTPStatus.OK: ("The statistics", StatisticsResponse)},
+        responses={HTTPStatus.OK: ("The statistics", records.Statistics)},
         errors=(errors.InvalidRequestError,),
     ),
     Operation(

@@ -259,6 +259,13 @@ class GroupParameters(msgspec.Struct, frozen=True, kw_only=True):
     cursor: Annotated[GroupName, Meta(description="`next` of the previous page")] | None = None
 
 
+class StatisticsParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The group to show, all groups if it is left out; and whether to show the samples of the last 15 minutes."""
+
+    group: GroupName | None = None
+    samples: bool = False
+
+
 class PollParameters(msgspec.Struct, frozen=True, kw_only=True):
     """How long to wait for the first check, and how many to fetch at most."""
 

@@ -47,9 +47,8 @@ from halfway.coordinator.records import (
     SearchCall,
     ShardFigures,
     Skipped,
-    Tally,
+    Totals,
 )
-from halfway.coordinator.records import LaneFigures as Lane
 from halfway.coordinator.requests import (
     End,
     EndResult,
@@ -112,23 +111,20 @@ FIGURES = InstanceFigures(
             shard=0, pending=1, parked=2, remembered=3, oldest_pending_s=4.5, half_lag=5, op_lag=6, due=7, strays=8
         ),
     ),
-    ends=(Tally(names=("commit", "check"), total=3, per_s=0.5),),
+    counted=Totals(at=M(6), commits=3, lane_s=0.5),
+    samples=(Totals(at=M(5), commits=2),),
     groups=(
         GroupFigures(
             group="shop",
             pending=1,
             parked=2,
-            prepares_per_s=0.5,
-            ends_per_s=1.5,
             checks_in_flight=3,
             checks_due=4,
             breaker_until=M(5),
             endpoints=(ENDPOINT,),
         ),
     ),
-    lane=Lane(
-        commits_per_s=1.0, ends_per_s=2.0, commit_s=0.25, failures=1, last_failure=LaneFailure(at=M(3), reason="fenced")
-    ),
+    last_failure=LaneFailure(at=M(3), reason="fenced"),
     topics=(
         FailingTopic(topic="t", error_code="c", detail="d", refused=1, first_at=M(2), last_at=M(3), retry_at=None),
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from halfway.coordinator.ports import CheckAttempt, CheckReply, LaneWrite
-from halfway.coordinator.records import Quarantined
+from halfway.coordinator.records import Quarantined, Totals
 from halfway.coordinator.requests import Moment
 from halfway.protocol.errors import TopicUnavailableError
 from halfway.protocol.transactions import Outcome
@@ -48,8 +48,35 @@ async def test_figures_are_those_of_all_shards(instances: tuple[RestWorld, RestW
         assert [one["shards"] for one in shown["instances"] if one["asked"]] == [world.coordinator.shards.served]
         (group,) = shown["groups"]
         assert (group["group"], group["pending"], group["parked"]) == ("shop", 1, 5)
-        assert [(one["outcome"], one["cause"], one["total"]) for one in shown["ends"]] == [("rollback", "producer", 1)]
-        assert [(one["verdict"], one["total"]) for one in shown["checks"]] == [("none", 6)]
+
+
+async def test_totals_are_those_of_all_instances_and_samples_show_how_they_grew(
+    instances: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample counts only if every instance that had started has one of that moment. A group gets none."""
+    here, there = instances
+    for number, world in enumerate(instances):
+        desk = world.coordinator.statistics
+        monkeypatch.setattr(desk, "totals", lambda group: Totals(commits=5 if group is None else 2, lane_s=0.5))
+        monkeypatch.setattr(world.coordinator.statistics._activity, "since", Moment(10_000 * number))
+        moments = (5_000, 10_000, 15_000) if number == 0 else (10_000, 20_000)
+        desk._samples.extend(Totals(at=Moment(at), commits=at // 5_000) for at in moments)
+    for world in instances:
+        shown = (await world.call("GET", "/v1/statistics?samples=true")).body
+        assert (shown["counted"]["commits"], shown["counted"]["lane_s"]) == (10, 1.0)
+        assert [one["counted"]["commits"] for one in shown["instances"]] == [5, 5]
+        assert [(one["at"], one["commits"]) for one in shown["samples"]] == [
+            ("1970-01-01T00:00:05.000Z", 1),
+            ("1970-01-01T00:00:10.000Z", 4),
+        ]
+        assert (await world.call("GET", "/v1/statistics")).body["samples"] == []
+        assert (await world.call("GET", "/v1/statistics?samples=perhaps")).status == 422
+        of_group = (await world.call("GET", "/v1/statistics?group=shop&samples=true")).body
+        assert (of_group["counted"]["commits"], of_group["samples"]) == (4, [])
+    before = (await here.call("GET", "/v1/statistics?group=shop")).body["counted_by"]
+    here.memory.log.instances.pop(there.memory.owners._url)
+    shown = await statistics(here, lambda one: not one["complete"])
+    assert shown["counted_by"] != before
 
 
 async def test_what_is_away_is_named(instances: tuple[RestWorld, RestWorld]) -> None:
@@ -159,12 +186,18 @@ async def test_an_endpoint_is_shown_as_it_answered_last(world: RestWorld) -> Non
 
 async def test_a_group_sees_its_own_figures_alone() -> None:
     async with guarded() as both:
+        for world in (both.here, both.there):
+            world.coordinator.statistics.totals = lambda group: Totals(commits={"shop": 2, "other": 1, None: 7}[group])
+            world.coordinator.statistics._samples.append(Totals(commits=7))
         order = {"messages": [{"topic": "orders", "value": "v"}]}
         for group in ("shop", "shop", "other"):
             assert (await both.call(group, "POST", "/v1/transactions", {"group": group, **order})).status == 201
         for caller, pending in (("shop", 2), ("other", 1), ("operator", 3), ("board", 3)):
-            answer = await both.call(caller, "GET", "/v1/statistics")
+            answer = await both.call(caller, "GET", "/v1/statistics?samples=true")
             assert answer.body["totals"]["pending"] == pending
+            assert answer.body["counted"]["commits"] == {"shop": 4, "other": 2}.get(caller, 14)
+            assert bool(answer.body["samples"]) == (caller in {"operator", "board"})
+            assert (both.there.memory.owners._url in str(answer.body)) == (caller in {"operator", "board"})
             names = {one["group"] for one in answer.body["groups"]}
             assert names == ({caller} if caller in {"shop", "other"} else {"shop", "other"})
             assert bool(answer.body["instances"]) == (caller in {"operator", "board"})

@@ -17,7 +17,7 @@ export function count(value) {
 }
 
 export function rate(value) {
-  return value === null || value === undefined ? NONE : RATE.format(value);
+  return value === null || value === undefined || Number.isNaN(value) ? NONE : RATE.format(value);
 }
 
 // "countOf(1, 'transaction')" is "1 transaction".

@@ -9,11 +9,13 @@ const EVERY_S = 2;
 const FIRST_WAIT_S = 0.5;
 const LONGEST_WAIT_S = 15;
 
-export const SERIES = ["commit", "rollback", "prepares", "check_commit", "check_rollback", "check_unknown", "check_none"];
+export const SERIES = ["commits", "rollbacks", "prepares", "checks_commit", "checks_rollback", "checks_unknown", "checks_none"];
 
 export const live = {
   status: "connecting", // connecting, live, lost
   data: null,
+  previous: null, // the answer before
+  rates: {}, // per second, between these two
   receivedAt: null, // when the figures arrived, by the local clock
   lostAt: null,
   retryAt: null,
@@ -35,7 +37,7 @@ export function start() {
   stop();
   const stopper = new AbortController();
   stopping = stopper;
-  update({ status: "connecting", data: null, receivedAt: null, lostAt: null, problem: null });
+  update({ status: "connecting", data: null, previous: null, rates: {}, receivedAt: null, lostAt: null, problem: null });
   live.ring.clear();
   void follow(stopper.signal);
 }
@@ -54,7 +56,7 @@ async function follow(stopped) {
   while (!stopped.aborted) {
     let waitS = EVERY_S;
     try {
-      setStatistics(await call("/statistics", { signal: stopped }));
+      setStatistics(await call("/statistics", { query: { samples: live.data === null ? true : null }, signal: stopped }));
       failures = 0;
     } catch (error) {
       const problem = error instanceof Problem ? error : null;
@@ -83,11 +85,18 @@ function sleep(seconds, stopped) {
 }
 
 function setStatistics(data) {
-  live.ring.push(Date.parse(data.at), pointOf(data));
+  let last = live.data === null ? null : live.data.counted;
+  for (const counted of [...data.samples, data.counted]) {
+    const isComparable = last !== live.data?.counted || live.data?.counted_by === data.counted_by;
+    if (counted.at !== last?.at) live.ring.push(Date.parse(counted.at), last !== null && isComparable ? ratesOf(last, counted) : {});
+    last = counted;
+  }
   const isNew = live.status !== "live";
+  const isNewer = data.at !== live.data?.at; // concurrent callers share one answer
   update({
-    status: "live",
+    ...(isNewer ? { previous: live.data, rates: ratesBetween(live.data, data) } : {}),
     data,
+    status: "live",
     receivedAt: Date.now(),
     lostAt: null,
     retryAt: null,
@@ -96,11 +105,21 @@ function setStatistics(data) {
   });
 }
 
-export function pointOf(data) {
-  const point = { prepares: data.totals.prepares_per_s, commit: 0, rollback: 0, check_commit: 0, check_rollback: 0, check_unknown: 0, check_none: 0 };
-  for (const end of data.ends) point[end.outcome] += end.per_s;
-  for (const check of data.checks) point[`check_${check.verdict}`] += check.per_s;
-  return point;
+// The rates between two answers: none if they have not added up the same instances.
+export function ratesBetween(before, after) {
+  return before && before.counted_by === after.counted_by ? ratesOf(before.counted, after.counted) : {};
+}
+
+// The rates of an instance between the last two answers: none if it has started since.
+export function ratesOfInstance({ url, since, counted }) {
+  const before = live.previous?.instances.find((instance) => instance.url === url && instance.since === since);
+  return before ? ratesOf({ ...before.counted, at: live.previous.at }, { ...counted, at: live.data.at }) : {};
+}
+
+// A total that has become smaller has no rate: a group was deleted. Nor has one of the same answer.
+function ratesOf(before, { at, ...totals }) {
+  const seconds = (Date.parse(at) - Date.parse(before.at)) / 1000;
+  return Object.fromEntries(Object.entries(totals).map(([name, total]) => [name, total < before[name] || seconds === 0 ? NaN : (total - before[name]) / seconds]));
 }
 
 // Renders the component again with each change.

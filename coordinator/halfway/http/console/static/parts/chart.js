@@ -5,7 +5,7 @@ import { rate } from "../lib/format.js";
 
 const WIDTH = 600;
 const HEIGHT = 120;
-const SPANS_MIN = [1, 2, 5, 10];
+const SPANS_MIN = [1, 2, 5, 10, 15];
 const MAX_GAP_MS = 15_000;
 
 // `series`: [{name, label, line}]; `line` is the CSS class of the line and of its mark in the legend.

@@ -1,9 +1,9 @@
 // The producer groups: how checks reach them, and the health of their endpoints.
 
-import { html } from "../vendor/htm-preact.js";
+import { html, useRef } from "../vendor/htm-preact.js";
 import { call, Problem } from "../lib/api.js";
 import { clock, count, duration, NONE, rate } from "../lib/format.js";
-import { useLive } from "../lib/live.js";
+import { ratesBetween, useLive } from "../lib/live.js";
 import { useLoad } from "../lib/load.js";
 import { to } from "../lib/router.js";
 import { Age, Badge, Empty, Facts, Failure, Heading, Loading, Pages, Panel, Table, Time } from "../parts/common.js";
@@ -51,13 +51,13 @@ function rowOf(group, figures) {
 export function Group({ name }) {
   const path = `/groups/${encodeURIComponent(name)}`;
   const { data, problem, at, reload } = useLoad((signal) => call(path, { signal }), [path]);
-  const live = useLive();
-  const isLeftOut = live.data !== null && live.data.groups_left_out > 0 && !live.data.groups.some((group) => group.group === name);
-  // The live figures include only the groups with the most parked and pending transactions. Load those of other groups.
-  const own = useLoad(async (signal) => (isLeftOut ? await call("/statistics", { query: { group: name }, signal }) : null), [name, isLeftOut], {
-    everyS: () => (isLeftOut ? FIGURES_EVERY_S : null),
-  });
-  const figures = (isLeftOut ? own.data : live.data)?.groups.find((group) => group.group === name) ?? null;
+  const last = useRef(null);
+  const own = useLoad(async (signal) => {
+    const before = last.current;
+    last.current = await call("/statistics", { query: { group: name }, signal });
+    return { figures: last.current.groups[0] ?? null, rates: ratesBetween(before, last.current) };
+  }, [name], { everyS: () => FIGURES_EVERY_S });
+  const figures = own.data?.figures ?? null;
   return html`
     <nav class="crumbs" aria-label="Where this is"><a href=${to("groups")}>Groups</a></nav>
     <${Heading} title=${name}>${figures ? html`<${Health} group=${figures} />` : null}<//>
@@ -65,7 +65,7 @@ export function Group({ name }) {
     ${!data && !problem ? html`<${Loading} what="the group" />` : null}
     ${data
       ? html`<div class="columns">
-          <${Panel} title="Now" tone=${live.status === "lost" ? "stale" : ""}>${figures ? html`<${Now} of=${figures} />` : html`<p class="hint">There are no figures for this group yet.</p>`}<//>
+          <${Panel} title="Now" tone=${own.problem ? "stale" : ""}>${figures ? html`<${Now} of=${figures} rates=${own.data.rates} />` : html`<p class="hint">There are no figures for this group yet.</p>`}<//>
           <${Panel} title="Policy"><${Policy} of=${data.policy} /><//>
         </div>
         <${Panel} title="Check-back"><${CheckBack} group=${data} figures=${figures} /><//>
@@ -75,12 +75,12 @@ export function Group({ name }) {
       : null}`;
 }
 
-function Now({ of }) {
+function Now({ of, rates }) {
   return html`<${Facts} of=${[
     ["Pending", html`<a href=${to("transactions", null, { state: "prepared", group: of.group })}>${count(of.pending)}</a>`],
     ["Parked", html`<a href=${to("transactions", null, { state: "parked", group: of.group })}>${count(of.parked)}</a>`],
-    ["Prepares per second", rate(of.prepares_per_s)],
-    ["Ends per second", rate(of.ends_per_s)],
+    ["Prepares per second", rate(rates.prepares)],
+    ["Ends per second", rate(rates.commits + rates.rollbacks)],
     ["Checks in flight", count(of.checks_in_flight)],
     ["Checks due", count(of.checks_due)],
     ["Circuit breaker", of.breaker === "open" ? html`<${Badge} of="open" /> no checks are sent${of.breaker_until ? html` until <${Time} at=${of.breaker_until} />` : null}` : html`<${Badge} of="closed" />`],

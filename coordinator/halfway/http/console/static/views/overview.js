@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { clock, count, countOf, duration, instancesText, NONE, rate, warningsOf } from "../lib/format.js";
-import { useLive } from "../lib/live.js";
+import { ratesOfInstance, useLive } from "../lib/live.js";
 import { to } from "../lib/router.js";
 import { callerKind } from "../lib/session.js";
 import { ActDialog } from "../parts/act.js";
@@ -10,19 +10,19 @@ import { Chart } from "../parts/chart.js";
 import { Age, AsOf, Badge, Empty, Heading, Loading, Panel, Table } from "../parts/common.js";
 
 const ENDS = [
-  { name: "commit", label: "commits", line: "line-1" },
-  { name: "rollback", label: "rollbacks", line: "line-2" },
+  { name: "commits", label: "commits", line: "line-1" },
+  { name: "rollbacks", label: "rollbacks", line: "line-2" },
 ];
 const CHECKS = [
-  { name: "check_commit", label: "commit", line: "line-1" },
-  { name: "check_rollback", label: "rollback", line: "line-2" },
-  { name: "check_unknown", label: "unknown", line: "line-3" },
-  { name: "check_none", label: "no verdict", line: "line-4" },
+  { name: "checks_commit", label: "commit", line: "line-1" },
+  { name: "checks_rollback", label: "rollback", line: "line-2" },
+  { name: "checks_unknown", label: "unknown", line: "line-3" },
+  { name: "checks_none", label: "no verdict", line: "line-4" },
 ];
 const GROUPS_SHOWN = 10;
 
 export function Overview() {
-  const { data, status, ring } = useLive();
+  const { data, rates, status, ring } = useLive();
   const [acting, setActing] = useState(null);
   if (!data) return html`<${Heading} title="Overview" /><${Loading} what="figures" />`;
   const { totals } = data;
@@ -33,14 +33,14 @@ export function Overview() {
       <${Tile} label="Pending" value=${count(totals.pending)} href=${to("transactions", null, { state: "prepared" })} detail="prepared, not ended" />
       <${Tile} label="Parked" value=${count(totals.parked)} href=${to("transactions", null, { state: "parked" })} tone=${totals.parked > 0 ? "warn" : ""} detail=${totals.parked > 0 ? "waiting for an operator" : "none to decide"} />
       <${Tile} label="Oldest pending" value=${totals.pending === 0 ? NONE : duration(Math.round(totals.oldest_pending_s))} detail="since its prepare" />
-      <${Tile} label="Prepares" value=${rate(totals.prepares_per_s)} detail="per second" />
-      <${Tile} label="Ends" value=${rate(totals.ends_per_s)} detail="per second" />
+      <${Tile} label="Prepares" value=${rate(rates.prepares)} detail="per second" />
+      <${Tile} label="Ends" value=${rate(rates.commits + rates.rollbacks)} detail="per second" />
       <${Tile} label="Being ended" value=${count(totals.resolving)} detail="in the lane" />
     </div>
     <${Attention} data=${data} onResume=${(group, parked) => setActing({ group, parked })} />
     <div class="columns ${stale}">
-      <${Panel} title="Ends"><${Chart} title="Ends per second" ring=${ring} series=${ENDS} /><${EndCauses} ends=${data.ends} /><//>
-      <${Panel} title="Checks"><${Chart} title="Answers per second" ring=${ring} series=${CHECKS} /><${Verdicts} checks=${data.checks} /><//>
+      <${Panel} title="Ends"><${Chart} title="Ends per second" ring=${ring} series=${ENDS} /><${Totals} caption="Ends by outcome" label="Outcome" rows=${[["commit", "commits"], ["rollback", "rollbacks"]]} empty="No transaction has ended since the instances started." /><//>
+      <${Panel} title="Checks"><${Chart} title="Answers per second" ring=${ring} series=${CHECKS} /><${Totals} caption="Checks by verdict" label="Verdict" rows=${["commit", "rollback", "unknown", "none"].map((verdict) => [verdict, `checks_${verdict}`])} empty="No check has been sent since the instances started." /><//>
     </div>
     <div class="columns ${stale}">
       <${Panel} title="Groups" side=${html`<a href=${to("groups")}>All groups</a>`}><${BusiestGroups} groups=${data.groups} leftOut=${data.groups_left_out} /><//>
@@ -109,23 +109,19 @@ function evidence(broken) {
   return html`<span class="evidence">${first.host}: ${answerText(first)}, <${Age} at=${first.at} /> ago</span>`;
 }
 
-function EndCauses({ ends }) {
-  return html`<${Table} caption="Ends by outcome and cause" columns=${[{ label: "Outcome" }, { label: "By" }, { label: "Per second", kind: "number" }, { label: "Total", kind: "number" }]}
-    rows=${ends.filter((end) => end.total > 0).map((end) => ({ id: `${end.outcome}-${end.cause}`, cells: [html`<${Badge} of=${end.outcome} />`, end.cause, rate(end.per_s), count(end.total)] }))}
-    empty=${html`<p class="hint">No transaction has ended since the instances started.</p>`} />`;
-}
-
-function Verdicts({ checks }) {
-  return html`<${Table} caption="Checks by verdict" columns=${[{ label: "Verdict" }, { label: "Per second", kind: "number" }, { label: "Total", kind: "number" }]}
-    rows=${checks.filter((check) => check.total > 0).map((check) => ({ id: check.verdict, cells: [html`<${Badge} of=${check.verdict}>${check.verdict === "none" ? "no verdict" : check.verdict}<//>`, rate(check.per_s), count(check.total)] }))}
-    empty=${html`<p class="hint">No check has been sent since the instances started.</p>`} />`;
+// `rows`: [[word, name of the total]]
+function Totals({ caption, label, rows, empty }) {
+  const { data, rates } = useLive();
+  return html`<${Table} caption=${caption} columns=${[{ label }, { label: "Per second", kind: "number" }, { label: "Total", kind: "number" }]}
+    rows=${rows.filter(([, name]) => data.counted[name] > 0).map(([word, name]) => ({ id: name, cells: [html`<${Badge} of=${word}>${word === "none" ? "no verdict" : word}<//>`, rate(rates[name]), count(data.counted[name])] }))}
+    empty=${html`<p class="hint">${empty}</p>`} />`;
 }
 
 function BusiestGroups({ groups, leftOut }) {
   const busiest = [...groups].sort((left, right) => right.parked - left.parked || right.pending - left.pending || (left.group < right.group ? -1 : 1)).slice(0, GROUPS_SHOWN);
   const others = groups.length - busiest.length + leftOut;
-  return html`${others > 0 ? html`<p class="hint">The ${busiest.length} groups with the most parked and pending transactions. There are ${countOf(others, "other group", "other groups")}.</p>` : null}<${Table} caption="Groups with the most parked and pending transactions" columns=${[{ label: "Group" }, { label: "Pending", kind: "number" }, { label: "Parked", kind: "number" }, { label: "Ends/s", kind: "number" }, { label: "Endpoints" }]}
-    rows=${busiest.map((group) => ({ id: group.group, cells: [html`<a href=${to("groups", group.group)}>${group.group}</a>`, count(group.pending), count(group.parked), rate(group.ends_per_s), html`<${Health} group=${group} />`] }))}
+  return html`${others > 0 ? html`<p class="hint">The ${busiest.length} groups with the most parked and pending transactions. There are ${countOf(others, "other group", "other groups")}.</p>` : null}<${Table} caption="Groups with the most parked and pending transactions" columns=${[{ label: "Group" }, { label: "Pending", kind: "number" }, { label: "Parked", kind: "number" }, { label: "Endpoints" }]}
+    rows=${busiest.map((group) => ({ id: group.group, cells: [html`<a href=${to("groups", group.group)}>${group.group}</a>`, count(group.pending), count(group.parked), html`<${Health} group=${group} />`] }))}
     empty=${html`<${Empty} title="No group yet.">A service registers itself with <code>PATCH /v1/groups/{name}</code>.<//>`} />`;
 }
 
@@ -146,14 +142,14 @@ export function Health({ group }) {
 
 function Instances({ instances }) {
   return html`<${Table} caption="Instances" columns=${[{ label: "Instance" }, { label: "Shards" }, { label: "Ends/s", kind: "number" }, { label: "Commit", kind: "number" }, { label: "Lane" }]}
-    rows=${instances.map((instance) => ({
+    rows=${instances.map((instance) => [instance, ratesOfInstance(instance)]).map(([instance, rates]) => ({
       id: instance.url || "here",
       cells: [
         html`<span class="mono">${instance.url || "this instance"}</span>${instance.asked ? html` <span class="hint">serves this page</span>` : null}<div class="hint">since ${clock(instance.since)}</div>`,
         instance.shards.length === 0 ? NONE : html`<span class="nowrap" title=${instance.shards.join(", ")}>${countOf(instance.shards.length, "shard")}</span>`,
-        rate(instance.lane?.ends_per_s),
-        instance.lane?.commit_s ? duration(instance.lane.commit_s) : NONE,
-        instance.lane === null ? NONE : instance.lane.last_failure ? html`<${Badge} of="failed" tone="warn">${countOf(instance.lane.failures, "failure")}<//><div class="hint">${instance.lane.last_failure.reason}, <${Age} at=${instance.lane.last_failure.at} /> ago</div>` : html`<${Badge} of="healthy" tone="good" />`,
+        rate(rates.lane_ends),
+        rates.lane_commits > 0 ? duration(rates.lane_s / rates.lane_commits) : NONE,
+        instance.last_failure ? html`<${Badge} of="failed" tone="warn">${countOf(instance.counted.lane_failures, "failure")}<//><div class="hint">${instance.last_failure.reason}, <${Age} at=${instance.last_failure.at} /> ago</div>` : html`<${Badge} of="healthy" tone="good" />`,
       ],
     }))}
     empty=${html`<p class="hint">Your key shows only its own group.</p>`} />`;
