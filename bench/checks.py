@@ -16,8 +16,8 @@ from msgspec import Meta
 from bench.figures import Record, Row, Say, cpu_us
 from bench.scenarios import fill, warm_up
 from bench.system import ROOT, Broker, Rig, until
+from halfway.embedded.broker import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import HOST, pick_port
 
 VERDICTS: Final = ("commit", "unknown")
 _FIRST, _LAST = 0.1, 0.9

@@ -27,8 +27,8 @@ from bench.system import ROOT, Broker, Calls, Instance, Job, RigError, repeating
 from halfway.app.metrics.metrics import Metrics
 from halfway.coordinator.ports import Cursors
 from halfway.coordinator.requests import ServiceLimits
+from halfway.embedded.broker import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import HOST, pick_port
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 

@@ -24,7 +24,7 @@ from bench.figures import Record, Row, Say
 from bench.load.wire import Batches, items_in, payloads, split
 from bench.plan import GROUP, SHARDS, LoadPlan, LoadResult, Phase, RawPlan, RawResult, Shape, Window
 from bench.system import Broker, Rig, RigError
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 
 BEFORE: Final = ", before"
 FLEET_SHARDS: Final = 6

@@ -24,8 +24,8 @@ from bench.audit import Auditor
 from bench.figures import Say, metric, percentile
 from bench.plan import GROUP, PARTITIONS, SHARDS
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from halfway.embedded.broker import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import HOST, pick_port
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 READY_S: Final = 120.0

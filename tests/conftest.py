@@ -18,7 +18,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from halfway.embedded import properties as ports
+from halfway.embedded import broker as ports
 from tests.support.late_connections import close_late_connections
 from tests.support.ports import in_turn
 

@@ -24,7 +24,7 @@ from bench.load.callers import Caller, ClientCaller, HttpCaller, StreamCaller
 from bench.load.wire import Contents, Operations, messages, requests_of
 from bench.plan import LoadPlan, LoadResult, Phase, Window
 from halfway.client import Halfway
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 from tests.support.coordinator.stream_client import StreamClient
 
 MAX_FAILURES: Final = 1_000

@@ -16,7 +16,7 @@ from bench.audit import SentTransaction
 from bench.load.wire import Batches, Operations, Singles, WireError, Work, id_in, retry_after, split
 from bench.plan import LoadPlan
 from halfway.client import Halfway, HalfwayError, Message
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 from tests.support.coordinator.stream_client import Answer, StreamClient
 
 if TYPE_CHECKING:

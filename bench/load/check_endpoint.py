@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import uvloop
 
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length:"

@@ -18,7 +18,7 @@ import msgspec
 from bench.audit import SentTransaction
 from bench.plan import GROUP, KEYS, VALUE_BYTES, LoadPlan
 from halfway.client import Message
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 from halfway.protocol.transactions import shard_of
 
 _END_OF_HEAD: Final = b"\r\n\r\n"

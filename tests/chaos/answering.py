@@ -13,7 +13,7 @@ from aiohttp import web
 
 from checker.history import Checked, HistoryWriter, Said, Taken
 from halfway.client import CheckVerifier, InvalidSignatureError
-from halfway.embedded.properties import HOST, pick_port
+from halfway.embedded.broker import HOST, pick_port
 from tests.chaos.caller import Caller, Way
 from tests.chaos.decisions import Decisions
 from tests.chaos.producers import LEAVING, PULLED, Producers

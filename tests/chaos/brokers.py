@@ -34,8 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 )
 
 from halfway.embedded import KAFKA_VERSION, find_java, resolve_jars
-from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import (
+from halfway.embedded.broker import (
     HOST,
     LOG4J2_PROPERTIES,
     Listener,
@@ -44,6 +43,7 @@ from halfway.embedded.properties import (
     render_properties,
     server_properties,
 )
+from halfway.embedded.process import SupervisedProcess
 from tests.support.brokers.jvm import short_lived
 from tests.support.brokers.quotas import set_quota
 from tests.support.coordinator.process import KillableProcess

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from halfway.embedded.broker import HOST
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import HOST
 from tests.chaos.launcher import ClockFile
 from tests.support.coordinator.process import CoordinatorProcess, halfway_command
 

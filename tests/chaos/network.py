@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 from tests.chaos.requests import Fate, Frames, Meeting
 
 

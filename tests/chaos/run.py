@@ -20,7 +20,7 @@ from checker.dump import Topics
 from checker.history import Held, HistoryWriter, Rest, Run, read_history
 from checker.judge import Verdict, judge
 from checker.records import read_records
-from halfway.embedded.properties import Listener, pick_port
+from halfway.embedded.broker import Listener, pick_port
 from halfway.protocol.keys import RANDOM_BYTES, key_text
 from halfway.protocol.principal import PrincipalKind
 from tests.chaos.answering import CheckEndpoints, Fetcher

@@ -6,7 +6,7 @@ from typing import Any
 from playwright.async_api import Locator, Page, Route, expect
 
 from halfway.coordinator.records import HealthWarning
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 from halfway.memory import Memory
 from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop

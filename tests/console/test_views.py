@@ -2,7 +2,7 @@
 
 from playwright.async_api import Page, expect
 
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 from halfway.memory import Memory
 from tests.console.conftest import NewPage
 from tests.support.console.axe import violations

@@ -23,7 +23,7 @@ from halfway.embedded import (
     NotRunningError,
     PortTakenError,
 )
-from halfway.embedded.properties import Node, pick_port
+from halfway.embedded.broker import Node, pick_port
 from tests.support.brokers.jvm import MORTAL, STARTED_WITHIN_S, short_lived
 from tests.support.processes import alive, eventually
 

@@ -14,7 +14,7 @@ from functools import cache
 from itertools import cycle
 from pathlib import Path
 
-from halfway.embedded import properties as ports
+from halfway.embedded import broker as ports
 
 FIRST = 5_000
 SLICE = 500

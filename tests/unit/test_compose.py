@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from halfway.app.serve.app import demand_host
 from halfway.app.settings import load
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 from halfway.protocol.errors import ForbiddenError
 from tests.support.waiting import GENEROUS_S
 

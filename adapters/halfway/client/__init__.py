@@ -6,15 +6,17 @@
 from halfway.client.calls.transport import InvalidKeyError, InvalidUrlError, Key
 from halfway.client.checks.answers import (
     Check,
+    CheckVerifier,
     Decide,
     DecideSync,
     InvalidCheckError,
+    InvalidSecretError,
+    InvalidSignatureError,
     answer_check,
     answer_check_sync,
     read_check,
 )
 from halfway.client.checks.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks, join_aiohttp
-from halfway.client.checks.verification import CheckVerifier, InvalidSecretError, InvalidSignatureError
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,

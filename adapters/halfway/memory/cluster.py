@@ -33,16 +33,21 @@ from halfway.memory.lane import Incarnation, MemoryLane
 from halfway.memory.log import (
     BARRIER_KEY,
     Faults,
+    MemoryCursors,
+    MemoryGroups,
     MemoryHalfLog,
     MemoryHistory,
+    MemoryKeys,
     MemoryLog,
+    MemoryOwners,
+    MemoryPeers,
+    MemoryTopics,
     RealTopic,
     Record,
     ShardLog,
     half_headers,
     kept_headers,
 )
-from halfway.memory.stores import MemoryCursors, MemoryGroups, MemoryKeys, MemoryOwners, MemoryPeers, MemoryTopics
 from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
 from halfway.protocol.records import Barrier, Half, Op, Parked
 from halfway.protocol.shard import ShardState

@@ -44,7 +44,7 @@ from halfway.app.settings_sources import (
 )
 from halfway.coordinator.requests import Seconds, ServiceLimits, ServiceSettings
 from halfway.http.requests.admission import ApiLimits, ApiSettings
-from halfway.http.server.acceptor import IDLE_S
+from halfway.http.server.server import IDLE_S
 from halfway.kafka.clients.config import (
     MAX_PREPARE_TIMEOUT_S,
     USUAL_PROPERTIES,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from halfway.embedded.properties import HOST, pick_port
+from halfway.embedded.broker import HOST, pick_port
 from halfway.protocol.records import OpKind
 from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
 from tests.support.coordinator.process import NewCoordinator

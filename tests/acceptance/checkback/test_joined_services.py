@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from halfway.client import Halfway, Message, join_aiohttp
 from halfway.client.barrier import Barrier, sqlite_transactions
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 from halfway.protocol.keys import RANDOM_BYTES, key_text
 from halfway.protocol.principal import PrincipalKind
 from tests.support.coordinator.process import NewCoordinator

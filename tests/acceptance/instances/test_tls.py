@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 from tests.support.brokers.fixtures import Kafka
 from tests.support.certificates import Authority
 from tests.support.coordinator.fleet import SHARDS, Fleet, id_in, settled

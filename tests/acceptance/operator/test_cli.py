@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from halfway.embedded.properties import HOST, is_free, pick_port
+from halfway.embedded.broker import HOST, is_free, pick_port
 from halfway.protocol.records import OpKind
 from tests.support.coordinator import command_line
 from tests.support.coordinator.endpoints import CheckEndpoint

@@ -1,6 +1,6 @@
 """The second port: liveness, readiness and metrics."""
 
-from halfway.embedded.properties import HOST, pick_port
+from halfway.embedded.broker import HOST, pick_port
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.rest_client import Rest, message

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
-from halfway.embedded.properties import HOST, pick_port
+from halfway.embedded.broker import HOST, pick_port
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.command_line import run_command
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator

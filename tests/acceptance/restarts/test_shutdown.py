@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from halfway.embedded.properties import is_free
+from halfway.embedded.broker import is_free
 from tests.support.brokers.proxied import ProxiedKafka
 from tests.support.coordinator.callers import Callers
 from tests.support.coordinator.endpoints import Endpoints

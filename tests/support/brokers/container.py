@@ -9,8 +9,8 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer, Reaper
 
 from halfway.embedded import KAFKA_VERSION
+from halfway.embedded.broker import CLIENT_LISTENER, CONTROLLER_LISTENER, Node, render_properties, server_properties
 from halfway.embedded.process import cluster_id_query
-from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, Node, render_properties, server_properties
 
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 PORT = 9092

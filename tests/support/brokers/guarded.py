@@ -16,7 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 )
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
-from halfway.embedded.properties import CLIENT_LISTENER, CONTROLLER_LISTENER, HOST, Listener, Node, pick_port
+from halfway.embedded.broker import CLIENT_LISTENER, CONTROLLER_LISTENER, HOST, Listener, Node, pick_port
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 
 GUARDED_LISTENER = "GUARDED"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from halfway.embedded import properties as ports
+from halfway.embedded import broker as ports
 from tests.support.ports import in_turn
 
 _ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
-from halfway.embedded.properties import CLIENT_LISTENER, HOST, Listener, Node, pick_port
+from halfway.embedded.broker import CLIENT_LISTENER, HOST, Listener, Node, pick_port
 from tests.support.brokers.jvm import MORTAL, STARTED_WITHIN_S, short_lived
 from tests.support.brokers.proxy import KafkaProxy
 

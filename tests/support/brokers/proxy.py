@@ -14,7 +14,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self
 
-from halfway.embedded.properties import HOST
+from halfway.embedded.broker import HOST
 
 _LENGTH = 4
 _STOP_WITHIN_S = 60.0

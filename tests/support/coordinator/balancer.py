@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from halfway.embedded.broker import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import HOST, pick_port
 from tests.support.waiting import GENEROUS_S
 
 _LOOK_S = 0.25

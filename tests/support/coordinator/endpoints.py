@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from halfway.embedded.properties import HOST, pick_port
+from halfway.embedded.broker import HOST, pick_port
 from tests.support.waiting import until_true
 
 Json = dict[str, Any]

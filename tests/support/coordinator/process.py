@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar, Protocol, Self
 from uuid import uuid4
 
+from halfway.embedded.broker import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
-from halfway.embedded.properties import HOST, pick_port
 from tests.support.brokers.members import remove_members
 from tests.support.canary import know_secrets
 from tests.support.coordinator.warm_process import WarmProcess

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import jgo
 
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 from tests.support.pipeline.cluster import COMMON, PACKAGES, PROGRAM, SPARK
 from tests.support.pipeline.fixtures import QUICK_JVM, as_options, without_spark
 

@@ -17,9 +17,8 @@ from halfway.coordinator.requests import ServiceLimits
 from halfway.http.console import Console
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
-from halfway.http.server.acceptor import ServerTls
 from halfway.http.server.api import Api
-from halfway.http.server.server import HttpServer
+from halfway.http.server.server import HttpServer, ServerTls
 from halfway.memory import Memory
 from tests.support.waiting import GENEROUS_S
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from halfway.embedded.properties import HOST, pick_port
+from halfway.embedded.broker import HOST, pick_port
 from tests.chaos.network import Network
 from tests.chaos.requests import Api, Fate, Meeting
 from tests.support.waiting import GENEROUS_S

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.checks import LOOPBACK_NETWORKS, Destinations, HttpCheckCaller
 from halfway.coordinator.ports import CheckReply, CheckRequest
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group, Message
 from tests.support.checkback.servers import response

@@ -2,7 +2,7 @@
 
 import json
 
-from halfway.checks import question
+from halfway.checks import caller as question
 from halfway.coordinator.ports import CheckRequest
 from halfway.protocol.records import Message, rfc3339
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfway.checks.question import NotAVerdictError, is_json, read_verdict
+from halfway.checks.caller import NotAVerdictError, is_json, read_verdict
 from halfway.protocol.records import MAX_REMARK_BYTES
 from halfway.protocol.transactions import Outcome
 

@@ -17,7 +17,7 @@ from werkzeug.exceptions import NotFound
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client as WsgiClient
 
-from halfway.checks.question import signed_headers
+from halfway.checks.caller import signed_headers
 from halfway.client import (
     AiohttpChecks,
     AsgiChecks,

@@ -15,8 +15,7 @@ from confluent_kafka import Producer
 
 from halfway.client.consumer import Consumer, Inbox, InvalidSettingError, Record, RetentionTooShortError, Retries
 from halfway.client.consumer.inbox import _compare
-from halfway.client.consumer.record import described, loggable
-from halfway.client.consumer.settings import connection_settings
+from halfway.client.consumer.record import connection_settings, described, loggable
 from tests.support.waiting import GENEROUS_S
 
 KAFKA = {"bootstrap.servers": "127.0.0.1:1"}

@@ -17,7 +17,7 @@ from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.urls import path
 
-from halfway.checks.question import signed_headers
+from halfway.checks.caller import signed_headers
 from halfway.client import (
     CheckVerifier,
     InvalidRequestError,

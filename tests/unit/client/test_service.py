@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from halfway.checks.question import signed_headers
+from halfway.checks.caller import signed_headers
 from halfway.client import (
     Check,
     ClientClosedError,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from halfway.checks.question import signed_headers
+from halfway.checks.caller import signed_headers
 from halfway.client import (
     CheckVerifier,
     InvalidSecretError,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from halfway.embedded import PortTakenError
-from halfway.embedded.properties import _first_ephemeral_port, bind_failure, is_free, pick_port, require_free
+from halfway.embedded.broker import _first_ephemeral_port, bind_failure, is_free, pick_port, require_free
 
 
 @pytest.fixture

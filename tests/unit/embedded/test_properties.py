@@ -1,7 +1,7 @@
 import pytest
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka, EmbeddedKafkaError, ReservedPropertyError
-from halfway.embedded.properties import RESERVED, Listener, Node, render_properties, server_properties
+from halfway.embedded.broker import RESERVED, Listener, Node, render_properties, server_properties
 
 SINGLE = Node.single(port=19_092, controller_port=19_093)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from halfway.client.calls.coalescing import ATTEMPT_S, Coalescer, send_until_final
 from halfway.client.calls.transport import Key, Reply, Transport
-from halfway.client.checks.verification import CheckVerifier
+from halfway.client.checks.answers import CheckVerifier
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,

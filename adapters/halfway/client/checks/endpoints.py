@@ -14,8 +14,10 @@ from halfway.client.checks.answers import (
     CONTENT_TYPE,
     MAX_CHECK_BYTES,
     Check,
+    CheckVerifier,
     Decide,
     DecideSync,
+    Headers,
     InvalidCheckError,
     answer_check,
     answer_check_sync,
@@ -23,7 +25,6 @@ from halfway.client.checks.answers import (
     refusal,
     too_large,
 )
-from halfway.client.checks.verification import CheckVerifier, Headers
 from halfway.client.messages import Outcome
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.transaction import NoBarrierError

@@ -12,8 +12,7 @@ except ModuleNotFoundError as error:
 
 from halfway.client.consumer.consumer import Consumer, InvalidSettingError
 from halfway.client.consumer.inbox import Inbox, RetentionTooShortError, UnknownTopicError
-from halfway.client.consumer.record import Record
-from halfway.client.consumer.settings import RejectedMessageError, Retries
+from halfway.client.consumer.record import Record, RejectedMessageError, Retries
 
 __all__ = [
     "Consumer",

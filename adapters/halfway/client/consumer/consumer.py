@@ -21,8 +21,15 @@ from halfway.client.barrier import (
     UnsupportedConnectionError,
 )
 from halfway.client.consumer.inbox import Cleaning, Inbox, check_topics
-from halfway.client.consumer.record import DeadLetters, Record, described, loggable
-from halfway.client.consumer.settings import RejectedMessageError, Retries, with_defaults
+from halfway.client.consumer.record import (
+    DeadLetters,
+    Record,
+    RejectedMessageError,
+    Retries,
+    described,
+    loggable,
+    with_defaults,
+)
 from halfway.client.errors import HalfwayError
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from halfway.client.barrier.table import (
     pause_s,
     rows_written,
 )
-from halfway.client.consumer.record import loggable
-from halfway.client.consumer.settings import connection_settings
+from halfway.client.consumer.record import connection_settings, loggable
 from halfway.client.errors import HalfwayError
 
 _INSERT_ONCE: Final = (

@@ -15,9 +15,8 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.http import HttpResponse
 
 from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError
-from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, DecideSync
+from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, CheckVerifier, DecideSync
 from halfway.client.checks.endpoints import Endpoint, answer_request
-from halfway.client.checks.verification import CheckVerifier
 from halfway.client.messages import Data, Message, Outcome, Value
 from halfway.client.producer.sync import SyncHalfway
 from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending

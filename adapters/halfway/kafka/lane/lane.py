@@ -12,11 +12,10 @@ from halfway.coordinator.ports import LaneAnswer, LaneAnswers, LaneWrite
 from halfway.coordinator.records import Quarantined
 from halfway.kafka.clients.threads import OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
-from halfway.kafka.lane.preflight import LaneContext, admit, largest_by_topic, still_wanted
 from halfway.kafka.lane.quarantine import Quarantine, Route
 from halfway.kafka.lane.queue import BatchLimits, LaneQueue, Release
 from halfway.kafka.lane.suspect_lane import SuspectLane
-from halfway.kafka.lane.transaction import write_transaction
+from halfway.kafka.lane.transaction import LaneContext, admit, largest_by_topic, still_wanted, write_transaction
 from halfway.kafka.records.codec import KIND_OWNER, record_headers
 from halfway.kafka.records.lane_records import Encoded, owner_key
 from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, NotWrittenError

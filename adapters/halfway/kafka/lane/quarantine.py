@@ -3,7 +3,8 @@
 After a Kafka transaction of the lane has failed, its topics and ids are suspects: ends that contain them are kept out
 of the lane and tried separately. A suspect that turns out good is cleared. One that turns out bad is refused until its
 back-off is over, then tried again. If a topic is good but refused one message, it is watched for a while: messages that
-may fail in the same way are tried separately too. Times are seconds on a monotonic clock, passed in as parameters.
+may fail in the same way are tried separately too. Without this memory, the next incarnation would put the bad end into
+its lane again, and end. Times are seconds on a monotonic clock, passed in as parameters.
 """
 
 from __future__ import annotations

@@ -1,17 +1,227 @@
-"""One Kafka transaction of the lane: its records and their offsets."""
+"""One Kafka transaction of the lane: what may be in it, its records, and their offsets (docs/protocol.md#end-the-lane).
+
+`admit` refuses what metadata shows cannot be written, before anything is produced. Only this keeps a known bad end from
+costing a Kafka transaction.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from halfway.coordinator.ports import LaneAnswers, Written
+import structlog
+from msgspec import structs
+
+from halfway.coordinator.ports import LaneAnswer, LaneAnswers, LaneWrite, Observer, ShardListener, Written
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.threads import Loop
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
-from halfway.kafka.lane.preflight import LaneContext
-from halfway.kafka.records.lane_records import Encoded, InternalRecord
+from halfway.kafka.lane.quarantine import Quarantine
+from halfway.kafka.records.lane_records import (
+    ANY_PARTITION,
+    Encoded,
+    InternalRecord,
+    RecordLimits,
+    UserRecord,
+    encode,
+    oversized,
+)
+from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
+from halfway.protocol.errors import (
+    HalfwayError,
+    KafkaUnavailableError,
+    MessageTooLargeError,
+    NotAuthorisedError,
+    NotWrittenError,
+    TopicUnavailableError,
+)
+
+log = structlog.get_logger()
+
+_METADATA_TIMEOUT_S: Final = 5.0
+_DOES_NOT_EXIST: Final = "topic {!r} does not exist: create it, and the end can be done"
+_NOT_SHOWN: Final = "topic {!r} has just changed its partitions: try again"
+
+ShowsPartitions = Callable[[str, int], bool]
+"""Returns whether the writing producer knows this many partitions of a topic; it cannot write to a partition beyond."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneContext:
+    """What the two writers of an incarnation share: the lane and the suspect lane."""
+
+    config: KafkaConfig
+    loop: Loop
+    listener: ShardListener
+    answer: Callable[[LaneAnswers], None]
+    """Answers writes, on the loop's thread."""
+    observer: Observer
+    destinations: TopicMetadata
+    quarantine: Quarantine
+    shards: set[int]
+    """The shards whose ends may be written; changed on the loop's thread only."""
+    limits: RecordLimits
+
+
+def largest_by_topic(write: LaneWrite) -> dict[str, int]:
+    """Return the real topics of a write, each with the size of its largest message in bytes."""
+    largest: dict[str, int] = {}
+    for message in write.messages:
+        largest[message.topic] = max(largest.get(message.topic, 0), message.size)
+    return largest
+
+
+def admit(
+    context: LaneContext, batch: Sequence[LaneWrite], answers: list[LaneAnswer], shows: ShowsPartitions
+) -> list[Encoded]:
+    """Encode the writes that may be written now and return them; add the others to `answers`, each with its error.
+
+    After this, `produce` cannot fail half way, and a closed partition holds up no other write. Refused are:
+
+    - writes past their deadline, of a released shard, or no longer current (NotWrittenError);
+    - writes to a topic or partition that does not exist or takes no records now (TopicUnavailableError);
+    - writes with a record that its internal topic would refuse (MessageTooLargeError);
+    - writes that cannot be encoded.
+
+    The topics are looked up first, because that may take seconds: in the meantime a check can say commit, and then the
+    write of a policy is no longer current.
+    """
+    targets = _targets(context, batch, shows)
+    admitted: list[Encoded] = []
+    for write in still_wanted(context, batch, answers):
+        result = _encode(context, write, targets)
+        if isinstance(result, Encoded):
+            admitted.append(result)
+        else:
+            answers.append((write, result))
+    return admitted
+
+
+def still_wanted(context: LaneContext, batch: Sequence[LaneWrite], answers: list[LaneAnswer]) -> list[LaneWrite]:
+    """Return the writes that their deadline, shard and the service still allow; the others get NotWrittenError."""
+    now, shards, may_still_be_written = context.loop.time(), context.shards, context.listener.may_still_be_written
+    wanted: list[LaneWrite] = []
+    for write in batch:
+        if write.deadline < now:
+            reason = "its deadline passed before it could begin"
+        elif write.shard not in shards:
+            reason = f"shard {write.shard} was given up"
+        elif not may_still_be_written(write):
+            reason = "it is no longer current"
+        else:
+            wanted.append(write)
+            continue
+        answers.append((write, NotWrittenError(f"{write.id}: {reason}", id=write.id)))
+    return wanted
+
+
+def _targets(
+    context: LaneContext, batch: Sequence[LaneWrite], shows: ShowsPartitions
+) -> dict[str, _Refusal | WritablePartitions]:
+    """Return the topics that may not take every message of a batch, each with the error or its writable partitions.
+
+    Usually there are none, and then no message is checked further.
+    """
+    names: set[str] = set()
+    with_partition: set[str] = set()
+    for write in batch:
+        for message in write.messages:
+            names.add(message.topic)
+            if message.partition is not None:
+                with_partition.add(message.topic)
+    if not names:
+        return {}
+    targets: dict[str, _Refusal | WritablePartitions] = {}
+    for name, partitions in _look_up(context, names).items():
+        if partitions is None:
+            targets[name] = _Refusal(TopicUnavailableError, name, _DOES_NOT_EXIST.format(name))
+        elif isinstance(partitions, _Refusal):
+            targets[name] = partitions
+        elif name in with_partition and not shows(name, partitions.partitions):
+            targets[name] = _Refusal(TopicUnavailableError, name, _NOT_SHOWN.format(name))
+        elif partitions.closed or name in with_partition:
+            targets[name] = partitions
+    return targets
+
+
+def _look_up(context: LaneContext, names: set[str]) -> Mapping[str, WritablePartitions | _Refusal | None]:
+    """Look topics up: all in one request, or one by one if one of them makes that request fail."""
+    deadline = time.monotonic() + _METADATA_TIMEOUT_S
+    try:
+        return context.destinations.fresh(names, _METADATA_TIMEOUT_S)
+    except (NotAuthorisedError, KafkaUnavailableError) as error:
+        if "topic" not in error.fields:
+            raise
+    results: dict[str, WritablePartitions | _Refusal | None] = {}
+    for name in names:
+        try:
+            results |= context.destinations.fresh([name], max(0.0, deadline - time.monotonic()))
+        except NotAuthorisedError as error:
+            results[name] = _Refusal(NotAuthorisedError, name, error.detail)
+        except KafkaUnavailableError as error:
+            # When time is up, only the topics that Kafka has not described are refused.
+            if "topic" not in error.fields and time.monotonic() < deadline:
+                raise
+            results[name] = _Refusal(TopicUnavailableError, name, error.detail)
+    return results
+
+
+class _Refusal(NamedTuple):
+    error: type[TopicUnavailableError | NotAuthorisedError]
+    topic: str
+    detail: str
+
+
+def _first_refusal(write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitions]) -> HalfwayError | None:
+    """Return the error of a message that cannot be written now, None if all of them can."""
+    for message in write.messages:
+        target = targets.get(message.topic)
+        if isinstance(target, _Refusal):
+            return target.error(target.detail, topic=target.topic)
+        detail = None if target is None else target.refusal(message.partition, message.key)
+        if detail is not None:
+            return TopicUnavailableError(detail, topic=message.topic)
+    return None
+
+
+def _with_open_partition(message: UserRecord, targets: Mapping[str, _Refusal | WritablePartitions]) -> UserRecord:
+    """Choose an open partition for a message that may go to any partition of its topic."""
+    target = targets.get(message.topic)
+    if (
+        message.partition == ANY_PARTITION
+        and message.key is None
+        and isinstance(target, WritablePartitions)
+        and target.closed
+    ):
+        return structs.replace(message, partition=target.any_open())
+    return message
+
+
+def _encode(
+    context: LaneContext, write: LaneWrite, targets: Mapping[str, _Refusal | WritablePartitions]
+) -> Encoded | HalfwayError:
+    if targets:
+        refusal = _first_refusal(write, targets)
+        if refusal is not None:
+            return refusal
+    try:
+        encoded = encode(write, context.config, context.limits)
+        if targets:
+            real = [_with_open_partition(message, targets) for message in encoded.real]
+            encoded = structs.replace(encoded, real=real)
+    except Exception:
+        # A retry would fail in the same way, so the error is not retryable. It must not contain parts of the payload.
+        log.exception("lane_write_not_encoded", id=write.id, shard=write.shard)
+        return HalfwayError(f"a record of {write.id!r} cannot be encoded: the log of the coordinator says why")
+    topic = oversized(encoded, context.config, context.limits)
+    if topic is not None:
+        detail = f"a record of {write.id} is larger than topic {topic!r} takes: raise its max.message.bytes"
+        return MessageTooLargeError(detail, topic=topic)
+    return encoded
+
 
 _MOST_AHEAD_MS: Final = 50 * 60_000
 """Kafka's default limit is an hour ahead of the broker's clock, which may differ from this one."""

@@ -30,7 +30,7 @@ from confluent_kafka.admin import AdminClient
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Place, Reader, ends, refresh_leaders
 from halfway.kafka.clients.transactional_producer import fence, lane_ids
-from halfway.kafka.lane.rehearsal import end_rehearsal
+from halfway.kafka.lane.suspect_lane import end_rehearsal
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
 from halfway.kafka.records.lane_records import (
     Count,

@@ -27,10 +27,9 @@ from halfway.kafka.clients.transactional_producer import (
     rehearsal_id,
 )
 from halfway.kafka.lane.lane import LaneThread
-from halfway.kafka.lane.preflight import LaneContext
 from halfway.kafka.lane.queue import Release
-from halfway.kafka.lane.rehearsal import Rehearsal
-from halfway.kafka.lane.suspect_lane import SuspectLane
+from halfway.kafka.lane.suspect_lane import Rehearsal, SuspectLane
+from halfway.kafka.lane.transaction import LaneContext
 from halfway.kafka.log.tail import OnAppended, Tail, TailEvents
 from halfway.kafka.ownership.former_owners import FencedOwners
 from halfway.protocol.errors import LaneLostError

@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from halfway.http.responses.answer import refusal
-from halfway.http.responses.problems import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError
+from halfway.http.responses.problems import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
 
 ROOT: Final = "/console"
 INDEX: Final = f"{ROOT}/"

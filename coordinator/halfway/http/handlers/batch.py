@@ -16,8 +16,7 @@ from halfway.coordinator.operations import results_of
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TransactionView
 from halfway.http.requests import models
 from halfway.http.requests.validation import cause_of, to_batch_action, to_batch_end
-from halfway.http.responses.answer import Answer, answer
-from halfway.http.responses.problems import InternalError, encoded, invalid, standing_alone
+from halfway.http.responses.problems import Answer, InternalError, answer, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
 
 if TYPE_CHECKING:

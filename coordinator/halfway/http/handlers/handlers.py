@@ -19,8 +19,14 @@ from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
 from halfway.http.responses import problems
-from halfway.http.responses.answer import Answer, answer, answer_in_pieces
-from halfway.http.responses.problems import MalformedJsonError, UpgradeRequiredError, invalid
+from halfway.http.responses.problems import (
+    Answer,
+    MalformedJsonError,
+    UpgradeRequiredError,
+    answer,
+    answer_in_pieces,
+    invalid,
+)
 from halfway.http.responses.slices import is_large, with_messages
 from halfway.protocol import errors
 
@@ -30,8 +36,7 @@ if TYPE_CHECKING:
     from halfway.coordinator.coordinator import Coordinator
     from halfway.coordinator.fairness import Places
     from halfway.http.requests.validation import Validation
-    from halfway.http.responses.answer import Answer
-    from halfway.http.responses.problems import RefusalLog
+    from halfway.http.responses.problems import Answer, RefusalLog
     from halfway.http.responses.slices import GiveWay, Unsent
     from halfway.protocol.errors import HalfwayError
     from halfway.protocol.principal import Permission, Principal

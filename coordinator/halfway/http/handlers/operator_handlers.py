@@ -16,7 +16,7 @@ from halfway.coordinator.requests import Moment, moment
 from halfway.http.requests import models
 from halfway.http.requests.models import TransactionId
 from halfway.http.requests.validation import parameters, path_parameter
-from halfway.http.responses.answer import Answer, answer
+from halfway.http.responses.problems import Answer, answer
 from halfway.protocol.errors import AccessControlOffError
 from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.records import Audited

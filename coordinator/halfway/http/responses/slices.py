@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.coordinator.fairness import Shares
-from halfway.http.responses.answer import ENCODER
-from halfway.http.responses.problems import RareLog
+from halfway.http.responses.problems import ENCODER, RareLog
 from halfway.protocol.records import ShownMessage, is_plain, shown_data, shown_message
 
 if TYPE_CHECKING:

@@ -24,18 +24,20 @@ from halfway.http.handlers.routes import OPERATIONS
 from halfway.http.requests.admission import Admission, ApiLimits, HeldRefusals, InFlight
 from halfway.http.requests.authentication import caller_of
 from halfway.http.requests.validation import Validation
-from halfway.http.responses.answer import Answer, WholeResponse, refusal
 from halfway.http.responses.problems import (
+    Answer,
     InternalError,
     MethodNotAllowedError,
     RefusalLog,
     UnknownPathError,
     UpgradeRequiredError,
+    WholeResponse,
+    refusal,
 )
 from halfway.http.responses.slices import Unsent
 from halfway.http.server.server import call_on_data, cancelled_when_lost, note_caller
 from halfway.http.stream.operations import StreamObserver, StreamOperations
-from halfway.http.stream.streams import Streams
+from halfway.http.stream.stream import Streams
 from halfway.protocol.errors import (
     EndUnconfirmedError,
     GroupLimitedError,

@@ -12,8 +12,7 @@ from msgspec import UNSET
 
 from halfway.http.requests import models
 from halfway.http.requests.validation import to_batch_end
-from halfway.http.responses.answer import ENCODER
-from halfway.http.responses.problems import MalformedJsonError, encoded, invalid, standing_alone
+from halfway.http.responses.problems import ENCODER, MalformedJsonError, encoded, invalid, standing_alone
 from halfway.http.responses.slices import is_large
 from halfway.protocol.errors import HalfwayError
 

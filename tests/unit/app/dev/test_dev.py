@@ -16,7 +16,7 @@ from halfway.app.cli.main import halfway as command_line
 from halfway.app.dev import DevOptions, _announce, logging_for
 from halfway.app.serve.app import Ready
 from halfway.app.settings import load
-from halfway.embedded.properties import pick_port
+from halfway.embedded.broker import pick_port
 
 
 def test_lines_of_the_kafka_client_go_to_the_log(

@@ -8,10 +8,9 @@ from typing import Any, cast
 import pytest
 
 from halfway.app.metrics.instruments import LoopPauses
-from halfway.app.serve import readiness
+from halfway.app.serve import backend as readiness
 from halfway.app.serve.app import _Stage
-from halfway.app.serve.backend import WARNINGS, Backend
-from halfway.app.serve.readiness import Readiness
+from halfway.app.serve.backend import WARNINGS, Backend, Readiness
 from halfway.coordinator.access import KeyFreshness
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.queries.queries import TailFreshness

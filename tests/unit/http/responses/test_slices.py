@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from halfway.http.responses import slices
-from halfway.http.responses.answer import ENCODER
+from halfway.http.responses.problems import ENCODER
 from halfway.http.responses.slices import is_large, with_messages
 from halfway.protocol.records import Message, ShownMessage, shown_message
 

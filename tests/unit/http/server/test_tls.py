@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfway.http.requests.authentication import names_in
-from halfway.http.server.acceptor import ServerTls
+from halfway.http.server.server import ServerTls
 from tests.support.certificates import Authority
 from tests.support.waiting import GENEROUS_S
 
@@ -87,7 +87,7 @@ def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(tmp_path:
     """OpenSSL would prompt on the terminal or standard input, and block the event loop."""
     certificate, key = Authority(tmp_path, "one").sign("own", "CN=localhost", "DNS:localhost", passphrase=b"secret")
     load = (
-        "from pathlib import Path; from halfway.http.server.acceptor import ServerTls; "
+        "from pathlib import Path; from halfway.http.server.server import ServerTls; "
         f"ServerTls(certificate=Path({str(certificate)!r}), key=Path({str(key)!r}))"
     )
     loading = subprocess.Popen(

@@ -13,8 +13,7 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from halfway.http.server.acceptor import ServerTls
-from halfway.http.server.server import HttpServer
+from halfway.http.server.server import HttpServer, ServerTls
 from tests.support.certificates import Authority
 
 HOST = "127.0.0.1"

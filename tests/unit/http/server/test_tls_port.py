@@ -12,8 +12,7 @@ from aiohttp import web
 
 from halfway.coordinator.access import KeySpec
 from halfway.http.requests.authentication import caller_of, names_in
-from halfway.http.server.acceptor import ServerTls
-from halfway.http.server.server import HttpServer
+from halfway.http.server.server import HttpServer, ServerTls
 from halfway.memory import Memory
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.principal import Permission, PrincipalKind

@@ -20,7 +20,7 @@ from halfway.kafka.clients.transactional_producer import (
     fence,
     initialised,
 )
-from halfway.kafka.lane.rehearsal import Rehearsal
+from halfway.kafka.lane.suspect_lane import Rehearsal
 from halfway.kafka.records.lane_records import ANY_PARTITION, UserRecord
 
 CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)

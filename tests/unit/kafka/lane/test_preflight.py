@@ -10,7 +10,7 @@ import pytest
 
 from halfway.coordinator.ports import LaneAnswer, LaneWrite
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.lane.preflight import LaneContext, admit
+from halfway.kafka.lane.transaction import LaneContext, admit
 from halfway.kafka.records.lane_records import RecordLimits
 from halfway.kafka.topics.metadata import WritablePartitions
 from halfway.protocol.errors import (
@@ -88,7 +88,7 @@ async def test_many_topics_that_cannot_be_seen_hold_up_a_batch_for_one_time_out(
 ) -> None:
     """At the deadline ends to topics that Kafka has not described are refused; the others are written."""
     slow = SlowDestinations()
-    monkeypatch.setattr("halfway.kafka.lane.preflight.time", slow)
+    monkeypatch.setattr("halfway.kafka.lane.transaction.time", slow)
     batch = [unexpired(name) for name in (*(f"hidden-{number}" for number in range(20)), "good")]
     answers: list[LaneAnswer] = []
     admitted = admit(context_with(slow), batch, answers, shown)

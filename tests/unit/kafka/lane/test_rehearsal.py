@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from halfway.kafka.lane.rehearsal import RehearsalFailure
+from halfway.kafka.lane.suspect_lane import RehearsalFailure
 from halfway.protocol.errors import HalfwayError, MessageTooLargeError, NotAuthorisedError, TopicUnavailableError
 
 
