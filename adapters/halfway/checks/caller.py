@@ -74,7 +74,6 @@ class Attempt:
     detail: str = ""
     host: str = ""
     status: int | None = None
-    excerpt: str | None = None
     duration_s: float = 0.0
     retry_on_new_connection: bool = False
     """Whether a reused connection may be the cause, so that a new one should be tried."""
@@ -144,7 +143,6 @@ def to_reply(attempts: Sequence[Attempt]) -> CheckReply:
                 answered=attempt.outcome is not None,
                 status=attempt.status,
                 detail=attempt.detail[:MAX_DETAIL],
-                excerpt=attempt.excerpt,
                 duration_s=attempt.duration_s,
             )
             for attempt in attempts
@@ -269,8 +267,6 @@ def _remark(remark: object) -> str | None:
     return remark.encode("utf-8", "replace")[:MAX_REMARK_BYTES].decode("utf-8", "ignore")
 
 
-MAX_EXCERPT_BYTES = 512
-_EXCERPT_S = 0.2
 """How long to wait for the body of an answer that is not a verdict."""
 MAX_REPLY_BYTES = 64 * 1024
 CONNECTIONS_PER_ADDRESS = 64
@@ -488,12 +484,7 @@ class HttpCheckCaller:
         no other request, and if it arrived after the request and not from a cache.
         """
         attempt.status = response.status
-        try:
-            body = await self._read(response)
-        except NotAVerdictError:
-            attempt.excerpt = await _read_excerpt(response)
-            raise
-        attempt.excerpt = _excerpt(body)
+        body = await self._read(response)
         verdict = read_verdict(body, nonce)
         if verdict.bound:
             exchange.mark_bound()
@@ -524,23 +515,3 @@ class HttpCheckCaller:
             if len(body) > MAX_REPLY_BYTES:
                 raise too_large
         return bytes(body)
-
-
-async def _read_excerpt(response: aiohttp.ClientResponse) -> str | None:
-    """Return the beginning of a body that is not a verdict, if it has arrived or arrives at once.
-
-    The connection is closed, so it is not used retry_on_new_connection.
-    """
-    if response.content.at_eof():
-        return None
-    try:
-        async with asyncio.timeout(_EXCERPT_S):
-            return _excerpt(await response.content.read(MAX_EXCERPT_BYTES))
-    except (TimeoutError, aiohttp.ClientError):
-        return None
-    finally:
-        response.close()
-
-
-def _excerpt(body: bytes) -> str | None:
-    return body[:MAX_EXCERPT_BYTES].decode("utf-8", "replace") if body else None

@@ -287,7 +287,7 @@ class Memory:
         self.audit_trail = MemoryAuditTrail()
         self.lane = MemoryLane(self.log, self.faults, self.clock, self.observer, capacity=lane_capacity)
         self.half_log = MemoryHalfLog(self.log, self.faults, max_record_bytes=max_record_bytes)
-        self.history = MemoryHistory(self.log, self.faults, self.audit_trail)
+        self.history = MemoryHistory(self.log, self.faults)
         self.cursors = MemoryCursors(self.log, self.faults)
         self.groups = MemoryGroups(self.log, self.faults)
         self.keys = MemoryKeys(self.log, self.faults)

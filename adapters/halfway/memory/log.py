@@ -28,7 +28,6 @@ from halfway.coordinator.cluster.peers import (
 from halfway.coordinator.cluster.peers import decode_result as read_result
 from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
 from halfway.coordinator.records import PeerCall
-from halfway.memory.surroundings import MemoryAuditTrail
 from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,
@@ -41,7 +40,7 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.keys import Key, KeyTable
 from halfway.protocol.principal import Principal
-from halfway.protocol.records import NO_BARRIER, AuditEvent, Barrier, Group, Half, Message, Op, Parked
+from halfway.protocol.records import NO_BARRIER, Barrier, Group, Half, Message, Op, Parked
 from halfway.protocol.transactions import State, partition_for_key
 
 BARRIER_KEY = "!barrier"
@@ -339,8 +338,7 @@ def _pass_on(token: T, appended: Appended[T], done: asyncio.Task[int]) -> None:
 class MemoryHistory:
     """The port `service.ports.History`; it reads everything, without limits."""
 
-    def __init__(self, log: MemoryLog, faults: Faults, audit_trail: MemoryAuditTrail) -> None:
-        self._audit_trail = audit_trail
+    def __init__(self, log: MemoryLog, faults: Faults) -> None:
         self._log = log
         self._faults = faults
 
@@ -370,10 +368,6 @@ class MemoryHistory:
                     places[number] = (record.partition, record.offset)
         lost = len(topics) - len(places)
         return PlacesRead(places=places, detail=f"{lost} messages were not found" if lost else None)
-
-    async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        await self._check_available(deadline)
-        return [event for event in self._audit_trail.events if event.subject == transaction_id and event.at >= since_ms]
 
     async def _check_available(self, deadline: float) -> None:
         await asyncio.sleep(0)

@@ -22,12 +22,12 @@ from halfway.coordinator.records import (
     EndCall,
     FiguresCall,
     GetCall,
-    HistoryCall,
     PrepareCall,
     ResumeCall,
 )
 from halfway.coordinator.shards.groups import Groups
 from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.protocol.errors import OutcomeExpiredError, UnknownTransactionError
 from halfway.protocol.keys import CheckSecrets
 from halfway.protocol.principal import ANYBODY, Permission, Principal
 from halfway.protocol.records import Audited
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         ServiceLimits,
         TransactionView,
     )
-    from halfway.protocol.errors import NotServedError
+    from halfway.protocol.errors import HalfwayError, NotServedError
 
 
 class Coordinator:
@@ -149,7 +149,7 @@ class Coordinator:
         self._leases = FetchedChecks(limits, self._shards, self._groups, self._lookup, self._checks, clock, activity)
         self._scan = Scan(limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer)
         self._queries = Queries(authority, self._shards, self._groups, self._lookup, self.turns)
-        self._histories = Histories(authority, self._shards, self._lookup, history, activity.journal)
+        self._histories = Histories(self._shards, history)
         self._forwarder = Forwarder(self._shards, owners, peers, observer)
         self._fan_out = FanOut(self._forwarder, self._queries, self._groups, self._leases)
         self._preparer.forward = self._forward_prepare
@@ -163,7 +163,6 @@ class Coordinator:
             self._leases,
         )
         """Answers the calls of other instances."""
-        self.peer_handler.histories = self._histories
         self.peer_handler.turns = self.turns
         self.statistics = ClusterStatistics(
             authority,
@@ -203,15 +202,26 @@ class Coordinator:
         call = EndCall(request=change.request)
         return self._forwarder.begin(call, error, deadline=change.deadline, principal=change.principal)
 
-    async def get(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> TransactionView:
+    async def get(
+        self, transaction_id: str, *, payload: bool = True, deadline: float, principal: Principal = ANYBODY
+    ) -> TransactionView:
         """Return one transaction, with its messages while it is prepared or parked."""
-        here = self._queries.get(transaction_id, deadline=deadline, principal=principal)
-        return await self._forwarder.run_or_forward(here, lambda: GetCall(id=transaction_id), deadline, principal)
+        here = self._queries.get(transaction_id, payload=payload, deadline=deadline, principal=principal)
+        call = GetCall(id=transaction_id, payload=payload)
+        return await self._forwarder.run_or_forward(here, lambda: call, deadline, principal)
 
     async def history(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> HistoryView:
         """Return the events of a transaction, and the places of its messages (docs/rest.md#history)."""
-        here = self._histories.get(transaction_id, deadline=deadline, principal=principal)
-        return await self._forwarder.run_or_forward(here, lambda: HistoryCall(id=transaction_id), deadline, principal)
+        known: TransactionView | None = None
+        unknown: HalfwayError | None = None
+        try:
+            known = await self.get(transaction_id, payload=False, deadline=deadline, principal=principal)
+        except (UnknownTransactionError, OutcomeExpiredError) as error:
+            unknown = error
+        history = await self._histories.read(transaction_id, known, deadline=deadline, principal=principal)
+        if history is None:
+            raise unknown or UnknownTransactionError(transaction_id)
+        return history
 
     async def list(self, query: ListQuery, *, deadline: float, principal: Principal = ANYBODY) -> Page:
         """List transactions, oldest prepare first, without payloads."""

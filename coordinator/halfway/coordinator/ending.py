@@ -39,7 +39,7 @@ from halfway.protocol.errors import (
     TopicUnavailableError,
 )
 from halfway.protocol.principal import ANYBODY, Permission, Principal, PrincipalKind
-from halfway.protocol.transactions import Action, Cause, Outcome, State
+from halfway.protocol.transactions import Action, Cause, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -170,8 +170,6 @@ class Ending(Path[Change]):
         )
         self.add(change)
         result = await change
-        if result.changed:
-            self._activity.note_event(transaction_id, "resumed", principal)
         entry = self._current(change) or change.entry
         if entry is None:
             raise unconfirmed(transaction_id)  # its shard has just been lost
@@ -556,7 +554,7 @@ class Ending(Path[Change]):
         is_known = self.verdicts.is_settled(recording) or isinstance(error, OverloadedError)
         self._answer(change, error if is_known else unconfirmed(change.id))
 
-    def _answer(self, change: Change, result: EndResult | BaseException) -> None:  # noqa: C901, PLR0912 - for speed
+    def _answer(self, change: Change, result: EndResult | BaseException) -> None:  # noqa: C901 - for speed
         """Answer the caller and count the end, unless it has an answer: it may have been late."""
         if change.done() and isinstance(result, BaseException):
             log_late_error(change.id, result)
@@ -581,9 +579,6 @@ class Ending(Path[Change]):
             return  # a refused caller is not counted; the owner counts what is forwarded
         if isinstance(result, EndResult):
             label = "changed" if result.changed else "unchanged"
-            if result.changed and change.is_manual:
-                event = State.COMMITTED if change.says_commit else State.ROLLED_BACK
-                self._activity.note_event(change.id, event.value, change.principal)
         elif isinstance(result, NotServedError):
             return
         else:

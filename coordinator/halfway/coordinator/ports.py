@@ -166,9 +166,6 @@ class History(Protocol):
     async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
         """Find the messages of a commit at that time; `topics` has the topic of each message."""
 
-    async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        """Read the events of an id in the audit trail from a time on; none if there is no audit trail."""
-
 
 class Cursors(msgspec.Struct, frozen=True, kw_only=True):
     """The offsets from which a recovery of one shard reads."""
@@ -474,8 +471,6 @@ class CheckAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a verdict was received."""
     status: int | None
     detail: str
-    excerpt: str | None
-    """The beginning of the body, as far as it was read."""
     duration_s: float
 
 

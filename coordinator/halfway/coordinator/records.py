@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from halfway.coordinator.requests import (
     End,
@@ -266,23 +266,13 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     at: Moment
     event: str
-    """`prepared`, `check`, `unknown`, `verdict_recorded`, `parked`, `resumed`, `reanchored`, `committed` or
-    `rolled_back`.
-    """
+    """`prepared`, `check`, `unknown`, `verdict_recorded`, `parked`, `resumed`, `committed` or `rolled_back`."""
     attempt: int | None = None
     """The number of a check."""
     verdict: str | None = None
-    """`commit`, `rollback`, `unknown`, or `none` if no verdict came."""
-    sent: bool | None = None
-    host: str | None = None
-    status: int | None = None
-    excerpt: str | None = None
-    """The beginning of the answer; only callers that may read payloads see it."""
-    duration_s: float | None = None
+    """`commit` or `rollback` of the check that decided; null for any other: op does not hold its answer."""
     detail: str | None = None
     cause: str | None = None
-    by: str | None = None
-    """The caller that did it manually, if its instance still knows it; the audit trail always has it."""
     remark: str | None = None
 
 
@@ -309,9 +299,10 @@ class EndCall(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class GetCall(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
-    """Return one transaction."""
+    """Return one transaction, with its payload if that is wanted and the caller may read it."""
 
     id: str
+    payload: bool = True
 
 
 class CheckCall(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
@@ -377,13 +368,7 @@ InstanceCall = FiguresCall
 """Calls that each instance answers for itself, independent of the shards that it serves."""
 
 
-class HistoryCall(msgspec.Struct, frozen=True, kw_only=True, tag="history"):
-    """Return the history of a transaction."""
-
-    id: str
-
-
-ReadCall = GetCall | HistoryCall | ListCall | SearchCall | CountCall
+ReadCall = GetCall | ListCall | SearchCall | CountCall
 """Calls that change no transaction."""
 ShardCall = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | ReadCall
 PeerCall = ShardCall | InstanceCall
@@ -407,8 +392,8 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     state: State
     prepared_at: Moment
-    complete: bool | UnsetType = UNSET
-    """False if something is not known; `missing` says what. UNSET between instances."""
+    complete: bool
+    """False if something is not known; `missing` says what."""
     missing: tuple[str, ...]
     events: tuple[HistoryEvent, ...]
     """Oldest first; at most the last 500."""
@@ -449,7 +434,6 @@ ANSWERS: Final[dict[type, Any]] = {
     PrepareCall: Prepared,
     EndCall: EndResult,
     GetCall: TransactionView,
-    HistoryCall: HistoryView,
     CheckCall: TransactionView,
     ResumeCall: TransactionView,
     ListCall: ListResult,

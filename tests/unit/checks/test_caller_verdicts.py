@@ -41,19 +41,18 @@ async def test_a_verdict_is_taken(ask: Ask, outcome: Outcome) -> None:
         attempts=reply.attempts,
     )
     (attempt,) = reply.attempts
-    assert (attempt.status, attempt.answered, attempt.excerpt) == (200, True, body.decode())
+    assert (attempt.status, attempt.answered) == (200, True)
     assert service.url.startswith(attempt.host)
 
 
 @pytest.mark.parametrize("body", [b"<script>alert(1)</script>", b"\xff\x00" * 400, b""])
-async def test_the_beginning_of_what_is_no_verdict_is_kept(ask: Ask, body: bytes) -> None:
-    """As text of at most 512 bytes, for any content."""
+async def test_nothing_of_a_body_that_is_no_verdict_is_kept(ask: Ask, body: bytes) -> None:
     async with endpoint(sends(response(body, status="502 Bad Gateway", content_type="text/html"))) as service:
         reply = await ask(service.url)
     assert_no_verdict(reply)
     (attempt,) = reply.attempts
     assert (attempt.sent, attempt.answered, attempt.status) == (True, False, 502)
-    assert attempt.excerpt == (body[:512].decode("utf-8", "replace") or None)
+    assert "alert" not in repr(reply)
     assert attempt.duration_s >= 0
 
 

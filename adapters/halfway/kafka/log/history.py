@@ -9,7 +9,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -20,10 +19,9 @@ from halfway.coordinator.ports import LoggedOp, Observer, OpsRead, PlacesRead
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.threads import Loop, answer_all
-from halfway.kafka.records.codec import UndecodableError, decode_audit
+from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import headers_of, note_skipped, op_in
 from halfway.protocol.errors import KafkaUnavailableError, OverloadedError
-from halfway.protocol.records import AuditEvent
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +31,7 @@ AT_ONCE: Final = 2
 """The most histories that are read at once."""
 MAX_WAITING: Final = 32
 MAX_RECORDS: Final = 100_000
-"""The most records that are read of op or the audit trail, from each of the known times."""
+"""The most records that are read of op, from each of the known times."""
 MAX_TOPIC_RECORDS: Final = 50_000
 _MAX_READ_S: Final = 5.0
 _POLL_S: Final = 0.2
@@ -61,9 +59,6 @@ class KafkaHistory:
     async def places(self, transaction_id: str, topics: Sequence[str], *, at_ms: int, deadline: float) -> PlacesRead:
         """Find the messages of a commit in their topics."""
         return await self._read(lambda until: self._find_messages(transaction_id, topics, at_ms, until), deadline)
-
-    async def acts(self, transaction_id: str, *, since_ms: int, deadline: float) -> Sequence[AuditEvent]:
-        return await self._read(lambda until: self._acts(transaction_id, since_ms, until), deadline)
 
     async def _read(self, work: Callable[[float], T], deadline: float) -> T:
         if self._waiting >= MAX_WAITING:
@@ -129,27 +124,6 @@ class KafkaHistory:
         except UndecodableError:
             return None  # the owner of the shard has logged and counted it
         return LoggedOp(offset=message.offset() or 0, timestamp=message.timestamp()[1], op=op)
-
-    def _acts(self, transaction_id: str, since_ms: int, until: float) -> Sequence[AuditEvent]:
-        place, key = (self._config.topic("audit"), 0), transaction_id.encode()
-        events: dict[str, AuditEvent] = {}
-
-        def handle(_: Place, message: Message) -> None:
-            if message.key() == key:
-                with suppress(UndecodableError):  # halfway did not write it
-                    event = decode_audit(message.value())
-                    events[event.id] = event
-
-        with Reader(self._config) as reader:
-            try:
-                starts = reader.offsets_for_times({place: since_ms}, _left(until))
-            except KafkaException:
-                return ()
-            if starts[place] >= 0:
-                reader.add(starts)
-                while place not in reader.at_end and reader.records < MAX_RECORDS and time.monotonic() < until:
-                    reader.read(_POLL_S, handle)
-        return tuple(events.values())
 
     def _find_messages(self, transaction_id: str, topics: Sequence[str], at_ms: int, until: float) -> PlacesRead:
         places: dict[int, tuple[int, int]] = {}

@@ -382,7 +382,6 @@ class CheckDispatcher:
             try:
                 self._start_due(name, queue)
                 if reply is not None:
-                    self._observer.journal.add_check(entry.id, entry.checks + 1, reply, now)
                     await self._apply_reply(shard.number, entry, reply, now)
             finally:
                 queue.in_flight.discard(entry.id)

@@ -19,7 +19,6 @@ from halfway.coordinator.records import (
     DueResult,
     EndCall,
     GetCall,
-    HistoryCall,
     InstanceCall,
     LeaseCall,
     LeaseResult,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from halfway.coordinator.ending import Ending
     from halfway.coordinator.fairness import Turns
     from halfway.coordinator.prepare import Preparer
-    from halfway.coordinator.queries.history import Histories
     from halfway.coordinator.queries.queries import Queries
     from halfway.coordinator.shards.groups import Groups
 
@@ -56,7 +54,6 @@ InstanceCallHandler = Callable[[Any, float, Principal], Awaitable[msgspec.Struct
 class PeerHandler:
     """The receiving side of the port `Peers`."""
 
-    histories: Histories
     turns: Turns
 
     def __init__(
@@ -132,10 +129,10 @@ class PeerHandler:
         """Answer a call that changes no transaction."""
         match call:
             case GetCall():
-                answer: msgspec.Struct = await self._queries.get(call.id, deadline=deadline, principal=principal)
+                answer: msgspec.Struct = await self._queries.get(
+                    call.id, payload=call.payload, deadline=deadline, principal=principal
+                )
                 await self.turns.next(principal.group)  # its payload is encoded next
-            case HistoryCall():
-                answer = await self.histories.get(call.id, deadline=deadline, principal=principal)
             case ListCall() | SearchCall():
                 answer = await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
             case CountCall():

@@ -8,17 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from halfway.coordinator.queries.action_log import Journal
-from halfway.coordinator.records import Endpoint, FailingTopic, HistoryEvent, LaneFailure, RefusedWrite, Skipped
+from halfway.coordinator.records import Endpoint, FailingTopic, LaneFailure, RefusedWrite, Skipped
 from halfway.coordinator.requests import Moment
-from halfway.protocol.records import Half
 from halfway.protocol.transactions import Action, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from halfway.coordinator.ports import CheckReply, Clock, LaneWrite, Observer
-    from halfway.protocol.principal import Principal
 
 
 K = TypeVar("K")
@@ -58,8 +55,6 @@ class Activity:
         self.horizon_shortened = observer.horizon_shortened
         self._clock = clock
         self.since = Moment(clock.now_ms())
-        self.journal = Journal(self.since)
-        """The recent events of each transaction."""
         self.lane_failure: LaneFailure | None = None
         self._skipped: dict[tuple[str, str], Skipped] = {}
         self._topics: dict[str, FailingTopic] = {}
@@ -91,12 +86,8 @@ class Activity:
         """Count a write of the lane. An end clears its earlier failures; a note, such as a refused commit, does not."""
         if write.state.ended and (self._writes or self._topics):
             self.clear_failures(write.id, [message.topic for message in write.messages])
-        op = write.op
-        if op is None:
-            if isinstance(write.half, Half):
-                self.note_event(write.id, "reanchored")
-        elif (outcome := _OUTCOMES.get(write.state)) is not None:
-            self._resolved[outcome, max(0, op.at - write.prepared_at)][write.group] += 1
+        if write.op is not None and (outcome := _OUTCOMES.get(write.state)) is not None:
+            self._resolved[outcome, max(0, write.op.at - write.prepared_at)][write.group] += 1
             if not self._scheduled:
                 self._schedule_flush()
 
@@ -117,11 +108,6 @@ class Activity:
             observer.resolved_after(groups, outcome, after_ms / 1000)
 
     # --- what the service reports in addition to the port
-
-    def note_event(self, transaction_id: str, event: str, by: Principal | None = None) -> None:
-        """Keep an event of a transaction that op does not hold, or not completely."""
-        history_event = HistoryEvent(at=Moment(self._clock.now_ms()), event=event, by=None if by is None else str(by))
-        self.journal.add(transaction_id, history_event)
 
     def note_refused_write(
         self, transaction_id: str, topic: str | None, code: str, detail: str, retry_after_s: float

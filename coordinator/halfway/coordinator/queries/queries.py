@@ -227,10 +227,13 @@ class Queries:
         self._groups = groups
         self._lookup = lookup
 
-    async def get(self, transaction_id: str, *, deadline: float, principal: Principal) -> TransactionView:
+    async def get(
+        self, transaction_id: str, *, payload: bool = True, deadline: float, principal: Principal
+    ) -> TransactionView:
         """Return one transaction, with the payload if it is prepared or parked and the caller may read payloads."""
         shard, entry = await self._lookup.locate(transaction_id, Permission.GET, principal=principal, deadline=deadline)
-        if isinstance(entry, Ended) or not self._authority.may(principal, Permission.READ_PAYLOADS, entry.group):
+        payload = payload and self._authority.may(principal, Permission.READ_PAYLOADS, entry.group)
+        if isinstance(entry, Ended) or not payload:
             return view(self._groups, entry)
         half = await self._lookup.payload(shard, entry, deadline=deadline)
         return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)

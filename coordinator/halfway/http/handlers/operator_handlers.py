@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from halfway.coordinator.access import KeySpec
 from halfway.coordinator.requests import Moment, moment
 from halfway.http.requests import models
@@ -130,7 +128,7 @@ async def get_history(call: Call) -> Answer:
     """Show what happened to a transaction."""
     transaction_id = path_parameter("id", call.parameter, TransactionId)
     history = await call.site.coordinator.history(transaction_id, deadline=call.deadline, principal=call.principal)
-    return answer(HTTPStatus.OK, msgspec.structs.replace(history, complete=not history.missing))
+    return answer(HTTPStatus.OK, history)
 
 
 async def get_statistics(call: Call) -> Answer:

@@ -29,16 +29,12 @@ from halfway.coordinator.records import (
     GetCall,
     GroupCounts,
     GroupFigures,
-    HistoryCall,
-    HistoryEvent,
-    HistoryView,
     InstanceFigures,
     LaneFailure,
     LeaseCall,
     LeaseResult,
     ListCall,
     ListResult,
-    MessagePlace,
     PeerCall,
     PrepareCall,
     Quarantined,
@@ -134,19 +130,6 @@ FIGURES = InstanceFigures(
 )
 LATER: list[tuple[PeerCall, msgspec.Struct]] = [
     (SearchCall(query=SEARCH, shards=(0, 3)), ListResult(transactions=(VIEW,), more=False)),
-    (
-        HistoryCall(id="one"),
-        HistoryView(
-            id="one",
-            group="shop",
-            state=State.PARKED,
-            prepared_at=M(5),
-            events=(HistoryEvent(at=M(5), event="check", attempt=1, sent=True, status=502, duration_s=0.5),),
-            missing=("m",),
-            messages=(MessagePlace(message=1, topic="t", size=3, partition=0, offset=9),),
-            messages_detail="d",
-        ),
-    ),
     (FiguresCall(group="shop"), FIGURES),
     (LeaseCall(group="shop", at_most=0, settles=True, settled=("one:4",), taken=True), LeaseResult(checks=())),
 ]

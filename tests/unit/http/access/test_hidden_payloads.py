@@ -8,9 +8,8 @@ import pytest
 
 from tests.support.rest.client import SHOP, Answer
 from tests.support.rest.guarded import Guarded, guarded, own_id
-from tests.support.rest.parked import SOON, scan_all
+from tests.support.rest.parked import scan_all
 from tests.support.waiting import GENEROUS_S
-from tests.unit.http.handlers.test_history import failed_check
 from tests.unit.http.stream.conftest import Opens, opened
 
 __all__ = ["opened"]
@@ -49,23 +48,6 @@ async def test_a_transaction_is_shown_without_its_messages(hidden_payloads: Guar
         assert SECRET not in str(answer.body)
     for answer in await call_everywhere(hidden_payloads, "shop", "GET", path):
         assert answer.body["messages"][0]["value"] == SECRET
-
-
-@pytest.mark.parametrize("name", NAMES)
-async def test_a_history_is_shown_without_what_endpoints_answered(hidden_payloads: Guarded, name: str) -> None:
-    """An endpoint may repeat in its answer what it was sent. The group itself sees what has the form of an answer."""
-    repeated = f'{{"outcome": "unknown", "remark": "{SECRET}"}}'
-    spec = {**SOON, "policy": {"first_check_after_s": 1}}
-    assert (await hidden_payloads.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
-    for world in (hidden_payloads.here, hidden_payloads.there):
-        world.memory.caller.always(failed_check(repeated))
-    async with asyncio.timeout(GENEROUS_S):
-        while not (await hidden_payloads.call("shop", "GET", f"/v1/transactions/{name}")).body["checks"]:
-            await scan_all(hidden_payloads.here, hidden_payloads.there)
-    for caller, excerpt in (("operator", None), ("shop", repeated)):
-        for answer in await call_everywhere(hidden_payloads, caller, "GET", f"/v1/transactions/{name}/history"):
-            assert {one["excerpt"] for one in answer.body["events"] if one["event"] == "check"} == {excerpt}
-            assert (SECRET in str(answer.body)) == (excerpt is not None)
 
 
 async def test_what_a_message_key_is_cannot_be_tried_out(hidden_payloads: Guarded) -> None:

@@ -119,7 +119,7 @@ async def test_look_ups_of_one_group_let_the_history_of_another_be_read_next(mon
             await go_on.wait()
             return OpsRead(ops=(), complete=True)
 
-        histories = world.here.coordinator.peer_handler.histories
+        histories = world.here.coordinator._histories
         monkeypatch.setattr(histories._history, "ops", ops)
         many = [asyncio.create_task(_history(world, "other", own_id(0, f"o{number}"))) for number in range(24)]
         await asyncio.wait_for(begun.wait(), GENEROUS_S)

@@ -170,7 +170,7 @@ async def test_what_the_lanes_of_all_instances_keep_apart_is_shown(
 async def test_an_endpoint_is_shown_as_it_answered_last(world: RestWorld) -> None:
     """Its answer is data; the rest of its URL, which may contain a secret, is not shown."""
     attempt = CheckAttempt(
-        host="http://shop:9000", sent=True, answered=False, status=502, detail=HOSTILE, excerpt=HOSTILE, duration_s=0.25
+        host="http://shop:9000", sent=True, answered=False, status=502, detail=HOSTILE, duration_s=0.25
     )
     reply = CheckReply(
         outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail=HOSTILE, attempts=(attempt,)

@@ -10,7 +10,6 @@ const WORDS = {
   verdict_recorded: ["Verdict recorded", "info"],
   parked: ["Parked", "warn"],
   resumed: ["Resumed", "info"],
-  reanchored: ["Written again at the end of the log", "calm"],
   unknown: ["The service answered unknown", "info"],
   committed: ["Committed", "good"],
   rolled_back: ["Rolled back", "calm"],
@@ -31,32 +30,20 @@ function Event({ of, before }) {
     <span class="mark" aria-hidden="true"></span>
     <div class="when"><${Time} at=${of.at} />${since === null ? null : html`<span class="hint">+${since < 0.0005 ? "0 s" : duration(since)}</span>`}</div>
     <div class="what">
-      <p class="event-title"><b>${word}</b>${of.attempt === null ? null : ` no. ${of.attempt}`}${of.event === "check" ? html` <${Verdict} of=${of} />` : null}${of.cause ? html` <span class="hint">by ${of.cause}</span>` : null}${of.by ? html` <span class="hint">(${of.by})</span>` : null}</p>
-      ${of.event === "check" ? html`<p class="hint">${answerText(of)}</p>` : null}
+      <p class="event-title"><b>${word}</b>${of.attempt === null ? null : ` no. ${of.attempt}`}${of.event === "check" ? html` <${Verdict} of=${of} />` : null}${of.cause ? html` <span class="hint">by ${of.cause}</span>` : null}</p>
       ${of.detail ? html`<p class="detail">${of.detail}</p>` : null}
-      ${of.excerpt ? html`<pre class="excerpt" aria-label="What the endpoint answered">${of.excerpt}</pre>` : null}
       ${of.remark ? html`<p class="remark"><span class="hint">Remark:</span> ${of.remark}</p>` : null}
     </div>
   </li>`;
 }
 
 function toneOf(check) {
-  return { commit: "good", rollback: "calm", unknown: "info", none: "bad" }[check.verdict] ?? "calm";
+  return { commit: "good", rollback: "calm" }[check.verdict] ?? "info";
 }
 
 function Verdict({ of }) {
   if (of.verdict === null) return null;
-  return html`<${Badge} of=${of.verdict} tone=${toneOf(of)}>${of.verdict === "none" ? "no verdict" : of.verdict}<//>`;
-}
-
-function answerText(check) {
-  // This instance did not send the check, or has forgotten it. The op marker does not record the answer.
-  if (!check.host) return "the answer is no longer known";
-  const parts = [check.host];
-  if (check.sent === false) parts.push("not sent");
-  if (check.status !== null) parts.push(`HTTP ${check.status}`);
-  if (check.duration_s !== null) parts.push(`after ${duration(check.duration_s)}`);
-  return parts.join(" · ");
+  return html`<${Badge} of=${of.verdict} tone=${toneOf(of)} />`;
 }
 
 export function Places({ of }) {
