@@ -17,13 +17,13 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from halfway.coordinator.cluster.peers import (
-    AnswerReader,
     PeerHandler,
+    decode_answers,
     decode_call,
-    decode_request,
+    decode_calls,
     encode_answer,
     encode_call,
-    encode_request,
+    encode_message,
 )
 from halfway.coordinator.cluster.peers import decode_result as read_result
 from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
@@ -479,9 +479,6 @@ class MemoryKeys:
             raise KafkaUnavailableError("the keys' topic did not answer in time")
 
 
-_MAX_ANSWER_BYTES = 64 * 1024 * 1024
-
-
 class MemoryOwners:
     """The port `service.ports.Owners`."""
 
@@ -514,18 +511,17 @@ class MemoryPeers:
         answers = self._log.instances.get(owner.url)
         if answers is None or owner not in self._log.owners.values():
             raise ShardUnavailableError(f"{owner.url} cannot be reached")
-        body = encode_request([encode_call(call, within_ms=1, principal=principal)])
-        [frame] = decode_request(body)
+        [frame] = decode_calls(encode_message([encode_call(1, call, within_ms=1, principal=principal)]))
         try:
             async with asyncio.timeout_at(deadline):
                 done = await answers.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
-                answer = encode_answer(0, done)
+                answer = encode_answer(1, done)
         except TimeoutError:
             raise PeerLostError("not in time") from None
         except HalfwayError as error:
-            answer = encode_answer(0, error)
+            answer = encode_answer(1, error)
         if self.lose_answers:
             self.lose_answers -= 1
             raise PeerLostError("the connection was closed")
-        [frame_read] = AnswerReader(_MAX_ANSWER_BYTES).feed(answer)
+        [frame_read] = decode_answers(encode_message([answer]))
         return read_result(call, frame_read)

@@ -1,4 +1,4 @@
-"""The port `Peers` over HTTP: calls that wait for the same owner share one request.
+"""The port `Peers` over HTTP: a WebSocket to each owner carries all calls to it, each with its own answer.
 
 See docs/protocol.md#any-instance-may-be-asked.
 
@@ -10,46 +10,55 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
 import msgspec
 import structlog
+from aiohttp import WSMsgType
 from yarl import URL
 
-from halfway.coordinator.cluster.peers import CONTENT_TYPE, AnswerReader, decode_result, encode_call, encode_request
+from halfway.coordinator.cluster.peers import decode_answers, decode_result, encode_call, encode_message
+from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
     PATH,
+    REFUSAL_HEADER,
     TO_HEADER,
     VERSION,
     VERSION_HEADER,
-    DueCall,
+    EndCall,
     PeerCall,
+    PrepareCall,
 )
 from halfway.protocol.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.protocol.principal import Principal
 
 log = structlog.get_logger(__name__)
+_not_reached: Final = LogSummary(log, "warning", "owner_not_reached")
+_refuses: Final = LogSummary(log, "warning", "owner_refuses")
 
-_OK: Final = 200
-_ERROR: Final = 500
 _CONNECT_S: Final = 2.0
-_KEEPALIVE_S: Final = 15.0
-_LOG_INTERVAL_S: Final = 30.0
+_HANDSHAKE_S: Final = 5.0
+_IDLE_S: Final = 30.0
+"""A connection without a call for this long is closed."""
+_LOST_S: Final = 15.0
+"""An owner is silent for at most a second. One that is silent for this long, or the network to it, is gone."""
 _SILENT_S: Final = 3.0
-"""If an owner with the maximum of requests under way is silent for this long, further calls to it are refused."""
-_MAX_REFUSAL_BYTES: Final = 4096
+"""If an owner is silent for this long with many calls waiting, further calls to it are refused."""
+_MANY: Final = 16
+_CLOSE_S: Final = 1.0
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
 
 class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits on calls, requests and answers, as bytes or counts."""
+    """The limits on calls, messages and answers, as bytes or counts."""
 
     max_waiting: int = 10_000
     """Calls that wait for an answer, over all owners."""
@@ -57,47 +66,43 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_of_one: int = 5_000
     """The same for one owner, so that an owner that hangs leaves places for calls to the others."""
     max_waiting_bytes_of_one: int = 64 * MIB
-    max_requests: int = 16
-    """Requests under way to one owner; as many again may wait for checks."""
     max_calls: int = 500
-    """Calls in one request."""
-    max_request_bytes: int = 1 * MIB
-    """Bytes of the calls in one request; one call always fits."""
+    """Calls in one message."""
+    max_message_bytes: int = 1 * MIB
+    """Bytes of the calls in one message, which may end with a call that is larger."""
     max_answer_bytes: int = 48 * MIB
-    """Bytes of the answer to one call."""
+    """Bytes of one message with answers; it has more than one answer only if it is small."""
 
 
 @dataclass(slots=True, eq=False)
 class _PendingCall:
     """A call that waits for its answer."""
 
+    number: int
     call: PeerCall
     body: bytes
-    deadline: float
     answer: asyncio.Future[Any]
     sent: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class _OwnerQueue:
-    """The calls that wait for one owner, and the number of requests to it that are under way."""
+class _Link:
+    """A connection to an owner, open or being opened, with the calls that wait there."""
 
+    key: tuple[str, str, bool]
     owner: OwnerHint
     last_heard: float
-    """When the owner last sent something, or when the first request under way began."""
-    waiting: deque[_PendingCall] = field(default_factory=deque)
-    calls: int = 0
-    """Calls that wait for an answer, sent or not."""
+    """When the owner last sent something, or when the connection was begun."""
+    unsent: asyncio.Queue[_PendingCall] = field(default_factory=asyncio.Queue)
+    calls: dict[int, _PendingCall] = field(default_factory=dict)
+    """The calls that wait for an answer by their numbers, sent or not."""
     calls_bytes: int = 0
-    under_way: int = 0
-    scheduled: bool = False
 
 
 class HttpPeers:
     """Calls the owners of other shards.
 
-    One request per owner carries every call that is waiting; the next one is sent as soon as a connection is free.
-    Answers arrive one by one, so that a slow call does not delay the others in its request.
+    One message carries every call of one moment. Answers arrive one by one, so that a slow call does not delay others.
     """
 
     def __init__(
@@ -111,11 +116,11 @@ class HttpPeers:
         self._limits = limits or PeerLimits()
         self._ssl_context = ssl_context
         self._session: aiohttp.ClientSession | None = None
-        self._queues: dict[tuple[str, str, bool], _OwnerQueue] = {}
+        self._links: dict[tuple[str, str, bool], _Link] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pending: set[_PendingCall] = set()
+        self._numbers = count(1)
+        self._waiting = 0
         self._bytes = 0
-        self._last_logged: dict[str, float] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -129,12 +134,11 @@ class HttpPeers:
     async def close(self) -> None:
         """Close all connections; waiting calls fail."""
         self._closed = True
+        for link in self._links.values():
+            _fail(link, "this instance is stopping")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for call in self._pending:  # also calls that no request has taken, or one that was cancelled before it began
-            if not call.answer.done():
-                call.answer.set_exception(_no_answer(call, "this instance is stopping"))
         if self._session is not None:
             await self._session.close()
 
@@ -144,26 +148,28 @@ class HttpPeers:
         within_ms = int((deadline - loop.time()) * 1000)
         if self._closed or within_ms <= 0:
             raise ShardUnavailableError("no time was left to call the owner of the shard: try again")
-        body = encode_call(call, within_ms=within_ms, principal=principal)
-        limits = self._limits
-        if len(self._pending) >= limits.max_waiting or self._bytes + len(body) > limits.max_waiting_bytes:
-            raise OverloadedError(f"{len(self._pending)} calls already wait for other instances: try again later")
-        pending = _PendingCall(call=call, body=body, deadline=deadline, answer=loop.create_future())
-        queue = self._enqueue(owner, pending)
-        self._pending.add(pending)
-        self._bytes += len(body)
-        queue.calls += 1
-        queue.calls_bytes += len(body)
+        number = next(self._numbers)
+        body = encode_call(number, call, within_ms=within_ms, principal=principal)
+        size, limits = len(body), self._limits
+        if self._waiting >= limits.max_waiting or self._bytes + size > limits.max_waiting_bytes:
+            raise OverloadedError(f"{self._waiting} calls already wait for other instances: try again later")
+        pending = _PendingCall(number, call, body, loop.create_future())
+        link = self._link_for(owner, pending)
+        self._waiting += 1
+        self._bytes += size
+        link.calls[number] = pending
+        link.calls_bytes += size
+        link.unsent.put_nowait(pending)
         try:
             async with asyncio.timeout_at(deadline):
                 return await pending.answer
         except TimeoutError:
             raise _no_answer(pending, "not in time") from None
         finally:
-            self._pending.discard(pending)
-            self._bytes -= len(body)
-            queue.calls -= 1
-            queue.calls_bytes -= len(body)
+            self._waiting -= 1
+            self._bytes -= size
+            link.calls.pop(number, None)
+            link.calls_bytes -= size
 
     async def reaches(self, owner: OwnerHint) -> bool:
         url = URL(owner.url)
@@ -175,170 +181,137 @@ class HttpPeers:
         writer.close()
         return True
 
-    # --- the queue of an owner
-
-    def _enqueue(self, owner: OwnerHint, pending: _PendingCall) -> _OwnerQueue:
-        # A call that waits for a check keeps its request open for long: it must not take the places of other calls.
-        waits = isinstance(pending.call, DueCall)
-        key = (owner.incarnation, owner.url, waits)
+    def _link_for(self, owner: OwnerHint, pending: _PendingCall) -> _Link:
+        """Return the connection for a call, or begin one; refuse a call that finds no place there."""
+        # The answers to other calls can be large, so these two have a connection of their own.
+        is_small = isinstance(pending.call, (EndCall, PrepareCall))
+        key = (owner.incarnation, owner.url, is_small)
         now = asyncio.get_running_loop().time()
-        queue = self._queues.get(key)
-        if queue is None:
-            queue = self._queues[key] = _OwnerQueue(owner, now)
-        if queue.under_way >= self._limits.max_requests and now - queue.last_heard > _SILENT_S and not waits:
+        link = self._links.get(key)
+        if link is None:
+            link = self._links[key] = _Link(key, owner, now)
+            task = asyncio.create_task(self._run(link))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif len(link.calls) >= _MANY and now - link.last_heard > _SILENT_S:
             # The owner hangs: more calls to it would take the places of calls that other owners can answer.
             raise ShardUnavailableError("the owner of the shard does not answer now: try again")
-        size = queue.calls_bytes + len(pending.body)
-        if queue.calls >= self._limits.max_waiting_of_one or size > self._limits.max_waiting_bytes_of_one:
-            raise OverloadedError(f"{queue.calls} calls already wait for the owner of the shard: try again later")
-        queue.waiting.append(pending)
-        self._schedule(key, queue)
-        return queue
+        size = link.calls_bytes + len(pending.body)
+        if len(link.calls) >= self._limits.max_waiting_of_one or size > self._limits.max_waiting_bytes_of_one:
+            raise OverloadedError(f"{len(link.calls)} calls already wait for the owner of the shard: try again later")
+        return link
 
-    def _schedule(self, key: tuple[str, str, bool], queue: _OwnerQueue) -> None:
-        """Send the waiting calls in the next turn of the loop, together with calls that arrive until then."""
-        if not queue.scheduled and queue.under_way < self._limits.max_requests:
-            queue.scheduled = True
-            asyncio.get_running_loop().call_soon(self._send, key, queue)
+    # --- one connection
 
-    def _send(self, key: tuple[str, str, bool], queue: _OwnerQueue) -> None:
-        queue.scheduled = False
-        while queue.waiting and queue.under_way < self._limits.max_requests and not self._closed:
-            batch = self._next(queue)
-            if not batch:
-                break
-            if not queue.under_way:
-                queue.last_heard = asyncio.get_running_loop().time()
-            queue.under_way += 1
-            task = asyncio.create_task(self._request(queue, batch))
-            self._tasks.add(task)
-            task.add_done_callback(lambda task: self._on_done(key, queue, task))
-        self._drop_if_idle(key, queue)
-
-    def _next(self, queue: _OwnerQueue) -> list[_PendingCall]:
-        """Take the calls of one request; calls that no caller waits for any more are left out."""
-        batch: list[_PendingCall] = []
-        size = 0
-        while queue.waiting and len(batch) < self._limits.max_calls:
-            call = queue.waiting[0]
-            if not call.answer.done():
-                size += len(call.body)
-                if batch and size > self._limits.max_request_bytes:
-                    break
-                batch.append(call)
-            queue.waiting.popleft()
-        return batch
-
-    def _on_done(self, key: tuple[str, str, bool], queue: _OwnerQueue, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        queue.under_way -= 1
-        if queue.waiting:
-            self._schedule(key, queue)
-        self._drop_if_idle(key, queue)
-
-    def _drop_if_idle(self, key: tuple[str, str, bool], queue: _OwnerQueue) -> None:
-        if not queue.waiting and not queue.under_way and self._queues.get(key) is queue:
-            del self._queues[key]
-
-    # --- one request
-
-    async def _request(self, queue: _OwnerQueue, batch: list[_PendingCall]) -> None:
-        """Send calls and return their answers; the error of a call without an answer reports whether it may be done."""
-        owner, detail = queue.owner, "the connection was closed"
+    async def _run(self, link: _Link) -> None:
+        """Open a connection, use it until it ends, and fail the calls that have no answer then."""
+        owner, socket, detail = link.owner, None, "the connection was closed"
+        kind = {"owner": _address(owner), "incarnation": owner.incarnation}
         try:
-            async with asyncio.timeout_at(max(call.deadline for call in batch)):
-                await self._exchange(queue, batch)
-        except aiohttp.ConnectionTimeoutError:
-            detail = f"{_address(owner)}: no connection in time"
-            _mark_unsent(batch)
-            self._log_rarely("owner_not_reached", owner, error="ConnectionTimeoutError")
-        except TimeoutError:
-            detail = "not in time"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            # The error's own text can contain parts of the answer.
-            detail = f"{_address(owner)}: {type(error).__name__}"
-            if isinstance(error, aiohttp.ClientConnectorError):
-                _mark_unsent(batch)
-            self._log_rarely("owner_not_reached", owner, error=type(error).__name__)
+            async with asyncio.timeout(_HANDSHAKE_S):
+                socket = await self._connect(owner)
+            link.last_heard = asyncio.get_running_loop().time()
+            both = {asyncio.create_task(work(link, socket)) for work in (self._read, self._write)}
+            try:
+                for task in (await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED))[0]:
+                    task.result()
+            finally:
+                self._forget(link)
+                for task in both:
+                    task.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
         except _RefusedError as refused:
             detail = f"{_address(owner)}: {refused}"
-            _mark_unsent(batch)
-            self._log_rarely("owner_refuses", owner, reason=str(refused))
+            _refuses.note(kind | {"reason": str(refused)})
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            # The error's own text can contain parts of an answer.
+            detail = f"{_address(owner)}: {type(error).__name__}"
+            _not_reached.note(kind | {"error": type(error).__name__})
         finally:
-            for call in batch:
-                if not call.answer.done():
-                    call.answer.set_exception(_no_answer(call, detail))
+            self._forget(link)
+            _fail(link, detail)
+            if socket is not None:
+                await socket.close()
 
-    async def _exchange(self, queue: _OwnerQueue, batch: list[_PendingCall]) -> None:
-        owner = queue.owner
-        body = encode_request([call.body for call in batch])
+    def _forget(self, link: _Link) -> None:
+        """Use a connection for no further call."""
+        if self._links.get(link.key) is link:
+            del self._links[link.key]
+
+    async def _connect(self, owner: OwnerHint) -> aiohttp.ClientWebSocketResponse:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl_context or True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+                middlewares=(_accepted_only,),
+            )
         headers = {
-            "Content-Type": CONTENT_TYPE,
             VERSION_HEADER: str(VERSION),
             TO_HEADER: owner.incarnation,
             CREDENTIAL_HEADER: self._credential,
         }
-        for call in batch:
-            call.sent = True
         url = URL(owner.url.rstrip("/") + PATH)
-        async with self._open().post(url, data=body, headers=headers, allow_redirects=False) as response:
-            if response.status != _OK:
-                code = await _refusal(response)
-                if response.status >= _ERROR and not code:
-                    # A proxy's answer; it may have forwarded the request before it lost the owner.
-                    raise ValueError(f"status {response.status}")
-                raise _RefusedError(f"status {response.status} {code}".rstrip())
-            reader = AnswerReader(self._limits.max_answer_bytes)
-            left = len(batch)
-            async for chunk in response.content.iter_any():
-                queue.last_heard = asyncio.get_running_loop().time()
-                for frame in reader.feed(chunk):
-                    if not 0 <= frame.index < len(batch):
-                        raise ValueError("an answer to no call")
-                    _answer_call(batch[frame.index], frame)
-                    left -= 1
-                if left <= 0:
+        return await self._session.ws_connect(
+            url,
+            headers=headers,
+            timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+            max_msg_size=self._limits.max_answer_bytes,
+        )
+
+    async def _write(self, link: _Link, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Send the calls; return if there has been none for a while."""
+        while True:
+            try:
+                async with asyncio.timeout(_IDLE_S):
+                    call = await link.unsent.get()
+            except TimeoutError:
+                if link.calls:
+                    continue
+                self._forget(link)
+                return
+            bodies: list[bytes] = []
+            left = self._limits.max_message_bytes
+            while True:
+                if not call.answer.done():  # else no caller waits for it any more
+                    call.sent = True
+                    bodies.append(call.body)
+                    left -= len(call.body)
+                if link.unsent.empty() or left <= 0 or len(bodies) >= self._limits.max_calls:
                     break
+                call = link.unsent.get_nowait()
+            await socket.send_bytes(encode_message(bodies))
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(
-                limit=0,  # the requests under way are bounded
-                keepalive_timeout=_KEEPALIVE_S,
-                ssl=self._ssl_context or True,
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-                auto_decompress=False,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            )
-        return self._session
-
-    def _log_rarely(self, event: str, owner: OwnerHint, **fields: str) -> None:
-        """Log a repeated event only once in a while."""
-        now = asyncio.get_running_loop().time()
-        key = f"{event} {owner.url}"
-        if now - self._last_logged.get(key, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
-            if len(self._last_logged) > self._limits.max_requests * KIB:
-                self._last_logged.clear()
-            self._last_logged[key] = now
-            log.warning(event, owner=_address(owner), incarnation=owner.incarnation, **fields)
+    async def _read(self, link: _Link, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Pass the answers on; return at the end of the connection."""
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await socket.receive(_LOST_S)
+            if message.type is not WSMsgType.BINARY:
+                return
+            link.last_heard = loop.time()
+            for frame in decode_answers(message.data):
+                pending = link.calls.get(frame.number)
+                if pending is not None and not pending.answer.done():
+                    _answer_call(pending, frame)
 
 
 class _RefusedError(Exception):
-    """The owner refused the whole request: none of its calls was done."""
+    """The owner, or what answers at its address, refuses the connection."""
 
 
-def _mark_unsent(batch: list[_PendingCall]) -> None:
-    for call in batch:
-        call.sent = False
+async def _accepted_only(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Raise an error for any answer but the acceptance: a redirect would be followed, with the credential."""
+    response = await handler(request)
+    if response.status != HTTPStatus.SWITCHING_PROTOCOLS:
+        reason = response.headers.get(REFUSAL_HEADER, "")[:40]
+        response.close()
+        raise _RefusedError(f"status {response.status} {reason if reason.isidentifier() else ''}".rstrip())
+    return response
 
 
 def _answer_call(pending: _PendingCall, frame: Any) -> None:
-    if pending.answer.done():
-        return
     try:
         pending.answer.set_result(decode_result(pending.call, frame))
     except HalfwayError as error:
@@ -348,21 +321,17 @@ def _answer_call(pending: _PendingCall, frame: Any) -> None:
         pending.answer.set_exception(PeerLostError("this release cannot read its answer"))
 
 
+def _fail(link: _Link, detail: str) -> None:
+    """Report for each call without an answer whether it may be done."""
+    for pending in link.calls.values():
+        if not pending.answer.done():
+            pending.answer.set_exception(_no_answer(pending, detail))
+
+
 def _no_answer(pending: _PendingCall, detail: str) -> HalfwayError:
     if pending.sent:
         return PeerLostError(detail)
     return ShardUnavailableError(f"the owner of the shard could not be called ({detail}): try again")
-
-
-async def _refusal(response: aiohttp.ClientResponse) -> str:
-    """Return the error code in a refusal if it is short and has our form, else an empty string."""
-    body = await response.content.read(_MAX_REFUSAL_BYTES)
-    response.close()
-    try:
-        code = msgspec.json.decode(body, type=dict[str, Any]).get("error_code")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
-    return code[:40] if isinstance(code, str) and code.isidentifier() else ""
 
 
 def _address(owner: OwnerHint) -> str:

@@ -276,14 +276,16 @@ class HistoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     remark: str | None = None
 
 
-VERSION: Final = 1
-SUPPORTED_VERSIONS: Final = frozenset({1})
+VERSION: Final = 2
+SUPPORTED_VERSIONS: Final = frozenset({2})
 
 PATH: Final = "/peer"
 VERSION_HEADER: Final = "Halfway-Peer-Version"
 CREDENTIAL_HEADER: Final = "Halfway-Peer-Credential"
 TO_HEADER: Final = "Halfway-Peer-To"
-"""The incarnation that the call is for; any other at this address refuses it."""
+"""The incarnation that the calls are for; any other at this address refuses them."""
+REFUSAL_HEADER: Final = "Halfway-Peer-Refusal"
+"""Why an instance refuses a connection."""
 
 
 class PrepareCall(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
@@ -325,10 +327,6 @@ class ListCall(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
     shards: tuple[int, ...]
 
 
-class SearchCall(ListCall, frozen=True, kw_only=True, tag="search"):
-    """A list with filters that an older release does not know: it refuses this call, where it would ignore them."""
-
-
 class CountCall(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
     """Count a group's transactions in these shards, and refuse its prepares for `hold_s` (below 0: accept them)."""
 
@@ -349,8 +347,6 @@ class LeaseCall(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
 
     group: str
     at_most: int
-    settles: bool = False
-    """Whether the caller settles the checks afterwards. If not (an older release), they are counted at once."""
     settled: tuple[str, ...] = ()
     """The ids of checks that earlier calls have leased."""
     taken: bool = False
@@ -368,7 +364,7 @@ InstanceCall = FiguresCall
 """Calls that each instance answers for itself, independent of the shards that it serves."""
 
 
-ReadCall = GetCall | ListCall | SearchCall | CountCall
+ReadCall = GetCall | ListCall | CountCall
 """Calls that change no transaction."""
 ShardCall = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | ReadCall
 PeerCall = ShardCall | InstanceCall
@@ -437,7 +433,6 @@ ANSWERS: Final[dict[type, Any]] = {
     CheckCall: TransactionView,
     ResumeCall: TransactionView,
     ListCall: ListResult,
-    SearchCall: ListResult,
     FiguresCall: InstanceFigures,
     CountCall: GroupCounts,
     DueCall: DueResult,

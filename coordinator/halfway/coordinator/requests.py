@@ -167,12 +167,6 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """A part of the last error of a prepared transaction, or of the reason of a parked one."""
 
-    @property
-    def is_search(self) -> bool:
-        """Return whether it has a filter that older releases do not know, and would ignore."""
-        newer_filters = (self.id, self.prepared_from, self.prepared_until, self.cause, self.error)
-        return any(value is not None for value in newer_filters)
-
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A page, oldest prepare first."""

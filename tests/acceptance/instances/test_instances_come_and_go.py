@@ -64,17 +64,16 @@ from halfway.coordinator.cluster import peers as peer_wire
 _half, _call, _answer = codec.encode_half, peer_wire.encode_call, peer_wire.encode_answer
 
 
-def encode_call(call, **fields):
-    frame = msgspec.msgpack.decode(_call(call, **fields))
+def encode_call(number, call, **fields):
+    frame = msgspec.msgpack.decode(_call(number, call, **fields))
     frame["newer"] = frame["call"]["newer"] = {"field": [1]}
     return msgspec.msgpack.encode(frame)
 
 
-def encode_answer(index, result):
-    frame = msgspec.msgpack.decode(_answer(index, result)[4:])
+def encode_answer(number, result):
+    frame = msgspec.msgpack.decode(_answer(number, result))
     frame["newer"] = (frame.get("result") or frame["error"])["newer"] = "field"
-    body = msgspec.msgpack.encode(frame)
-    return len(body).to_bytes(4, "big") + body
+    return msgspec.msgpack.encode(frame)
 
 
 codec.encode_half = lambda half: _half(half) + b"\\2\\x0atrace"

@@ -12,7 +12,6 @@ from halfway.coordinator.records import EndCall, PeerCall
 from halfway.coordinator.requests import End, EndResult
 from halfway.http.server.peer_port import PeerPort
 from halfway.peers import HttpPeers
-from halfway.protocol.errors import HalfwayError
 from halfway.protocol.principal import Principal, PrincipalKind
 from halfway.protocol.transactions import Outcome, State
 
@@ -33,10 +32,10 @@ class Owner:
         self.asked: list[PeerCall] = []
         self.principals: list[Principal] = []
         self.left_s: list[float] = []
-        self.requests = 0
+        self.connections = 0
         self.incarnation: str | None = "one"
         self.gates: dict[str, asyncio.Event] = {}
-        self.error: HalfwayError | None = None
+        self.error: Exception | None = None
         self.port = PeerPort(
             self,  # type: ignore[arg-type] # it answers, which is all that is asked of it
             credentials=[SECRET, "the one before"],
@@ -47,7 +46,7 @@ class Owner:
         )
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.requests += 1
+        self.connections += 1
         return await self.port(request)
 
     async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:

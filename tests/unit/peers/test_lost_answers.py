@@ -19,6 +19,9 @@ async def test_the_errors_of_an_owner_reach_the_caller(serve: Serve, peers: Http
     with pytest.raises(AlreadyEndedError, match="rolled_back") as caught:
         await ask(peers, await serve(owner), "t")
     assert caught.value.fields == {"id": "t", "state": "rolled_back"}
+    owner.error = TimeoutError()
+    with pytest.raises(PeerLostError, match="not in time"):
+        await ask(peers, await serve(owner), "t")
 
 
 async def test_whoever_cannot_be_reached_did_nothing(peers: HttpPeers) -> None:
@@ -27,13 +30,14 @@ async def test_whoever_cannot_be_reached_did_nothing(peers: HttpPeers) -> None:
 
 
 async def test_an_answer_that_is_lost_leaves_open_what_was_done(serve: Serve, peers: HttpPeers) -> None:
-    """A connection that breaks after the request, or an owner that hangs, is not read as a refusal."""
+    """A connection that breaks after the call, or an owner that hangs, is not read as a refusal."""
 
     async def broken(request: web.BaseRequest) -> web.StreamResponse:
-        await request.read()
+        socket = await accepted(request)
+        await socket.receive()
         assert request.transport is not None
         request.transport.abort()
-        return web.Response()
+        return socket
 
     with pytest.raises(PeerLostError):
         await ask(peers, await serve(broken), "t")
@@ -43,6 +47,28 @@ async def test_an_answer_that_is_lost_leaves_open_what_was_done(serve: Serve, pe
     with pytest.raises(PeerLostError, match="not in time"):
         await LoopTime().out(waiting, 62, once=lambda: hangs.asked, what="it is asked")
     hangs.gates["t"].set()
+
+
+async def test_an_owner_that_is_silent_for_long_is_lost(
+    serve: Serve, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that drops everything ends no connection: later calls must try a new one."""
+    monkeypatch.setattr("halfway.peers.client._LOST_S", 0.05)
+    connections = 0
+
+    async def silent(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal connections
+        connections += 1
+        socket = await accepted(request)
+        while not socket.closed:
+            await socket.receive()
+        return socket
+
+    at = await serve(silent)
+    for number in (1, 2):
+        with pytest.raises(PeerLostError, match="TimeoutError"):
+            await ask(peers, at, "t")
+        assert connections == number
 
 
 async def test_a_part_of_the_answers_is_kept_where_the_rest_is_lost(serve: Serve, peers: HttpPeers) -> None:
@@ -65,46 +91,47 @@ async def test_a_part_of_the_answers_is_kept_where_the_rest_is_lost(serve: Serve
 
 
 @pytest.mark.parametrize(
-    "status,headers,body",
+    "status,headers",
     [
-        (302, {"Location": "http://127.0.0.1:9/"}, b""),
-        (401, {}, b'{"error_code": "wrong_credential"}'),
-        (404, {}, b"<html>"),
-        (503, {}, b'{"error_code": "shutting_down"}'),
-        (505, {}, b'{"error_code": "unknown_version"}'),
+        (200, {}),
+        (302, {"Location": "http://127.0.0.1:9/"}),
+        (401, {"Halfway-Peer-Refusal": "wrong_credential"}),
+        (404, {"Halfway-Peer-Refusal": "not a name\u00e9"}),
+        (502, {}),
+        (503, {"Halfway-Peer-Refusal": "shutting_down"}),
+        (505, {"Halfway-Peer-Refusal": "unknown_version"}),
     ],
 )
-async def test_a_request_that_is_refused_as_a_whole_was_not_done(
-    serve: Serve, peers: HttpPeers, status: int, headers: dict[str, str], body: bytes
+async def test_a_connection_that_is_refused_did_nothing(
+    serve: Serve, peers: HttpPeers, status: int, headers: dict[str, str]
 ) -> None:
-    """Redirects are not followed."""
+    """Redirects are not followed: the credential would go to another address."""
 
     async def refuse(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(status=status, headers=headers, body=body)
+        return web.Response(status=status, headers=headers, body=b"\xff" * 100_000)
 
-    with pytest.raises(ShardUnavailableError, match=str(status)):
+    with pytest.raises(ShardUnavailableError, match=str(status)) as caught:
         await ask(peers, await serve(refuse), "t")
+    assert ("_" in caught.value.detail) == ("_" in headers.get("Halfway-Peer-Refusal", ""))
 
 
-@pytest.mark.parametrize(
-    "status,body", [(500, b"\xff" * 100_000), (502, b"<html>"), (503, b"upstream reset"), (504, b"[1]"), (504, b"")]
-)
-async def test_an_error_that_is_not_an_instances_leaves_open_what_was_done(
-    serve: Serve, peers: HttpPeers, status: int, body: bytes
+@pytest.mark.parametrize("body", [b"hello", b"\xff" * 200, b"\xc1", b"", "text"])
+async def test_an_answer_that_is_none_leaves_open_what_was_done(
+    serve: Serve, peers: HttpPeers, body: bytes | str
 ) -> None:
-    """A proxy between instances answers like this if it has forwarded the request and lost the owner."""
-
-    async def fail(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(status=status, body=body)
-
-    with pytest.raises(PeerLostError):
-        await ask(peers, await serve(fail), "t")
-
-
-@pytest.mark.parametrize("body", [b"hello", b"\xff" * 200, b"\0\0\0\1\xc1", b""])
-async def test_an_answer_that_is_none_leaves_open_what_was_done(serve: Serve, peers: HttpPeers, body: bytes) -> None:
-    async def answer(_: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=body)
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        socket = await accepted(request)
+        await socket.receive()
+        await (socket.send_str(body) if isinstance(body, str) else socket.send_bytes(body))
+        await socket.receive()
+        return socket
 
     with pytest.raises(PeerLostError):
         await ask(peers, await serve(answer), "t")
+
+
+async def accepted(request: web.BaseRequest) -> web.WebSocketResponse:
+    """Accept a connection as an owner does."""
+    socket = web.WebSocketResponse(autoping=True)
+    await socket.prepare(request)
+    return socket

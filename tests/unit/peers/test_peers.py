@@ -2,27 +2,31 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from unittest import mock
 
 import pytest
+from aiohttp import web
 
+from halfway.coordinator.cluster.peers import decode_calls
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.records import DueCall, EndCall
+from halfway.http.server import peer_port
 from halfway.peers import HttpPeers, PeerLimits
 from halfway.protocol.errors import OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.protocol.principal import ANYBODY
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import CALLER, SECRET, Owner, Serve, ask, within
-from tests.support.waiting import until_true
+from tests.support.waiting import GENEROUS_S, until_true
 
 
-async def test_what_is_asked_at_one_moment_goes_as_one_request(serve: Serve, peers: HttpPeers) -> None:
+async def test_all_calls_to_an_owner_share_a_connection(serve: Serve, peers: HttpPeers) -> None:
     """Each call has its own deadline and its caller's principal, and gets its own answer."""
     owner = Owner()
     at = await serve(owner)
     names = [f"t-{number}" for number in range(300)]
     answers = await asyncio.gather(*(ask(peers, at, name) for name in names))
     assert [answer.id for answer in answers] == names
-    assert owner.requests == 1
+    assert owner.connections == 1
     assert set(owner.principals) == {CALLER}
     assert all(0 < left <= 60 for left in owner.left_s)
 
@@ -34,41 +38,58 @@ async def test_a_call_that_takes_long_holds_up_no_other_of_its_request(serve: Se
     slow = asyncio.create_task(ask(peers, at, "slow"))
     quick = await asyncio.gather(*(ask(peers, at, name) for name in ("a", "b")))
     assert [answer.id for answer in quick] == ["a", "b"]
-    assert owner.requests == 1
+    assert owner.connections == 1
     assert not slow.done()
     owner.gates["slow"].set()
     assert (await slow).id == "slow"
 
 
-async def test_requests_under_way_are_bounded_and_what_waits_goes_with_the_next(
-    serve: Serve, stack: AsyncExitStack
+@pytest.mark.parametrize("limits", [PeerLimits(max_calls=3), PeerLimits(max_message_bytes=400)])
+async def test_messages_are_bounded_and_what_waits_goes_with_the_next(
+    serve: Serve, stack: AsyncExitStack, limits: PeerLimits
 ) -> None:
-    peers = await stack.enter_async_context(HttpPeers(SECRET, limits=PeerLimits(max_requests=2, max_calls=3)))
-    owner = Owner()
-    gate = asyncio.Event()
+    peers = await stack.enter_async_context(HttpPeers(SECRET, limits=limits))
+    at = await serve(Owner())
     names = [f"t-{number}" for number in range(20)]
-    owner.gates = dict.fromkeys(names, gate)
-    at = await serve(owner)
-    asked = [asyncio.create_task(ask(peers, at, name)) for name in names]
-    while len(owner.asked) < 6:  # noqa: ASYNC110 - no event reports their arrival
-        await asyncio.sleep(0.005)
-    assert owner.requests == 2
-    gate.set()
-    assert [answer.id for answer in await asyncio.gather(*asked)] == names
-    assert owner.requests == 7
+    with mock.patch.object(peer_port, "decode_calls", wraps=decode_calls) as decode:
+        answers = await asyncio.gather(*(ask(peers, at, name) for name in names))
+    assert [answer.id for answer in answers] == names
+    assert [len(decode_calls(*call.args)) for call in decode.call_args_list] == [3] * 6 + [2]
 
 
-async def test_those_that_wait_for_checks_take_no_place_of_the_others(serve: Serve, stack: AsyncExitStack) -> None:
-    peers = await stack.enter_async_context(HttpPeers(SECRET, limits=PeerLimits(max_requests=1)))
+async def test_large_answers_to_reads_hold_up_no_end(serve: Serve, peers: HttpPeers) -> None:
+    """Ends and prepares have a connection of their own."""
     owner = Owner()
     owner.gates[""] = asyncio.Event()
     at = await serve(owner)
     waiting = asyncio.create_task(peers.ask(at, DueCall(group="shop", wait_s=60), deadline=within(), principal=ANYBODY))
-    while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
-        await asyncio.sleep(0.005)
+    await until_true(lambda: owner.asked, what="it is asked")
     assert (await ask(peers, at, "now")).id == "now"
+    assert owner.connections == 2
     waiting.cancel()
     owner.gates[""].set()
+
+
+async def test_a_connection_without_calls_is_closed_after_a_while(
+    serve: Serve, peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while a call waits for its answer, however long it takes."""
+    monkeypatch.setattr("halfway.peers.client._IDLE_S", 0.05)
+    owner, ended = Owner(), asyncio.Event()
+    owner.gates["slow"] = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await owner(request)
+        finally:
+            ended.set()
+
+    slow = asyncio.create_task(ask(peers, await serve(handler), "slow"))
+    await asyncio.sleep(0.2)
+    assert not ended.is_set()
+    owner.gates["slow"].set()
+    assert (await slow).id == "slow"
+    await asyncio.wait_for(ended.wait(), GENEROUS_S)
 
 
 async def test_more_than_may_wait_is_refused_and_was_not_done(serve: Serve, stack: AsyncExitStack) -> None:
@@ -91,7 +112,10 @@ async def test_an_owner_that_hangs_is_asked_no_more_until_it_answers(
 ) -> None:
     """Its callers get the error at once, and take no places that others need."""
     monkeypatch.setattr("halfway.peers.client._SILENT_S", 20.0)
-    peers = await stack.enter_async_context(HttpPeers(SECRET, limits=PeerLimits(max_requests=2, max_calls=1)))
+    monkeypatch.setattr("halfway.peers.client._LOST_S", 3600.0)
+    monkeypatch.setattr("halfway.peers.client._MANY", 2)
+    monkeypatch.setattr("halfway.http.server.peer_port._ALIVE_S", 3600.0)
+    peers = await stack.enter_async_context(HttpPeers(SECRET))
     owner = Owner()
     owner.gates = dict.fromkeys(("a", "b"), asyncio.Event())
     at = await serve(owner)
@@ -141,8 +165,8 @@ async def test_closing_tells_those_who_wait(serve: Serve) -> None:
     owner.gates["t"].set()
 
 
-@pytest.mark.parametrize("turns", [1, 2], ids=["before its request is made", "before its request begins"])
-async def test_closing_tells_those_whose_request_has_not_begun(serve: Serve, turns: int) -> None:
+@pytest.mark.parametrize("turns", [1, 2], ids=["before its connection is begun", "before it is open"])
+async def test_closing_tells_those_whose_call_is_not_sent(serve: Serve, turns: int) -> None:
     """Nothing was sent: callers get this error at once, not at their deadline."""
     owner = Owner()
     at = await serve(owner)
@@ -154,23 +178,6 @@ async def test_closing_tells_those_whose_request_has_not_begun(serve: Serve, tur
     with pytest.raises(ShardUnavailableError):
         await asked
     assert owner.asked == []
-
-
-async def test_closing_tells_those_who_wait_for_a_place(serve: Serve) -> None:
-    owner = Owner()
-    owner.gates["first"] = asyncio.Event()
-    at = await serve(owner)
-    async with HttpPeers(SECRET, limits=PeerLimits(max_requests=1)) as peers:
-        first = asyncio.create_task(ask(peers, at, "first", seconds=3600))
-        while not owner.asked:  # noqa: ASYNC110 - no event reports its arrival
-            await asyncio.sleep(0.005)
-        second = asyncio.create_task(ask(peers, at, "second", seconds=3600))
-        await asyncio.sleep(0)
-    with pytest.raises(PeerLostError):
-        await first
-    with pytest.raises(ShardUnavailableError):
-        await second
-    owner.gates["first"].set()
 
 
 async def test_whether_an_owner_accepts_connections_is_known_without_a_call() -> None:

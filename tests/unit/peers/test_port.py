@@ -1,7 +1,7 @@
 """The port for calls of other instances: which callers it answers, and its limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -10,15 +10,22 @@ import msgspec
 import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
-from yarl import URL
 
-from halfway.coordinator.records import CREDENTIAL_HEADER, TO_HEADER, VERSION_HEADER, GetCall
-from halfway.http.server.peer_port import PATH
+from halfway.coordinator.cluster.peers import AnswerFrame, decode_answers, decode_result, encode_message
+from halfway.coordinator.records import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, GetCall
 from halfway.peers import HttpPeers
 from halfway.protocol.errors import ShardUnavailableError
 from tests.support.loop_time import LoopTime
 from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within
 from tests.support.waiting import GENEROUS_S, until_true
+
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+KNOWN = {CREDENTIAL_HEADER: SECRET, VERSION_HEADER: str(VERSION), TO_HEADER: "one"}
 
 
 async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncExitStack) -> None:
@@ -35,35 +42,55 @@ async def test_the_credential_before_is_accepted_too(serve: Serve, stack: AsyncE
 
 
 async def test_another_incarnation_at_the_address_does_nothing(serve: Serve, peers: HttpPeers) -> None:
-    """It may be an instance of another cluster by now, or this one after it lost its shards."""
+    """It may be an instance of another cluster by now, or this one after it lost its shards: each call is judged."""
     owner = Owner()
     at = await serve(owner)
-    for incarnation in ("two", None):
-        owner.incarnation = incarnation
-        with pytest.raises(ShardUnavailableError, match="421"):
-            await ask(peers, at, "t")
+    await ask(peers, at, "t")
+    for owner.incarnation in ("two", None):
+        async with HttpPeers(SECRET) as later:
+            for asker in (peers, later):
+                with pytest.raises(ShardUnavailableError, match="421"):
+                    await ask(asker, at, "t")
+    assert (len(owner.asked), owner.connections) == (1, 3)
+
+
+async def test_messages_are_bounded_and_nothing_is_read_without_the_credential(serve: Serve) -> None:
+    owner = Owner()
+    url = (await serve(owner)).url + PATH
+    async with aiohttp.ClientSession() as session:
+
+        async def status(headers: dict[str, str], method: str = "GET") -> int:
+            async with session.request(method, url, data=b"x" * 1_000_000, headers=headers) as response:
+                return response.status
+
+        assert await status({}) == 401
+        assert await status({}, "POST") == 401
+        assert await status(KNOWN) == 426
+        assert await status(KNOWN, "POST") == 426, "an instance of an earlier release tries again"
+        for message in (b"x" * 200_000, b"x", "text"):
+            async with session.ws_connect(url, headers=KNOWN) as socket:
+                await (socket.send_str(message) if isinstance(message, str) else socket.send_bytes(message))
+                while (received := await socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                    assert received.data == encode_message([])
+                assert received.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED}
     assert owner.asked == []
 
 
-async def test_bodies_are_bounded_and_nothing_is_read_without_the_credential(serve: Serve) -> None:
-    at = await serve(Owner())
-    url = at.url + PATH
-    known = {CREDENTIAL_HEADER: SECRET, "Halfway-Peer-Version": "1", "Halfway-Peer-To": "one"}
-    async with aiohttp.ClientSession() as session:
-
-        async def status(headers: dict[str, str], data: Any) -> int:
-            async with session.post(url, data=data, headers=headers) as response:
-                return response.status
-
-        async def chunks() -> AsyncIterator[bytes]:
-            yield b"x"
-
-        assert await status({}, b"x" * 1_000_000) == 401
-        assert await status(known, b"x" * 200_000) == 413
-        assert await status(known, chunks()) == 413
-        assert await status(known, b"x") == 400
-        async with session.get(url, headers=known) as response:
-            assert response.status == 405
+async def test_calls_under_way_are_bounded(serve: Serve, stack: AsyncExitStack) -> None:
+    owner = Owner()
+    owner.port._max_calls = 2
+    owner.gates = {name: asyncio.Event() for name in ("a", "b")}
+    at = await serve(owner)
+    peers, other = [await stack.enter_async_context(HttpPeers(SECRET)) for _ in range(2)]
+    waiting = [asyncio.create_task(ask(peers, at, name)) for name in owner.gates]
+    await until_true(lambda: len(owner.asked) == 2, what="both are asked")
+    for one in (peers, other):
+        with pytest.raises(ShardUnavailableError, match="overloaded"):
+            await ask(one, at, "c")
+    for gate in owner.gates.values():
+        gate.set()
+    await asyncio.gather(*waiting)
+    assert (await ask(other, at, "c")).id == "c"
 
 
 async def test_a_port_that_drains_takes_no_more_and_answers_what_it_has(serve: Serve, peers: HttpPeers) -> None:
@@ -84,48 +111,19 @@ async def test_a_port_that_drains_takes_no_more_and_answers_what_it_has(serve: S
 
 
 async def test_a_call_of_which_this_release_knows_nothing_spoils_no_other(serve: Serve) -> None:
-    at = await serve(Owner())
-    body = msgspec.msgpack.encode(
-        {
-            "calls": [
-                {"within_ms": 1000, "call": {"type": "teleport"}},
-                {"within_ms": 1000, "call": msgspec.to_builtins(end_of("t"))},
-            ]
-        }
-    )
-    headers = {CREDENTIAL_HEADER: SECRET, "Halfway-Peer-Version": "1", "Halfway-Peer-To": "one"}
-    from halfway.coordinator.cluster.peers import AnswerReader, decode_result
-
-    async with aiohttp.ClientSession() as session, session.post(at.url + PATH, data=body, headers=headers) as response:
-        frames = {frame.index: frame for frame in AnswerReader(10_000).feed(await response.read())}
+    url = (await serve(Owner())).url + PATH
+    calls = [
+        {"number": number, "within_ms": 1000, "principal": {"kind": "peer"}, "call": call}
+        for number, call in ((1, {"type": "teleport"}), (2, msgspec.to_builtins(end_of("t"))))
+    ]
+    frames: dict[int, AnswerFrame] = {}
+    async with aiohttp.ClientSession() as session, session.ws_connect(url, headers=KNOWN) as socket:
+        await socket.send_bytes(msgspec.msgpack.encode(calls))
+        while len(frames) < len(calls):
+            frames |= {frame.number: frame for frame in decode_answers(await socket.receive_bytes())}
     with pytest.raises(ShardUnavailableError):
-        decode_result(GetCall(id="t"), frames[0])
-    assert decode_result(end_of("t"), frames[1]).id == "t"
-
-
-async def test_an_asker_that_dies_in_the_middle_of_its_request_is_no_fault(serve: Serve) -> None:
-    """It is not logged as an error of the called instance, and its calls were not done."""
-    owner, began, ended = Owner(), asyncio.Event(), asyncio.Event()
-
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        began.set()
-        try:
-            return await owner(request)
-        finally:
-            ended.set()
-
-    at = URL((await serve(handler)).url)
-    with capture_logs() as logged:
-        async with asyncio.timeout(GENEROUS_S):
-            _, writer = await asyncio.open_connection(at.host, at.port)
-            head = f"POST {PATH} HTTP/1.1\r\nHost: h\r\n{CREDENTIAL_HEADER}: {SECRET}\r\n{VERSION_HEADER}: 1\r\n"
-            writer.write(f"{head}{TO_HEADER}: one\r\nContent-Length: 1000\r\n\r\nhalf of it".encode())
-            await began.wait()
-            writer.close()
-            await ended.wait()
-        await asyncio.sleep(0.05)  # its log line is written in the same turn
-    assert owner.asked == []
-    assert [entry for entry in logged if entry["log_level"] == "error"] == []
+        decode_result(GetCall(id="t"), frames[1])
+    assert decode_result(end_of("t"), frames[2]).id == "t"
 
 
 async def test_an_asker_that_dies_before_its_answer_comes_is_no_fault(serve: Serve) -> None:
@@ -163,7 +161,7 @@ async def test_refusals_are_one_line_for_each_reason_in_a_while(serve: Serve) ->
         async with aiohttp.ClientSession() as session:
 
             async def send(headers: dict[str, str]) -> int:
-                async with session.post(at.url + PATH, data=b"x", headers=headers) as response:
+                async with session.get(at.url + PATH, headers=UPGRADE | headers) as response:
                     return response.status
 
             time = LoopTime()

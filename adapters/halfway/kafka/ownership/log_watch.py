@@ -162,9 +162,8 @@ class LogWatch:
             samples.append((now, end))
 
     async def _offsets(self, known: Mapping[int, KnownLog], *, earliest: bool) -> dict[Place, int]:
-        """Return the earliest or latest offsets of the owned partitions, as far as Kafka answers."""
-        topics = self._topics[:3] if earliest else self._topics  # owners is compacted: only its end says something
-        places = [(topic, shard) for shard in known for topic in topics]
+        """Return the earliest (not of owners) or latest offsets of the owned partitions, as far as Kafka answers."""
+        places = [(topic, shard) for shard in known for topic in self._topics[: 3 if earliest else 4]]
         requests = request_offsets(self._admin(), places, _REQUEST_S, earliest=earliest)
         offsets: dict[Place, int] = {}
         for place, request in requests.items():

@@ -36,14 +36,14 @@ from halfway.app.serve.process import (
     supervised,
 )
 from halfway.coordinator.logging import flush_all
-from halfway.coordinator.records import HealthWarning
+from halfway.coordinator.records import PATH, HealthWarning
 from halfway.http.console import Console
 from halfway.http.requests.authentication import AllowedHosts, caller_of
 from halfway.http.responses.problems import CONTENT_TYPE, refusal
 from halfway.http.responses.slices import Unsent
 from halfway.http.server.api import Api
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
-from halfway.http.server.peer_port import PATH, PeerPort
+from halfway.http.server.peer_port import PeerPort
 from halfway.http.server.server import HttpServer, ServerTls
 from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.protocol.errors import ConfigurationError, ShardUnavailableError

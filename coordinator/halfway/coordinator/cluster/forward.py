@@ -25,7 +25,6 @@ from halfway.coordinator.records import (
     PeerCall,
     PrepareCall,
     ResumeCall,
-    SearchCall,
 )
 from halfway.coordinator.requests import LeasedCheck, ListQuery, Page
 from halfway.protocol.errors import (
@@ -210,10 +209,9 @@ class FanOut:
         """
         query = self._queries.restrict(query, principal)
         here, elsewhere = self._forwarder.parts()
-        call = SearchCall if query.is_search else ListCall
         calls = [_task(self._queries.list(query, here, deadline=deadline, principal=principal))]
         calls += [
-            self._call(owner, call(query=query, shards=tuple(shards)), deadline, principal)
+            self._call(owner, ListCall(query=query, shards=tuple(shards)), deadline, principal)
             for owner, shards in elsewhere.items()
         ]
         parts = await gather_all(calls)
@@ -277,7 +275,7 @@ class FanOut:
             for owner in self._forwarder.others():
                 if left <= 0 or not is_connected():
                     break
-                call = LeaseCall(group=group, at_most=left, settles=True)
+                call = LeaseCall(group=group, at_most=left)
                 # A later poll fetches the checks of an owner that is unavailable.
                 with suppress(HalfwayError):
                     deadline = asyncio.get_running_loop().time() + _COUNT_S
@@ -297,7 +295,7 @@ class FanOut:
         if owner is None:
             self._leases.settle(group, checks, is_taken=is_taken)
         elif checks:
-            call = LeaseCall(group=group, at_most=0, settles=True, settled=tuple(checks), taken=is_taken)
+            call = LeaseCall(group=group, at_most=0, settled=tuple(checks), taken=is_taken)
             task = asyncio.create_task(self._tell(owner, call, principal))
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)

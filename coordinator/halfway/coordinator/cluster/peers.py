@@ -1,13 +1,13 @@
 """Answers the calls of other instances from the shards served here, without calling another instance.
 
-The calls are MessagePack, with many calls in a request, and a frame for each answer.
+Calls and answers are frames in MessagePack. A message of a connection has one or many.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 import msgspec
 
@@ -27,7 +27,6 @@ from halfway.coordinator.records import (
     PrepareCall,
     ReadCall,
     ResumeCall,
-    SearchCall,
     ShardCall,
 )
 from halfway.coordinator.requests import Moment
@@ -117,7 +116,7 @@ class PeerHandler:
                 answer = DueResult(due=await self._leases.wait_until_due(call.group, until=until))
             case LeaseCall():
                 checks = await self._leases.lease(
-                    call.group, at_most=call.at_most, wait_s=0, principal=principal, counts=not call.settles
+                    call.group, at_most=call.at_most, wait_s=0, principal=principal, counts=False
                 )
                 self._leases.settle(call.group, call.settled, is_taken=call.taken)
                 answer = LeaseResult(checks=tuple(checks))
@@ -133,7 +132,7 @@ class PeerHandler:
                     call.id, payload=call.payload, deadline=deadline, principal=principal
                 )
                 await self.turns.next(principal.group)  # its payload is encoded next
-            case ListCall() | SearchCall():
+            case ListCall():
                 answer = await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
             case CountCall():
                 answer = await self._groups.count(
@@ -144,28 +143,20 @@ class PeerHandler:
         return answer
 
 
-CONTENT_TYPE: Final = "application/msgpack"
-_LENGTH_BYTES: Final = 4
-
-
 class CallFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a request, with its caller and how long the caller waits."""
+    """One call, with its caller and how long the caller waits."""
 
+    number: int
+    """The number of the call on its connection, for the answer."""
     within_ms: int
-    principal: Principal = PEER
-    """The caller, as the first instance authenticated it. An older release does not send it."""
+    principal: Principal
+    """The caller, as the first instance authenticated it."""
     call: msgspec.Raw
 
     @property
     def caller(self) -> Principal:
         """The caller; PEER if the other instance has no access control, so that it can be turned on step by step."""
         return PEER if self.principal.kind is PrincipalKind.ANYBODY else self.principal
-
-
-class RequestFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with its calls."""
-
-    calls: list[CallFrame]
 
 
 class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,9 +169,9 @@ class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the call at `index` of the request."""
+    """The answer to the call with this number."""
 
-    index: int
+    number: int
     result: msgspec.Raw = msgspec.Raw()
     """Empty if there is an error."""
     error: ErrorFrame | None = None
@@ -198,76 +189,56 @@ def _decoded(kind: type, value: Any) -> Moment:
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encoded)
 _CALL: Final[msgspec.msgpack.Decoder[PeerCall]] = msgspec.msgpack.Decoder(PeerCall)
-_REQUEST: Final = msgspec.msgpack.Decoder(RequestFrame)
-_ANSWER: Final = msgspec.msgpack.Decoder(AnswerFrame)
+_CALLS: Final = msgspec.msgpack.Decoder(list[CallFrame])
+_ANSWERS: Final = msgspec.msgpack.Decoder(list[AnswerFrame])
 _RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
     call: msgspec.msgpack.Decoder(result, dec_hook=_decoded) for call, result in ANSWERS.items()
 }
 
-
-def encode_call(call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
-    return _ENCODER.encode(CallFrame(within_ms=within_ms, principal=principal, call=msgspec.Raw(_ENCODER.encode(call))))
+F = TypeVar("F")
 
 
-def encode_request(calls: list[bytes]) -> bytes:
-    return _ENCODER.encode({"calls": [msgspec.Raw(call) for call in calls]})
+def encode_message(frames: Iterable[bytes]) -> bytes:
+    """Return the message with these encoded frames: all of calls, or all of answers."""
+    return _ENCODER.encode([msgspec.Raw(frame) for frame in frames])
 
 
-def decode_request(body: bytes) -> list[CallFrame]:
-    """Return the calls of a request; raise ValueError if the body is not a request."""
+def encode_call(number: int, call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
+    raw = msgspec.Raw(_ENCODER.encode(call))
+    return _ENCODER.encode(CallFrame(number=number, within_ms=within_ms, principal=principal, call=raw))
+
+
+def encode_answer(number: int, result: msgspec.Struct | HalfwayError) -> bytes:
+    if isinstance(result, HalfwayError):
+        wait = result.retry_after_s if isinstance(result, RetryableError) else None
+        error = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
+        return _ENCODER.encode({"number": number, "error": error})
+    return _ENCODER.encode({"number": number, "result": result})
+
+
+def decode_calls(message: bytes) -> list[CallFrame]:
+    """Return the calls of a message; raise ValueError if it is none of calls."""
+    return _decode(_CALLS, message)
+
+
+def decode_answers(message: bytes) -> list[AnswerFrame]:
+    """Return the answers of a message; raise ValueError if it is none of answers."""
+    return _decode(_ANSWERS, message)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[F], message: bytes | msgspec.Raw) -> F:
     try:
-        return _REQUEST.decode(body).calls
+        return decoder.decode(message)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"it cannot be read: {error}") from None
 
 
 def decode_call(raw: msgspec.Raw) -> PeerCall:
     """Return a call; raise ShardUnavailableError if this release does not know it: nothing was done."""
     try:
-        return _CALL.decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        return _decode(_CALL, raw)
+    except ValueError as error:
         raise ShardUnavailableError(f"the owner runs a release that does not know this call: {error}") from None
-
-
-def encode_answer(index: int, result: msgspec.Struct | HalfwayError) -> bytes:
-    """Return an answer as it is sent on the connection: its length in four bytes, then the answer."""
-    if isinstance(result, HalfwayError):
-        wait = result.retry_after_s if isinstance(result, RetryableError) else None
-        error = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
-        frame = _ENCODER.encode({"index": index, "error": error})
-    else:
-        frame = _ENCODER.encode({"index": index, "result": result})
-    return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
-
-
-class AnswerReader:
-    """Splits the bytes of a connection into answers. Raises ValueError for malformed or too large answers."""
-
-    def __init__(self, max_bytes: int) -> None:
-        """Set the maximum size of one answer."""
-        self._max_bytes = max_bytes
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[AnswerFrame]:
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        try:
-            while len(buffer) - start >= _LENGTH_BYTES:
-                end = start + _LENGTH_BYTES + int.from_bytes(buffer[start : start + _LENGTH_BYTES], "big")
-                if end - start > self._max_bytes:
-                    raise ValueError(f"an answer of {end - start} bytes is larger than {self._max_bytes}")
-                if len(buffer) < end:
-                    break
-                with memoryview(buffer) as view:
-                    frame = bytes(view[start + _LENGTH_BYTES : end])
-                start = end
-                try:
-                    yield _ANSWER.decode(frame)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    raise ValueError(f"an answer cannot be read: {error}") from None
-        finally:
-            del buffer[:start]
 
 
 def decode_result(call: PeerCall, frame: AnswerFrame) -> Any:
@@ -282,10 +253,7 @@ def decode_result(call: PeerCall, frame: AnswerFrame) -> Any:
         raise _decode_error(frame.error)
     if not bytes(frame.result):
         raise ValueError("the answer has neither a result nor an error")
-    try:
-        return _RESULTS[type(call)].decode(frame.result)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the result cannot be read: {error}") from None
+    return _decode(_RESULTS[type(call)], frame.result)
 
 
 def _errors_by_code() -> Mapping[str, type[HalfwayError]]:

@@ -5,49 +5,46 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
+from contextlib import suppress
+from http import HTTPMethod, HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
-from halfway.coordinator.cluster.peers import CONTENT_TYPE, CallFrame, decode_call, decode_request, encode_answer
+from halfway.coordinator.cluster.peers import CallFrame, decode_call, decode_calls, encode_answer, encode_message
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
-    PATH,
+    REFUSAL_HEADER,
     SUPPORTED_VERSIONS,
     TO_HEADER,
     VERSION_HEADER,
-    EndCall,
-    PrepareCall,
-    ResumeCall,
 )
 from halfway.http.responses.problems import RareLog
-from halfway.protocol.errors import EndUnconfirmedError, HalfwayError, KafkaUnavailableError, OutcomeUnknownError
+from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
 
 if TYPE_CHECKING:
     from halfway.coordinator.cluster.peers import PeerHandler
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["PATH", "PeerPort"]
-
-_BODY_S: Final = 10.0
-"""The time limit for reading a body."""
+_ALIVE_S: Final = 1.0
+"""An instance is silent for at most this long, so that others notice if it hangs."""
+_MESSAGE_BYTES: Final = 1024 * 1024
+"""Bytes of the answers in one message, which may end with an answer that is larger."""
 
 
 class _RefusedError(Exception):
-    """The whole request is refused before any of its calls is started."""
+    """A connection is refused."""
 
     def __init__(self, status: HTTPStatus, code: str) -> None:
-        super().__init__(code)
+        super().__init__(f"{status.value} {code}")
         self.status = status
         self.code = code
 
 
 class PeerPort:
-    """The handler of requests from other instances."""
+    """The handler of connections from other instances."""
 
     def __init__(
         self,
@@ -69,50 +66,35 @@ class PeerPort:
         self._max_body_bytes = max_body_bytes
         self._longest_s = longest_s
         self._max_calls = max_calls
-        self._bytes = 0
         self._calls: set[asyncio.Task[bytes]] = set()
         self._stopping = False
         self._refused = RareLog(__name__, "peer_refused")
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer the calls of one request, each as soon as it is done."""
+        """Answer the calls of a connection, each as soon as it is done, until the other instance closes it."""
+        socket = web.WebSocketResponse(max_msg_size=self._max_body_bytes, compress=False)
         try:
-            self._admit(request)
-            calls = await self._read(request)
+            self._admit(request, socket)
         except _RefusedError as refused:
             self._refused.note(refused.code, remote=request.remote)
-            body = msgspec.json.encode({"error_code": refused.code})
-            response = web.Response(status=refused.status, body=body, content_type="application/json")
+            response = web.Response(status=refused.status, headers={REFUSAL_HEADER: refused.code})
             response.force_close()
             return response
-        unsent: list[bytes] = []
-        unanswered = len(calls)
-        answered = asyncio.Event()
-
-        def finished(task: asyncio.Task[bytes]) -> None:
-            nonlocal unanswered
-            unanswered -= 1
-            self._calls.discard(task)
-            if not task.cancelled():
-                unsent.append(task.result())
-            answered.set()
-
-        tasks = [asyncio.create_task(self._answer(index, frame)) for index, frame in enumerate(calls)]
-        self._calls.update(tasks)
-        for task in tasks:
-            task.add_done_callback(finished)
-        answers = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE})
-        await answers.prepare(request)
+        incarnation = self._incarnation()
+        await socket.prepare(request)
+        answers: asyncio.Queue[bytes] = asyncio.Queue()
+        writing = asyncio.create_task(_write(socket, answers))
         try:
-            while unanswered or unsent:
-                await answered.wait()
-                answered.clear()
-                data, unsent[:] = b"".join(unsent), []
-                await answers.write(data)
-            await answers.write_eof()
-        except ConnectionError:
-            log.info("peer_gone", remote=request.remote, unanswered=unanswered)  # its calls are finished nevertheless
-        return answers
+            async for message in socket:
+                if message.type is not WSMsgType.BINARY or answers.qsize() > self._max_calls:
+                    break
+                for frame in decode_calls(message.data):
+                    self._begin(frame, incarnation, answers)
+        except ValueError:
+            self._refused.note("malformed", remote=request.remote)
+        finally:
+            writing.cancel()  # the calls under way are finished nevertheless
+        return socket
 
     async def drain(self, deadline: float) -> None:
         """Refuse new calls, and return once the calls under way are answered, or at the deadline."""
@@ -121,61 +103,70 @@ class PeerPort:
             timeout = max(0.0, deadline - asyncio.get_running_loop().time())
             await asyncio.wait(set(self._calls), timeout=timeout)
 
-    def _admit(self, request: web.BaseRequest) -> None:
+    def _admit(self, request: web.BaseRequest, socket: web.WebSocketResponse) -> None:
         """Validate the headers of a request. The credential comes first, so that a caller without it learns nothing."""
         presented = request.headers.get(CREDENTIAL_HEADER, "").encode(errors="surrogateescape")
         matches = [hmac.compare_digest(presented, credential) for credential in self._credentials]
         if not any(matches):
             raise _RefusedError(HTTPStatus.UNAUTHORIZED, "wrong_credential")
-        if request.method != "POST":
-            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method_not_allowed")
+        if request.method != HTTPMethod.GET or not socket.can_prepare(request):
+            raise _RefusedError(HTTPStatus.UPGRADE_REQUIRED, "upgrade_required")
         version = request.headers.get(VERSION_HEADER, "")
         if not version.isascii() or not version.isdigit() or int(version[:6]) not in SUPPORTED_VERSIONS:
             raise _RefusedError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "unknown_version")
+        self._require_owner(request.headers.get(TO_HEADER))
+
+    def _require_owner(self, incarnation: str | None) -> None:
         if self._stopping:
             raise _RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "shutting_down")
-        if request.headers.get(TO_HEADER) != self._incarnation():
-            # The request is for a former incarnation, or for an instance of another cluster that had this address.
+        if incarnation != self._incarnation():
+            # The call is for a former incarnation, or for an instance of another cluster that had this address.
             raise _RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "another_incarnation")
-
-    async def _read(self, request: web.BaseRequest) -> list[CallFrame]:
-        length = request.content_length
-        if length is None or length > self._max_body_bytes:
-            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large")
-        if len(self._calls) >= self._max_calls or self._bytes + length > 4 * self._max_body_bytes:
+        if len(self._calls) >= self._max_calls:
             raise _RefusedError(HTTPStatus.TOO_MANY_REQUESTS, "overloaded")
-        self._bytes += length
-        try:
-            async with asyncio.timeout(_BODY_S):
-                return decode_request(await request.content.read(-1))
-        except TimeoutError:
-            raise _RefusedError(HTTPStatus.REQUEST_TIMEOUT, "body_timeout") from None
-        except (ValueError, web.RequestPayloadError):
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "malformed") from None
-        finally:
-            self._bytes -= length
 
-    async def _answer(self, index: int, frame: CallFrame) -> bytes:
+    def _begin(self, frame: CallFrame, incarnation: str | None, answers: asyncio.Queue[bytes]) -> None:
+        try:
+            self._require_owner(incarnation)
+        except _RefusedError as refused:
+            error = ShardUnavailableError(f"the owner of the shard could not be called ({refused}): try again")
+            answers.put_nowait(encode_answer(frame.number, error))
+            return
+
+        def done(task: asyncio.Task[bytes]) -> None:
+            self._calls.discard(task)
+            if not task.cancelled():
+                answers.put_nowait(task.result())
+
+        task = asyncio.create_task(self._answer(frame))
+        self._calls.add(task)
+        task.add_done_callback(done)
+
+    async def _answer(self, frame: CallFrame) -> bytes:
         timeout_s = min(max(0, frame.within_ms) / 1000, self._longest_s)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        call = None
         try:
-            call = decode_call(frame.call)
-            answer = await self._answering.answer(call, deadline=deadline, principal=frame.caller)
-            return encode_answer(index, answer)
+            answer = await self._answering.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
+            return encode_answer(frame.number, answer)
         except HalfwayError as error:
-            return encode_answer(index, error)
+            return encode_answer(frame.number, error)
         except TimeoutError:
-            return encode_answer(index, _late(call))
+            return encode_answer(frame.number, PeerLostError("not in time"))
         except Exception:
             log.exception("peer_call_failed")
-            return encode_answer(index, HalfwayError("something went wrong at the owner: see its log"))
+            return encode_answer(frame.number, HalfwayError("something went wrong at the owner: see its log"))
 
 
-def _late(call: object) -> HalfwayError:
-    """Return the error of a call that was not done in time, and may still be done."""
-    if isinstance(call, PrepareCall):
-        return OutcomeUnknownError("the owner did not confirm it in time")
-    if isinstance(call, (EndCall, ResumeCall)):
-        return EndUnconfirmedError("the owner did not confirm it in time: send the same again, it is never done twice")
-    return KafkaUnavailableError("not done in time: try again")
+async def _write(socket: web.WebSocketResponse, answers: asyncio.Queue[bytes]) -> None:
+    """Send answers as they come, and an empty message if there is none for a while."""
+    with suppress(ConnectionError):
+        while True:
+            frames: list[bytes] = []
+            size = 0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ALIVE_S):
+                    frames.append(await answers.get())
+            while not answers.empty() and size < _MESSAGE_BYTES:
+                frames.append(answers.get_nowait())
+                size += len(frames[-1])
+            await socket.send_bytes(encode_message(frames))

@@ -276,18 +276,6 @@ async def test_a_check_that_no_poll_has_taken_is_not_counted(pair: tuple[World, 
     assert (await owner.get(name)).checks == 1
 
 
-async def test_a_check_for_an_instance_of_an_older_release_is_counted_at_once(pair: tuple[World, World]) -> None:
-    """It confirms nothing."""
-    here, there = pair
-    await here.group(mode=CheckMode.PULL)
-    name = (await here.prepare(transaction_id=own_id(1))).id
-    await there.scan(after_s=6)
-    call = LeaseCall(group="shop", at_most=1)
-    await there.coordinator.peer_handler.answer(call, deadline=there.deadline(), principal=PEER)
-    await there.scan()
-    assert (await there.get(name)).checks == 1
-
-
 async def test_a_poll_that_waits_ends_with_a_check_that_comes_due_elsewhere(pair: tuple[World, World]) -> None:
     here, there = pair
     await here.group(mode=CheckMode.PULL)

@@ -8,13 +8,13 @@ import pytest
 
 from halfway.coordinator import records as peer_calls
 from halfway.coordinator.cluster.peers import (
-    AnswerReader,
+    decode_answers,
     decode_call,
-    decode_request,
+    decode_calls,
     decode_result,
     encode_answer,
     encode_call,
-    encode_request,
+    encode_message,
 )
 from halfway.coordinator.records import (
     ANSWERS,
@@ -40,7 +40,6 @@ from halfway.coordinator.records import (
     Quarantined,
     RefusedWrite,
     ResumeCall,
-    SearchCall,
     ShardFigures,
     Skipped,
     Totals,
@@ -64,7 +63,7 @@ from halfway.protocol.errors import (
     RetryableError,
     ShardUnavailableError,
 )
-from halfway.protocol.principal import ANYBODY, PEER, Principal, PrincipalKind
+from halfway.protocol.principal import ANYBODY, Principal, PrincipalKind
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Cause, Outcome, State
 
@@ -76,7 +75,7 @@ VIEW = TransactionView(
 CHECK = LeasedCheck(
     check_id="one:4", id="one", group="shop", prepared_at=M(5), attempt=4, messages=(MESSAGE,), lease_until=M(9)
 )
-CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
+ALL: list[tuple[PeerCall, msgspec.Struct]] = [
     (
         PrepareCall(request=Prepare(group="shop", messages=(MESSAGE,), id="one", check_after_ms=7)),
         Prepared(id="one", state=State.PREPARED, group="shop", prepared_at=M(5), next_check_at=None, created=True),
@@ -96,7 +95,6 @@ CALLS: list[tuple[PeerCall, msgspec.Struct]] = [
     (DueCall(group="shop", wait_s=1.5), DueResult(due=True)),
     (LeaseCall(group="shop", at_most=3), LeaseResult(checks=(CHECK,))),
 ]
-"""The calls that the first release knows."""
 SEARCH = ListQuery(id="o", prepared_from=1, prepared_until=9, cause=Cause.CHECK, error="502")
 ENDPOINT = Endpoint(host="http://a:1", well=False, status=502, detail="no", at=M(7), duration_s=0.5)
 FIGURES = InstanceFigures(
@@ -128,54 +126,51 @@ FIGURES = InstanceFigures(
     quarantined=(Quarantined(topic="t", id=None, state="watched", since=M(5), until=M(6), min_bytes=7),),
     skipped=(Skipped(topic="t", reason="r", count=1, last_at=M(2)),),
 )
-LATER: list[tuple[PeerCall, msgspec.Struct]] = [
-    (SearchCall(query=SEARCH, shards=(0, 3)), ListResult(transactions=(VIEW,), more=False)),
+ALL += [
+    (ListCall(query=SEARCH, shards=(0, 3)), ListResult(transactions=(VIEW,), more=False)),
     (FiguresCall(group="shop"), FIGURES),
-    (LeaseCall(group="shop", at_most=0, settles=True, settled=("one:4",), taken=True), LeaseResult(checks=())),
+    (LeaseCall(group="shop", at_most=0, settled=("one:4",), taken=True), LeaseResult(checks=())),
 ]
-ALL = CALLS + LATER
 SHOP = Principal(kind=PrincipalKind.GROUP, name="shop", key_id="k")
-FIRST_RELEASE = Path(__file__).with_name("peer_v1.json")
+RECORDED = Path(__file__).with_name("peer_v2.json")
 
 
 def test_every_call_and_its_answer_come_back_as_they_were() -> None:
     assert {type(call) for call, _ in ALL} == set(ANSWERS)
-    frames = decode_request(encode_request([encode_call(call, within_ms=9, principal=SHOP) for call, _ in ALL]))
+    numbered = list(enumerate(ALL, 7))
+    frames = decode_calls(
+        encode_message(encode_call(number, call, within_ms=9, principal=SHOP) for number, (call, _) in numbered)
+    )
     assert [decode_call(frame.call) for frame in frames] == [call for call, _ in ALL]
     assert {(frame.within_ms, frame.caller) for frame in frames} == {(9, SHOP)}
-    stream = b"".join(encode_answer(number, answer) for number, (_, answer) in enumerate(ALL))
-    for size in (1, 7, len(stream)):
-        reader = AnswerReader(10_000)
-        answers = [frame for at in range(0, len(stream), size) for frame in reader.feed(stream[at : at + size])]
-        assert [frame.index for frame in answers] == list(range(len(ALL)))
-        assert [decode_result(call, frame) for (call, _), frame in zip(ALL, answers, strict=True)] == [
-            answer for _, answer in ALL
-        ]
+    answers = decode_answers(encode_message(encode_answer(number, answer) for number, (_, answer) in numbered))
+    for told in (frames, answers):
+        assert [frame.number for frame in told] == [number for number, _ in numbered]
+    assert [decode_result(call, frame) for (call, _), frame in zip(ALL, answers, strict=True)] == [
+        answer for _, answer in ALL
+    ]
 
 
-def test_what_the_first_release_sends_is_understood() -> None:
+def test_what_the_first_release_with_this_version_sends_is_understood() -> None:
     """These bytes are recorded: a change that cannot read them breaks a rolling upgrade."""
-    recorded = json.loads(FIRST_RELEASE.read_text(encoding="utf-8"))
-    assert peer_calls.VERSION == 1
-    for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
-        [frame] = decode_request(bytes.fromhex(asked))
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    assert peer_calls.VERSION == 2
+    for (call, answer), (asked, told) in zip(ALL, recorded, strict=True):
+        [frame] = decode_calls(bytes.fromhex(asked))
         assert decode_call(frame.call) == call
-        assert frame.caller == PEER
-        [said] = AnswerReader(10_000).feed(bytes.fromhex(told))
+        assert (frame.number, frame.caller) == (1, SHOP)
+        [said] = decode_answers(bytes.fromhex(told))
         assert decode_result(call, said) == answer
 
 
 def test_what_this_release_sends_has_every_field_that_the_first_one_needs() -> None:
     """Older readers need the names that they know, and ignore others."""
-    recorded = json.loads(FIRST_RELEASE.read_text(encoding="utf-8"))
-    for (call, answer), (asked, told) in zip(CALLS, recorded, strict=True):
-        before = msgspec.msgpack.decode(bytes.fromhex(asked))
-        del before["calls"][0]["credential"]  # not needed: the caller is passed on, never its credential
-        now = msgspec.msgpack.decode(encode_request([encode_call(call, within_ms=9, principal=SHOP)]))
-        assert _contains(now, before)
-        assert _contains(
-            msgspec.msgpack.decode(encode_answer(0, answer)[4:]), msgspec.msgpack.decode(bytes.fromhex(told)[4:])
-        )
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    for (call, answer), (asked, told) in zip(ALL, recorded, strict=True):
+        now = encode_message([encode_call(1, call, within_ms=9, principal=SHOP)])
+        assert _contains(msgspec.msgpack.decode(now), msgspec.msgpack.decode(bytes.fromhex(asked)))
+        now = encode_message([encode_answer(1, answer)])
+        assert _contains(msgspec.msgpack.decode(now), msgspec.msgpack.decode(bytes.fromhex(told)))
 
 
 def _contains(now: object, before: object) -> bool:
@@ -188,32 +183,23 @@ def _contains(now: object, before: object) -> bool:
 
 def test_fields_of_a_newer_release_are_ignored() -> None:
     for call, answer in ALL:
-        request = msgspec.msgpack.decode(encode_request([encode_call(call, within_ms=9, principal=ANYBODY)]))
-        request["trace"] = "t"
-        request["calls"][0]["priority"] = 3
-        request["calls"][0]["call"]["newer"] = {"deep": [1]}
-        [frame] = decode_request(msgspec.msgpack.encode(request))
+        [asked] = msgspec.msgpack.decode(encode_message([encode_call(1, call, within_ms=9, principal=ANYBODY)]))
+        asked["priority"] = 3
+        asked["call"]["newer"] = {"deep": [1]}
+        [frame] = decode_calls(msgspec.msgpack.encode([asked]))
         assert decode_call(frame.call) == call
-        told = msgspec.msgpack.decode(encode_answer(0, answer)[4:])
+        [told] = msgspec.msgpack.decode(encode_message([encode_answer(1, answer)]))
         told["took_ms"] = 4
         told["result"]["newer"] = "field"
-        body = msgspec.msgpack.encode(told)
-        [said] = AnswerReader(10_000).feed(len(body).to_bytes(4, "big") + body)
+        [said] = decode_answers(msgspec.msgpack.encode([told]))
         assert decode_result(call, said) == answer
 
 
-def test_a_call_that_is_not_known_is_refused_as_what_can_be_tried_again() -> None:
-    [frame] = decode_request(
-        msgspec.msgpack.encode({"calls": [{"within_ms": 1, "call": {"type": "teleport", "id": "one"}}]})
-    )
-    with pytest.raises(ShardUnavailableError):
-        decode_call(frame.call)
-
-
-@pytest.mark.parametrize("body", [b"", b"\xc1", b"not msgpack at all", msgspec.msgpack.encode({"calls": 3})])
-def test_what_is_no_request_is_a_value_error(body: bytes) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        decode_request(body)
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"not msgpack at all", msgspec.msgpack.encode([{"number": "x"}])])
+def test_what_is_no_message_is_a_value_error(body: bytes) -> None:
+    for decode in (decode_calls, decode_answers):
+        with pytest.raises(ValueError, match="cannot be read"):
+            decode(body)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +216,7 @@ def test_what_is_no_request_is_a_value_error(body: bytes) -> None:
 def test_an_error_is_told_to_the_caller_as_its_owner_told_it(error: HalfwayError) -> None:
     if isinstance(error, RetryableError):
         error.retry_after_s = 4.0
-    [frame] = AnswerReader(10_000).feed(encode_answer(0, error))
+    [frame] = decode_answers(encode_message([encode_answer(0, error)]))
     with pytest.raises(HalfwayError) as caught:
         decode_result(GetCall(id="one"), frame)
     again = caught.value
@@ -240,18 +226,12 @@ def test_an_error_is_told_to_the_caller_as_its_owner_told_it(error: HalfwayError
 
 
 def test_an_error_that_this_release_does_not_know_can_be_tried_again() -> None:
-    body = msgspec.msgpack.encode({"index": 0, "error": {"code": "quota", "detail": "d"}})
-    [frame] = AnswerReader(10_000).feed(len(body).to_bytes(4, "big") + body)
+    [frame] = decode_answers(msgspec.msgpack.encode([{"number": 0, "error": {"code": "quota", "detail": "d"}}]))
     with pytest.raises(ShardUnavailableError, match="quota"):
         decode_result(GetCall(id="one"), frame)
 
 
-def test_an_answer_that_is_too_large_or_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="larger"):
-        list(AnswerReader(100).feed((101).to_bytes(4, "big")))
-    with pytest.raises(ValueError, match="cannot be read"):
-        list(AnswerReader(100).feed(b"\0\0\0\1\xc1"))
-    body = msgspec.msgpack.encode({"index": 0})
-    [frame] = AnswerReader(100).feed(len(body).to_bytes(4, "big") + body)
+def test_an_answer_that_is_none_is_refused() -> None:
+    [frame] = decode_answers(msgspec.msgpack.encode([{"number": 0}]))
     with pytest.raises(ValueError, match="neither"):
         decode_result(GetCall(id="one"), frame)

@@ -13,10 +13,11 @@ import pytest
 from halfway.app.metrics.instruments import LoopPauses
 from halfway.app.metrics.metrics import Metrics
 from halfway.app.serve.app import _Stage
+from halfway.coordinator.records import PATH
 from halfway.http.console import Console
 from halfway.http.handlers.routes import OPERATIONS
 from halfway.http.server.health_port import HealthPort
-from halfway.http.server.peer_port import PATH, PeerPort
+from halfway.http.server.peer_port import PeerPort
 from halfway.http.server.server import HttpServer
 from tests.support.rest.client import HOST
 from tests.support.rest.guarded import Guarded
