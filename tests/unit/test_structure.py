@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_214,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 35,
-    "lines of tests": 66_490,
+    "lines of tests": 66_179,
     "lines of bench": 4_005,
     "bytes of pages": 399_840,
     "settings": 55,

@@ -5,8 +5,7 @@ import asyncio
 from halfway.embedded.broker import HOST, pick_port
 from halfway.protocol.records import OpKind
 from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
-from tests.support.coordinator.process import NewCoordinator
-from tests.support.coordinator.rest_client import NEVER_S, Connect, Json, Rest, message
+from tests.support.coordinator.rest_client import Json, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import eventually
 
@@ -90,34 +89,3 @@ async def test_an_end_that_overtakes_a_check_wins(
     assert (await rest.show(transaction))["state"] == "rolled_back"
     assert await internal.kinds(transaction) == [(OpKind.ROLLED_BACK, "producer")]
     assert [record.value for record in await cluster.read(topic)] == [b"control"]
-
-
-async def test_a_restart_keeps_the_count_of_checks(
-    new_coordinator: NewCoordinator, connect: Connect, endpoint: CheckEndpoint, group: str, topic: str
-) -> None:
-    """After a stop and after a crash the next check has the next number, and `max_checks` still applies."""
-    coordinator = new_coordinator().start()
-    rest = connect(coordinator)
-    policy = {"first_check_after_s": 0.2, "max_checks": 5}
-    never_again = {**policy, "check_interval_s": NEVER_S, "max_interval_s": NEVER_S}
-    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=never_again)).expect(201)
-    transaction = await rest.prepared(group, [message(topic)])
-    await rest.until_checked(transaction, 1)
-
-    for crash, expected in ((False, 2), (True, 3)):
-        if crash:
-            coordinator.kill()
-        else:
-            coordinator.stop()
-        coordinator.start()
-        assert (await rest.show(transaction))["checks"] == expected - 1
-        (await rest.check(transaction)).expect(202)
-        asked = await endpoint.until_asked(expected, about=transaction)
-        assert asked[-1].attempt == expected
-        await rest.until_checked(transaction, expected)
-
-    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy={**SOON, "max_checks": 5})).expect(200)
-    (await rest.check(transaction)).expect(202)
-    shown = await rest.until(transaction, "parked")
-    assert shown["checks"] == 5
-    assert [asked.attempt for asked in endpoint.asked_about(transaction)] == [1, 2, 3, 4, 5]

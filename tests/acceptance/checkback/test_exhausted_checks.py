@@ -82,19 +82,3 @@ async def test_a_parked_one_can_be_resumed(
         (OpKind.COMMITTED, "check"),
     ]
     assert [record.value for record in await cluster.read(topic)] == [b"resumed"]
-
-
-async def test_a_group_may_choose_rollback_when_the_checks_are_exhausted(
-    rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
-) -> None:
-    policy = {**TWICE, "on_exhausted": "rollback"}
-    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=policy)).expect(201)
-    transaction = await rest.prepared(group, [message(topic)])
-
-    shown = await rest.until(transaction, "rolled_back")
-
-    assert shown["cause"] == "policy"
-    assert [asked.attempt for asked in endpoint.asked_about(transaction)] == [1, 2]
-    assert (await internal.kinds(transaction))[-1] == (OpKind.ROLLED_BACK, "policy")
-    (await rest.end(transaction, "commit")).refused(409, "already_ended")
-    assert await cluster.read(topic) == []

@@ -7,47 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from halfway.protocol.records import OpKind, digest
+from halfway.protocol.records import OpKind
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
-from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, moment_ms
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import eventually
 
 PAIRS = 100
 FINAL = {OpKind.COMMITTED, OpKind.ROLLED_BACK}
-
-
-async def test_a_commit_is_answered_when_its_message_stands(
-    rest: Rest, cluster: Cluster, quiet: str, topic: str
-) -> None:
-    """A consumer that reads after the 200 finds the message; before it, nothing."""
-    transaction = await rest.prepared(quiet, [message(topic, "paid")])
-    assert await cluster.read(topic) == []
-
-    ended = await rest.commit(transaction)
-
-    assert ended == {"id": transaction, "state": "committed", "changed": True}
-    assert [record.value for record in await cluster.read(topic)] == [b"paid"]
-
-
-async def test_the_same_commit_twice_writes_one_message(rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:
-    transaction = await rest.prepared(quiet, [message(topic)])
-
-    answers = [await rest.commit(transaction), await rest.commit(transaction)]
-
-    assert [answer["changed"] for answer in answers] == [True, False]
-    assert [answer["state"] for answer in answers] == ["committed", "committed"]
-    assert len(await cluster.read(topic)) == 1
-
-
-async def test_the_same_rollback_twice_is_answered_twice(rest: Rest, cluster: Cluster, quiet: str, topic: str) -> None:
-    transaction = await rest.prepared(quiet, [message(topic)])
-
-    answers = [await rest.rollback(transaction), await rest.rollback(transaction)]
-
-    assert [answer["changed"] for answer in answers] == [True, False]
-    assert [answer["state"] for answer in answers] == ["rolled_back", "rolled_back"]
-    assert await cluster.read(topic) == []
 
 
 async def test_a_contradicting_end_is_a_conflict_and_writes_nothing(
@@ -154,102 +121,3 @@ class TestAfterTheOutcomeHorizon:
 
         assert (await rest.commit(old))["changed"] is True, "a pending transaction is never too old to be ended"
         assert len(await cluster.read(topic)) == 3
-
-
-async def test_an_unknown_end_leaves_it_pending_and_keeps_the_remark(
-    rest: Rest, cluster: Cluster, quiet: str, topic: str
-) -> None:
-    """An exception in the local transaction is reported as `unknown` with a remark, which is shown."""
-    transaction = await rest.prepared(quiet, [message(topic)])
-
-    answer = (await rest.end(transaction, "unknown", remark="ValueError: no stock")).expect(200)
-
-    assert answer == {"id": transaction, "state": "prepared", "changed": False}
-    shown = await rest.show(transaction)
-    assert shown["state"] == "prepared"
-    assert shown["remark"] == "ValueError: no stock"
-    assert shown["checks"] == 0, "what the producer says by itself is no check"
-    assert await cluster.read(topic) == []
-    await rest.commit(transaction)
-
-
-class TestBatch:
-    async def test_each_item_has_its_own_answer_in_the_same_order(
-        self, rest: Rest, cluster: Cluster, quiet: str, topic: str
-    ) -> None:
-        """Good and bad items together: none delays another."""
-        first = await rest.prepared(quiet, [message(topic, "first")])
-        second = await rest.prepared(quiet, [message(topic, "second")])
-        own = f"order-{uuid4()}"
-
-        answer = await rest.batch(
-            prepare=[
-                {"group": quiet, "messages": [message(topic, "a")]},
-                {"group": "nobody", "messages": [message(topic, "b")]},
-                {"group": quiet, "id": own, "messages": [message(topic, "c")]},
-                {"group": quiet, "messages": [message("no-such-topic", "d")]},
-            ],
-            end=[
-                {"id": first, "outcome": "commit"},
-                {"id": f"nobody-{uuid4()}", "outcome": "commit"},
-                {"id": second, "outcome": "rollback"},
-                {"id": first, "outcome": "COMMIT"},
-            ],
-        )
-
-        body = answer.expect(200)
-        prepares, ends = body["prepare"], body["end"]
-        assert [item["status"] for item in prepares] == [201, 404, 201, 422]
-        assert prepares[1]["problem"]["error_code"] == "unknown_group"
-        assert prepares[2]["body"]["id"] == own
-        assert [item["status"] for item in ends] == [200, 404, 200, 422]
-        assert [record.value for record in await cluster.read(topic)] == [b"first"]
-
-        more = await rest.batch(
-            end=[
-                {"id": prepares[0]["body"]["id"], "outcome": "commit"},
-                {"id": first, "outcome": "rollback"},
-                {"id": second, "outcome": "unknown"},
-            ]
-        )
-        assert [item["status"] for item in more.expect(200)["end"]] == [200, 409, 409]
-        assert {record.value for record in await cluster.read(topic)} == {b"first", b"a"}
-
-
-async def test_what_is_written_down_tells_everything_without_decoding_and_without_the_half(
-    rest: Rest, internal: InternalTopics, quiet: str, topic: str
-) -> None:
-    """Half, op marker and tombstone have kind, group and state in headers; the op marker has hashes and sizes.
-
-    The audit must not need the half, which compaction removes.
-    """
-    messages = [message(topic, "value", key="key", headers=[]), message(topic, None, headers=[])]
-    prepared = (await rest.prepare(quiet, messages)).expect(201)
-    transaction = prepared["id"]
-    await rest.commit(transaction)
-
-    records = [
-        (kind, record)
-        for kind in ("half", "op", "parked")
-        for record in await internal.records(kind)
-        if record.key == transaction.encode()
-    ]
-
-    assert [
-        (kind, record.header("halfway-kind"), record.header("halfway-state"), record.value is None)
-        for kind, record in records
-    ] == [
-        ("half", b"half", b"prepared", False),
-        ("half", b"half", b"committed", True),
-        ("op", b"op", b"committed", False),
-    ]
-    assert {record.header("halfway-group") for _, record in records} == {quiet.encode()}
-    assert {str(record.partition) for _, record in records} == {transaction.partition("-")[0]}
-    (op,) = await internal.ops(transaction)
-    assert op.prepared_at == moment_ms(prepared["prepared_at"])
-    assert op.at >= op.prepared_at
-    assert (op.half_offset, op.group, op.checks) == (records[0][1].offset, quiet, 0)
-    keyed, tombstone = op.messages
-    assert (keyed.topic, keyed.size) == (topic, len("key") + len("value"))
-    assert (keyed.key_hash, keyed.value_hash) == (digest(b"key"), digest(b"value"))
-    assert (tombstone.key_hash, tombstone.value_hash, tombstone.size) == (None, None, 0)

@@ -39,15 +39,6 @@ def database(endpoint: CheckEndpoint) -> OrderDatabase:
 class TestTheHalfSendFails:
     """The prepare is not acknowledged: the local transaction is not run, and consumers never see a message."""
 
-    async def test_because_it_is_refused(self, rest: Rest, cluster: Cluster, group: str, topic: str) -> None:
-        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-
-        answer = await rest.prepare(group, [message(topic, key="order-1"), message("no-such-topic")])
-
-        assert 400 <= answer.status < 500
-        assert (await rest.page(group=group))["transactions"] == []
-        assert await cluster.read(topic) == []
-
     @pytest.mark.xdist_group("guarded_kafka")
     async def test_because_kafka_does_not_answer(
         self,
@@ -147,26 +138,6 @@ async def test_the_half_is_stored_but_its_answer_is_lost(
     assert (shown["state"], shown["cause"]) == ("rolled_back", "check")
     assert (await internal.kinds(own))[-1] == (OpKind.ROLLED_BACK, "check")
     assert await cluster.read(topic) == []
-
-
-async def test_the_half_is_stored_but_its_answer_is_lost_and_it_is_sent_again(
-    rest: Rest, cluster: Cluster, internal: InternalTopics, group: str, topic: str
-) -> None:
-    """The other way: the service sends the same prepare with the same id until it is answered, then continues."""
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    own = f"{group}.order-1"
-    messages = [message(topic, "paid", key="order-1")]
-    lost = asyncio.create_task(rest.prepare(group, messages, as_id=own))
-    await asyncio.sleep(0)
-    lost.cancel()
-    await asyncio.gather(lost, return_exceptions=True)
-
-    again = await rest.prepare(group, messages, as_id=own, retry=True)
-
-    assert again.status in {200, 201}
-    assert len(await internal.halves(own)) == 1
-    await rest.commit(own)
-    assert [record.value for record in await cluster.read(topic)] == [b"paid"]
 
 
 async def test_the_end_is_lost(

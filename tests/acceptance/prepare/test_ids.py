@@ -1,13 +1,12 @@
-"""Ids of clients and ids that the server makes; repeats of prepares with an id."""
+"""Repeats of prepares with an id, and ids that nobody knows."""
 
 import asyncio
 from collections import Counter
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from uuid_utils import uuid7
 
-from halfway.protocol.transactions import partition_for_key
 from tests.support.coordinator.rest_client import QUIET, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 
@@ -70,47 +69,13 @@ class TestPreparingAgain:
         assert Counter(answer.status for answer in answers) == {201: 1, 200: 19}
         assert len(await internal.halves(own)) == 1
 
-    async def test_after_the_end_it_tells_the_outcome(self, rest: Rest, quiet: str, topic: str) -> None:
-        own = await rest.prepared(quiet, [message(topic)], as_id=f"order-{uuid4()}")
-        await rest.rollback(own)
-        again = await rest.prepare(quiet, [message(topic)], as_id=own)
-        assert again.expect(200)["state"] == "rolled_back"
-        assert len((await rest.page(group=quiet, state="prepared"))["transactions"]) == 0
 
-
-class TestIds:
-    async def test_a_client_brings_its_own(self, rest: Rest, internal: InternalTopics, quiet: str, topic: str) -> None:
-        """The id is unchanged, and its half is in the shard of its murmur2 hash."""
-        own = f"Order_{uuid4().hex}.~-" + "x" * 60
-        assert await rest.prepared(quiet, [message(topic)], as_id=own) == own
-        (record,) = [record for record in await internal.records("half") if record.key == own.encode()]
-        assert record.partition == partition_for_key(own.encode(), 2)
-        await rest.commit(own)
-
-    @pytest.mark.parametrize(
-        "illegal",
-        ["", "with space", "slash/id", "x" * 129, "umläut", "new\nline", f"0-{uuid7()}", f"7-{uuid7()}"],
-        ids=["empty", "space", "slash", "long", "umlaut", "newline", "server-made", "server-made of no shard"],
-    )
-    async def test_an_illegal_one_is_refused(self, rest: Rest, quiet: str, topic: str, illegal: str) -> None:
-        answer = await rest.prepare(quiet, [message(topic)], as_id=illegal)
-        assert answer.expect(422)["error_code"] == "invalid_request"
-        assert (await rest.page(group=quiet))["transactions"] == []
-
-    @pytest.mark.parametrize("call", ["get", "commit", "rollback", "unknown", "check", "resume"])
-    async def test_an_unknown_one_is_not_found_which_does_not_mean_rolled_back(self, rest: Rest, call: str) -> None:
-        """Ids of clients, of the server's form, and of the server's form with a shard that does not exist."""
-        for unknown in (f"order-{uuid4()}", f"0-{uuid7()}", f"1-{uuid7()}", f"9-{uuid7()}", f"65000-{uuid7()}"):
-            if call in {"get", "check", "resume"}:
-                answer = await getattr(rest, call)(unknown)
-            else:
-                answer = await rest.end(unknown, call)
-            assert "does not mean" in answer.refused(404, "unknown_transaction")["detail"]
-
-    async def test_one_of_the_server_tells_shard_and_time(self, rest: Rest, quiet: str, topic: str) -> None:
-        """`<shard>-<uuid7>`, and shards take turns."""
-        made = [await rest.prepared(quiet, [message(topic)]) for _ in range(2)]
-        async with asyncio.timeout(180):
-            while {name.partition("-")[0] for name in made} != {"0", "1"}:
-                made.append(await rest.prepared(quiet, [message(topic)]))
-        assert all(UUID(name.partition("-")[2]).version == 7 for name in made)
+@pytest.mark.parametrize("call", ["get", "commit", "rollback", "unknown", "check", "resume"])
+async def test_an_unknown_one_is_not_found_which_does_not_mean_rolled_back(rest: Rest, call: str) -> None:
+    """Ids of clients, of the server's form, and of the server's form with a shard that does not exist."""
+    for unknown in (f"order-{uuid4()}", f"0-{uuid7()}", f"1-{uuid7()}", f"9-{uuid7()}", f"65000-{uuid7()}"):
+        if call in {"get", "check", "resume"}:
+            answer = await getattr(rest, call)(unknown)
+        else:
+            answer = await rest.end(unknown, call)
+        assert "does not mean" in answer.refused(404, "unknown_transaction")["detail"]

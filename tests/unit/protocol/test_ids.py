@@ -16,8 +16,19 @@ JAVA_VECTORS = [
     (b"a-little-bit-longer-string", -1486304829),
     (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
     (b"abc", 479470107),
+    (b"", 275646681),
+    (b"a", -1563381124),
+    (b"ab", 316155434),
+    (b"abcd", -1323649548),
+    (b"order-1", 1221710326),
+    ("注文-42".encode(), -787707910),
+    ("🚀".encode(), 761778625),
+    (b"\x00", 375494588),
+    (b"\xff\x80\x00\x7f\xfe", 768357719),
+    (bytes(range(256)), -1948347274),
+    (b"\x80\x80\x80", -1134684817),
 ]
-"""From UtilsTest of Apache Kafka."""
+"""From UtilsTest of Apache Kafka, and computed by `Utils.murmur2` of kafka-clients 4.3.1."""
 MADE = "3-0199a000-0000-7000-8000-000000000001"
 
 
