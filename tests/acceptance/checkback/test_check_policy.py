@@ -43,29 +43,6 @@ async def test_only_checks_that_were_sent_count(
     ]
 
 
-async def test_a_verdict_resolves_with_the_cause_check(
-    rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
-) -> None:
-    """Commit and rollback; `unknown` first, which only counts."""
-    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
-    verdicts: dict[str, str] = {}
-    endpoint.answer(lambda check: verdicts[check["id"]] if check["attempt"] > 1 else "unknown")
-    committed = f"{group}.commit"
-    rolled_back = f"{group}.rollback"
-    verdicts |= {committed: "commit", rolled_back: "rollback"}
-    await rest.prepared(group, [message(topic, "in")], as_id=committed)
-    await rest.prepared(group, [message(topic, "out")], as_id=rolled_back)
-
-    await rest.until(committed, "committed")
-    await rest.until(rolled_back, "rolled_back")
-
-    assert await internal.kinds(committed) == [(OpKind.CHECKED, "check"), (OpKind.COMMITTED, "check")]
-    assert await internal.kinds(rolled_back) == [(OpKind.CHECKED, "check"), (OpKind.ROLLED_BACK, "check")]
-    assert [record.value for record in await cluster.read(topic)] == [b"in"]
-    for transaction in (committed, rolled_back):
-        assert (await internal.ops(transaction))[-1].checks == 2
-
-
 async def test_an_end_that_overtakes_a_check_wins(
     rest: Rest, endpoint: CheckEndpoint, cluster: Cluster, internal: InternalTopics, group: str, topic: str
 ) -> None:

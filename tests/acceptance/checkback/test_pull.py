@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from halfway.protocol.records import OpKind
-from tests.support.coordinator.rest_client import Json, Rest, message, moment_ms
+from tests.support.coordinator.rest_client import Json, Rest, moment_ms
 from tests.support.coordinator.topics import Cluster, InternalTopics
 
 SOON = {"first_check_after_s": 0.2, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
@@ -33,20 +33,3 @@ async def test_a_waiting_poll_is_answered_when_a_check_is_due(
     assert ended.expect(200)["changed"] is True
     assert await internal.kinds(prepared["id"]) == [(OpKind.CHECKED, "check"), (OpKind.COMMITTED, "check")]
     assert [record.value for record in await cluster.read(topic)] == [b"v"]
-
-
-async def test_checks_that_are_never_answered_are_exhausted(
-    rest: Rest, internal: InternalTopics, group: str, topic: str
-) -> None:
-    """A lease counts as a sent check: after `max_checks` the transaction is parked."""
-    (await rest.put_group(group, topics=[topic], policy={**SOON, "max_checks": 2})).expect(201)
-    transaction = await rest.prepared(group, [message(topic)])
-    attempts = []
-    for _ in range(2):
-        (check,) = await rest.lease(group, wait_s=LONG_S)
-        attempts.append(check["attempt"])
-    assert attempts == [1, 2]
-    shown = await rest.until(transaction, "parked")
-    assert shown["checks"] == 2
-    assert (await internal.kinds(transaction))[-1] == (OpKind.PARKED, "policy")
-    assert await rest.lease(group) == []

@@ -14,10 +14,9 @@ from halfway.protocol.errors import (
     InvalidRequestError,
     MessageTooLargeError,
     OutcomeUnknownError,
-    OverloadedError,
     UnknownGroupError,
 )
-from halfway.protocol.records import Foreign, Half, Message, fingerprint
+from halfway.protocol.records import Foreign, Half, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
@@ -40,58 +39,6 @@ async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: Worl
     assert world.memory.caller.requests == []
 
 
-async def test_a_late_duplicate_never_resolves_and_is_put_right(world: World) -> None:
-    """A half of a paused instance that comes after the end is not shown, is tombstoned, and stays removed."""
-    await world.prepare(transaction_id="order-1")
-    await world.end("order-1", Outcome.COMMIT)
-    number = world.coordinator.shards.number_of("order-1")
-    messages = (Message(topic="orders", key=b"k", value=b"late"),)
-    half = Half(
-        id="order-1",
-        group="shop",
-        messages=messages,
-        prepared_at=1,
-        since=1,
-        fingerprint=fingerprint("shop", messages, None),
-    )
-    world.memory.foreign_prepare(number, half)
-    await asyncio.sleep(0.01)
-    assert await world.state("order-1") is State.COMMITTED
-    await world.scan(after_s=10)
-    assert world.memory.log.shards[number].half.records[-1].value is None
-    assert world.memory.caller.requests == []
-    again = await world.restart()
-    await again.scan(after_s=10)
-    assert await again.state("order-1") is State.COMMITTED
-    assert again.memory.caller.requests == []
-    assert [record.value for record in again.memory.records("orders")] == [b"v"]
-    await again.stop()
-
-
-async def test_first_content_wins_over_a_late_one(world: World) -> None:
-    """A foreign half with the id of a pending one does not replace it, not even after the log was compacted."""
-    await world.prepare(transaction_id="order-1")
-    number = world.coordinator.shards.number_of("order-1")
-    messages = (Message(topic="orders", key=b"k", value=b"late"),)
-    half = Half(
-        id="order-1",
-        group="shop",
-        messages=messages,
-        prepared_at=1,
-        since=1,
-        fingerprint=fingerprint("shop", messages, None),
-    )
-    world.memory.foreign_prepare(number, half)
-    await asyncio.sleep(0.01)
-    await world.scan()
-    partition = world.memory.log.shards[number].half
-    partition.compact(partition.end)
-    again = await world.restart()
-    await again.end("order-1", Outcome.COMMIT)
-    assert [record.value for record in again.memory.records("orders")] == [b"v"]
-    await again.stop()
-
-
 async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
     """A message above its topic's limit, a prepare above halfway's, and a topic with too small a limit."""
     world.memory.create_topic("points", topic(1, max_message_bytes=100_000))
@@ -103,16 +50,6 @@ async def test_sizes_are_refused_before_they_are_stored(world: World) -> None:
     world.memory.create_topic("points", topic(1, max_message_bytes=5000))
     with pytest.raises(InvalidRequestError, match=r"max\.message\.bytes 5000"):
         await world.prepare(Message(topic="points", key=b"k", value=b"x"))
-
-
-async def test_pending_is_bounded(world: World) -> None:
-    """Above the limit a prepare is refused before it is stored."""
-    again = await world.restart(ServiceLimits(shards=SHARDS, max_pending=2))
-    await again.prepare()
-    await again.prepare()
-    with pytest.raises(OverloadedError):
-        await again.prepare()
-    await again.stop()
 
 
 async def test_a_prepare_that_waits_for_its_topic_is_not_stored_after_its_group_was_deleted(
