@@ -10,8 +10,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
-from tests.support.brokers.fixtures import Kafka
-from tests.support.brokers.guarded import GuardedKafka
+from tests.support.brokers.fixtures import Kafka, end_when_idle
 from tests.support.brokers.proxied import ProxiedKafka
 from tests.support.canary import leaks_in, refuse_leaks
 from tests.support.coordinator.endpoints import CheckEndpoint, Endpoints
@@ -23,8 +22,6 @@ from tests.support.coordinator.topics import Cluster, InternalTopics
 # The position in the log of each coordinator at which the test started to use it.
 _LOGS = pytest.StashKey[list[tuple[CoordinatorProcess, int]]]()
 _SHOWN_CHARACTERS = 20_000
-# How to end shared resources, by the fixture that provides and starts them.
-_ENDS = pytest.StashKey[dict[str, Callable[[], object]]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,18 +35,6 @@ def pytest_runtest_makereport(
             log = coordinator.log[position:]
             report.sections.append((f"log of {coordinator.prefix}", log[-_SHOWN_CHARACTERS:]))
     return report
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End shared resources that the next test does not use: an idle coordinator takes 5% of a core, its broker 2%."""
-    for name, end in item.config.stash.get(_ENDS, {}).items():
-        if name not in getattr(nextitem, "fixturenames", ()):
-            end()
-
-
-def _end_when_idle(config: pytest.Config, name: str, end: Callable[[], object]) -> None:
-    config.stash.setdefault(_ENDS, {})[name] = end
 
 
 def _surprises(node: pytest.Item) -> list[str]:
@@ -99,7 +84,7 @@ def _shared(
     kafka: Kafka, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[CoordinatorProcess]:
     coordinator = CoordinatorProcess(kafka.bootstrap_servers, tmp_path_factory.mktemp("shared"))
-    _end_when_idle(pytestconfig, "coordinator", coordinator.close)
+    end_when_idle(pytestconfig, "coordinator", coordinator.close)
     yield coordinator
     coordinator.close()
     refuse_leaks(coordinator.fresh_words())
@@ -212,28 +197,9 @@ async def endpoint(endpoints: Endpoints) -> CheckEndpoint:
 
 
 @pytest.fixture(scope="session")
-def _guarded(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[GuardedKafka]:
-    with GuardedKafka(tmp_path_factory.mktemp("guarded-kafka")) as kafka:
-        _end_when_idle(pytestconfig, "guarded_kafka", kafka.stop)
-        yield kafka
-
-
-@pytest.fixture
-def guarded_kafka(_guarded: GuardedKafka) -> Iterator[GuardedKafka]:
-    """Return a running broker with passwords and ACLs, which tests may stop and freeze.
-
-    Tests that use it have the mark `xdist_group("guarded_kafka")`, so that there is only one.
-    """
-    _guarded.start()
-    yield _guarded
-    if _guarded.running:
-        _guarded.resume()
-
-
-@pytest.fixture(scope="session")
 def _proxied(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ProxiedKafka]:
     with ProxiedKafka(data_dir=tmp_path_factory.mktemp("proxied-kafka")) as kafka:
-        _end_when_idle(pytestconfig, "proxied_kafka", kafka.stop)
+        end_when_idle(pytestconfig, "proxied_kafka", kafka.stop)
         yield kafka
 
 

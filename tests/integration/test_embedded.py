@@ -6,6 +6,7 @@ import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -30,18 +31,12 @@ from tests.support.processes import alive, eventually
 TIMEOUT_S = 90
 
 
-def config(
-    *,
-    data_dir: Path | None = None,
-    port: int = 0,
-    properties: Mapping[str, str] | None = None,
-) -> EmbeddedConfig:
+def config(*, properties: Mapping[str, str] | None = None, **fields: Any) -> EmbeddedConfig:
     return EmbeddedConfig(
-        data_dir=data_dir,
-        port=port,
         jvm_options=short_lived(),
         properties={**MORTAL, **(properties or {})},
         startup_timeout_s=STARTED_WITHIN_S,
+        **fields,
     )
 
 
@@ -77,9 +72,27 @@ def cluster_id(servers: str, timeout_s: float = TIMEOUT_S) -> str:
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(config()) as running:
-        yield running
+def told() -> list[str]:
+    """Return what the broker tells of its progress."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def taken() -> Iterator[int]:
+    """Return a port that another process has got."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def broker(told: list[str], taken: int) -> Iterator[EmbeddedKafka]:
+    """Return a running broker; the port that it picked first was lost at the last moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        nodes = iter([Node.single(port=taken, controller_port=pick_port())])
+        pick = EmbeddedKafka._pick_node
+        patch.setattr(EmbeddedKafka, "_pick_node", lambda kafka: next(nodes, None) or pick(kafka))
+        with EmbeddedKafka(config(progress=told.append)) as running:
+            yield running
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +130,16 @@ class TestARunningBroker:
         assert "java" in Path(f"/proc/{broker.pid}/cmdline").read_text(encoding="utf-8")
         assert broker.running
 
+    def test_a_port_lost_to_another_process_at_the_last_moment_is_picked_anew(
+        self, broker: EmbeddedKafka, taken: int
+    ) -> None:
+        assert broker.bootstrap_servers != f"127.0.0.1:{taken}"
+        assert cluster_id(broker.bootstrap_servers)
+
+    def test_progress_is_told_and_java_is_named(self, broker: EmbeddedKafka, told: list[str]) -> None:
+        assert any("Starting Kafka 4.3.1 on Java" in line for line in told)
+        assert broker.bootstrap_servers in told[-1]
+
     def test_its_log_is_kept_in_its_directory(self, broker: EmbeddedKafka) -> None:
         assert broker.log_path.parent == broker.data_dir
         # The log line appears a moment after the answer.
@@ -148,28 +171,23 @@ class TestARunningBroker:
         broker.resume()
         assert cluster_id(broker.bootstrap_servers)
 
-    @pytest.mark.parametrize("end", ["stop", "kill"])
-    def test_it_starts_again_with_its_data_on_its_port(self, broker: EmbeddedKafka, topic: str, end: str) -> None:
-        servers, pid = broker.bootstrap_servers, broker.pid
-        getattr(broker, end)()
-        assert not alive(pid)
-        assert not broker.running
-        assert broker.start() == servers
-        assert broker.pid != pid
-        assert consume(servers, topic) == b"first"
-
     def test_it_starts_again_after_a_crash(self, broker: EmbeddedKafka, topic: str) -> None:
         os.kill(broker.pid, signal.SIGKILL)
         assert eventually(lambda: not broker.running)
         broker.start()
         assert consume(broker.bootstrap_servers, topic) == b"first"
 
-    def test_stopped_while_it_is_paused_it_ends(self, broker: EmbeddedKafka) -> None:
-        pid = broker.pid
+    def test_stopped_while_it_is_paused_it_ends_and_starts_again_with_its_data_on_its_port(
+        self, broker: EmbeddedKafka, topic: str
+    ) -> None:
+        servers, pid = broker.bootstrap_servers, broker.pid
         broker.pause()
         broker.stop()
         assert not alive(pid)
-        broker.start()
+        assert not broker.running
+        assert broker.start() == servers
+        assert broker.pid != pid
+        assert consume(servers, topic) == b"first"
 
 
 def test_stopped_it_leaves_no_process_and_closed_no_directory() -> None:
@@ -195,17 +213,6 @@ def test_a_given_directory_is_kept_with_its_data_whatever_its_name(tmp_path: Pat
         assert cluster_id(kafka.bootstrap_servers) == first
     assert kafka.log_path == directory / "broker.log"
     assert kafka.log_path.exists()
-
-
-def test_a_port_lost_to_another_process_at_the_last_moment_is_picked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken: int = server.getsockname()[1]
-        nodes = iter([Node.single(port=taken, controller_port=pick_port())])
-        pick = EmbeddedKafka._pick_node
-        monkeypatch.setattr(EmbeddedKafka, "_pick_node", lambda kafka: next(nodes, None) or pick(kafka))
-        with EmbeddedKafka(config()) as kafka:
-            assert kafka.bootstrap_servers != f"127.0.0.1:{taken}"
-            assert cluster_id(kafka.bootstrap_servers)
 
 
 @pytest.mark.parametrize(
@@ -236,11 +243,3 @@ def test_a_broker_that_does_not_answer_in_time_is_ended(monkeypatch: pytest.Monk
         with pytest.raises(BrokerNotReadyError, match=rf"within {timeout_s} s.*broker\.log"):
             kafka.start()
         assert not kafka.running
-
-
-def test_progress_is_told_and_java_is_named() -> None:
-    told: list[str] = []
-    given = EmbeddedConfig(progress=told.append, jvm_options=short_lived(), startup_timeout_s=STARTED_WITHIN_S)
-    with EmbeddedKafka(given) as kafka:
-        assert any("Starting Kafka 4.3.1 on Java" in line for line in told)
-        assert kafka.bootstrap_servers in told[-1]

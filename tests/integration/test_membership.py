@@ -186,7 +186,7 @@ async def test_nothing_is_appended_to_a_shard_that_the_service_has_given_back(co
     """Stopping while the tail is behind: the service gets no event of a shard after it has finished it."""
     async with running(config) as instance:
         for shard in range(4):
-            many = [half(in_shard(shard, f"p-{number}", shards=4)) for number in range(5_000)]
+            many = [half(in_shard(shard, f"p-{number}", shards=4)) for number in range(1_500)]
             await asyncio.to_thread(prepare, config, shard, *many)
         await instance.stop()
         assert instance.service.errors == []

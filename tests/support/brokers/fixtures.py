@@ -9,17 +9,33 @@ If something is missing (Java, the network, a Docker engine), the tests fail wit
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 import pytest
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
+from tests.support.brokers.guarded import GuardedKafka
 from tests.support.brokers.jvm import STARTED_WITHIN_S, STEADY, short_lived
 from tests.support.brokers.keeper import kept_kafka
 
 VARIABLE = "HALFWAY_TEST_KAFKA"
+# How to end shared resources, by the fixture that provides and starts them.
+_ENDS = pytest.StashKey[dict[str, Callable[[], object]]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End shared resources that the next test does not use: an idle coordinator takes 5% of a core, its broker 2%."""
+    for name, end in item.config.stash.get(_ENDS, {}).items():
+        if name not in getattr(nextitem, "fixturenames", ()):
+            end()
+
+
+def end_when_idle(config: pytest.Config, name: str, end: Callable[[], object]) -> None:
+    """Let the resource of a fixture end when the next test does not use it; the fixture starts it again."""
+    config.stash.setdefault(_ENDS, {})[name] = end
 
 
 class Kafka(Protocol):
@@ -77,3 +93,22 @@ def kafka(testrun_uid: str) -> Iterator[Kafka]:
             yield GivenKafka(bootstrap_servers)
     else:
         yield GivenKafka(choice)
+
+
+@pytest.fixture(scope="session")
+def _guarded(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[GuardedKafka]:
+    with GuardedKafka(tmp_path_factory.mktemp("guarded-kafka")) as kafka:
+        end_when_idle(pytestconfig, "guarded_kafka", kafka.stop)
+        yield kafka
+
+
+@pytest.fixture
+def guarded_kafka(_guarded: GuardedKafka) -> Iterator[GuardedKafka]:
+    """Return a running broker with passwords and ACLs, which tests may stop and freeze.
+
+    Tests that use it have the mark `xdist_group("guarded_kafka")`, so that there is only one.
+    """
+    _guarded.start()
+    yield _guarded
+    if _guarded.running:
+        _guarded.resume()
