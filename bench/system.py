@@ -50,10 +50,11 @@ class Broker(msgspec.Struct, frozen=True):
     bootstrap_servers: str
     pid: int | None = None
 
-    def create_topic(self, name: str) -> None:
-        """Create the topic of a load, unless an earlier run has, and wait until its partitions have leaders."""
+    def create_topic(self, name: str, partitions: int = PARTITIONS, **config: str) -> None:
+        """Create a topic, unless an earlier run has, and wait until its partitions have leaders."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-        created = admin.create_topics([NewTopic(name, PARTITIONS, 1)], request_timeout=_REQUEST_S)[name]
+        new = NewTopic(name, partitions, 1, config=config)
+        created = admin.create_topics([new], request_timeout=_REQUEST_S)[name]
         try:
             created.result(_REQUEST_S)
         except KafkaException as error:

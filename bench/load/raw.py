@@ -28,10 +28,10 @@ from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
+from confluent_kafka import Producer
 
-from bench.plan import GROUP, KEYS, PARTITIONS, SHARDS, VALUE_BYTES, RawPlan, RawResult
+from bench.plan import GROUP, KEYS, SHARDS, VALUE_BYTES, RawPlan, RawResult
+from bench.system import Broker
 from halfway.coordinator import changes
 from halfway.kafka.clients.config import MIB, KafkaConfig
 from halfway.kafka.clients.transactional_producer import TransactionalProducer, initialised
@@ -63,21 +63,11 @@ def main(plan_path: str, result_path: str) -> None:
         prefix="_raw.",
         shards=SHARDS,
     )
-    _create_topics(config, plan.topic)
+    kafka = Broker(plan.bootstrap_servers)
+    kafka.create_topic(plan.topic)
+    kafka.create_topic(config.half_topic, SHARDS, **{"cleanup.policy": "compact"})
+    kafka.create_topic(config.op_topic, SHARDS, **{"cleanup.policy": "compact,delete"})
     Path(result_path).write_bytes(msgspec.json.encode(_measure(config, plan)))
-
-
-def _create_topics(config: KafkaConfig, topic: str) -> None:
-    topics = {topic: (PARTITIONS, "delete"), config.half_topic: (SHARDS, "compact")}
-    topics[config.op_topic] = (SHARDS, "compact,delete")
-    admin = AdminClient({"bootstrap.servers": config.properties["bootstrap.servers"]})
-    new = [NewTopic(name, count, 1, config={"cleanup.policy": policy}) for name, (count, policy) in topics.items()]
-    for created in admin.create_topics(new, operation_timeout=_REQUEST_S, request_timeout=_REQUEST_S).values():
-        try:
-            created.result(_REQUEST_S)
-        except KafkaException as error:
-            if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-                raise
 
 
 def _measure(config: KafkaConfig, plan: RawPlan) -> RawResult:
