@@ -255,7 +255,7 @@ class Metrics:
             lane_failures=int(_value(self._lane_failures, "_total")),
         )
 
-    # --- halfway.http.server.api.RequestObserver
+    # --- halfway.http.stream.operations.RequestObserver
 
     def answered(self, operation: str, status: int) -> None:
         self._requests.count((operation, str(status)), 1)

@@ -10,7 +10,7 @@ from functools import partial
 from http import HTTPMethod
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote
 
 import structlog
@@ -36,7 +36,7 @@ from halfway.http.responses.problems import (
 )
 from halfway.http.responses.slices import Unsent
 from halfway.http.server.server import call_on_data, cancelled_when_lost, note_caller
-from halfway.http.stream.operations import StreamObserver, StreamOperations
+from halfway.http.stream.operations import RequestObserver, StreamOperations
 from halfway.http.stream.stream import Streams
 from halfway.protocol.errors import (
     EndUnconfirmedError,
@@ -62,13 +62,6 @@ _LARGE_ANSWERS: Final = 2
 _PARAMETER_AT: Final = 3
 """The path parameter is always the third part: `/v1/groups/{group}/checks`."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
-
-
-class RequestObserver(StreamObserver, Protocol):
-    """Counts requests."""
-
-    def answered(self, operation: str, status: int) -> None:
-        """Count a request by its operation (`none` if it has none) and status."""
 
 
 _ABANDON_S: Final = 1.0

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 
-class StreamObserver(Protocol):
-    """Counts the operations of streams."""
+class RequestObserver(Protocol):
+    """Counts requests, and the operations of streams."""
+
+    def answered(self, operation: str, status: int) -> None:
+        """Count a request by its operation (`none` if it has none) and status."""
 
     def streamed(self, operation: str, status: int, count: int) -> None:
         """Count operations that were answered with a status."""
@@ -88,7 +91,7 @@ class StreamOperations:
         admission: Admission,
         timeout_s: float,
         hold_s: float,
-        observer: StreamObserver,
+        observer: RequestObserver,
         refusals: RefusalLog,
     ) -> None:
         """Take the bounds, which are those of requests.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from aiohttp import WSMsgType, web
@@ -57,31 +57,12 @@ _FULL_PAUSE_S: Final = 0.5
 """The same if none may be sent, as clients do not read what they were sent."""
 
 
-class Taker(Protocol):
-    """A connection, as its subscriptions know it."""
-
-    principal: Principal
-
-    @property
-    def reads(self) -> bool:
-        """Return whether the client reads, and all clients together read enough."""
-
-    async def reading(self) -> None:
-        """Return once the client has read what it was sent."""
-
-    async def push(self, checks: Sequence[LeasedCheck]) -> None:
-        """Send checks."""
-
-    def unsubscribed(self, subscription: Subscription, error: HalfwayError) -> None:
-        """Notify the client that it gets no more checks of a group."""
-
-
 class Subscription:
     """The checks of one group on one connection."""
 
-    def __init__(self, coordinator: Coordinator, taker: Taker, group: str) -> None:
+    def __init__(self, coordinator: Coordinator, stream: Stream, group: str) -> None:
         self._coordinator = coordinator
-        self._taker = taker
+        self._stream = stream
         self.group = group
         self._most = 0
         self._out: dict[str, float] = {}
@@ -114,18 +95,18 @@ class Subscription:
     async def _run(self) -> None:
         try:
             while True:
-                await self._taker.reading()
+                await self._stream.reading()
                 free = await self._free()
                 found = await self._try(free)
                 if found:
-                    await self._taker.push(found)
+                    await self._stream.push(found)
                 else:
-                    await asyncio.sleep(_PAUSE_S if self._taker.reads else _FULL_PAUSE_S)
+                    await asyncio.sleep(_PAUSE_S if self._stream.reads else _FULL_PAUSE_S)
         except HalfwayError as error:
-            self._taker.unsubscribed(self, error)
+            self._stream.unsubscribed(self, error)
         except Exception:
             log.exception("stream_subscription_failed", group=self.group)
-            self._taker.unsubscribed(self, InternalError())
+            self._stream.unsubscribed(self, InternalError())
 
     async def _try(self, free: int) -> Sequence[LeasedCheck]:
         try:
@@ -139,8 +120,8 @@ class Subscription:
             self.group,
             at_most=free,
             wait_s=wait_s,
-            principal=self._taker.principal,
-            is_connected=lambda: self._taker.reads,
+            principal=self._stream.principal,
+            is_connected=lambda: self._stream.reads,
         )
         until = asyncio.get_running_loop().time() + self._coordinator.limits.lease_s
         self._out.update((check.check_id, until) for check in found)
