@@ -24,7 +24,7 @@ from bench.figures import Record, Row, Say, cpu_us, memory_mib
 from bench.log_history import History, Plan
 from bench.plan import VALUE_BYTES
 from bench.system import ROOT, Broker, Calls, Instance, Job, RigError, repeating, until
-from halfway.app.metrics.metrics import Metrics
+from halfway.app.metrics import Metrics
 from halfway.coordinator.ports import Cursors
 from halfway.coordinator.requests import ServiceLimits
 from halfway.embedded.broker import HOST, pick_port

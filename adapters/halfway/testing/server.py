@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
 
-from halfway.app.metrics.metrics import Metrics
+from halfway.app.metrics import Metrics
 from halfway.app.settings import Settings
 from halfway.checks import LOOPBACK_NETWORKS
 from halfway.client.consumer import Record

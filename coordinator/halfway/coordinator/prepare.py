@@ -14,7 +14,7 @@ from halfway.coordinator.changes import Record
 from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, log_late, tick_of
 from halfway.coordinator.prepare_rules import GroupLimits
 from halfway.coordinator.requests import Moment, Prepare, Prepared
-from halfway.coordinator.shards.schedule import check_at, look_and_check_at
+from halfway.coordinator.shards.groups import check_at, look_and_check_at
 from halfway.protocol.entries import Entry, Pending
 from halfway.protocol.errors import (
     HalfwayError,

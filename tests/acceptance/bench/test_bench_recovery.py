@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bench.log_history import Plan, Writer
-from halfway.app.metrics.metrics import Metrics
+from halfway.app.metrics import Metrics
 from halfway.coordinator.ports import Cursors
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.topics.provisioning import InternalTopics

@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 
-from halfway.app.metrics.instruments import LONG_S, LoopPauses
-from halfway.app.metrics.metrics import Metrics, export_zeros
+from halfway.app.metrics import LONG_S, LoopPauses, Metrics, export_zeros
 from halfway.app.serve.backend import STOP_S, WARNINGS, Backend, running_backend
 from halfway.app.serve.process import (
     CONSOLE_CONNECTIONS,

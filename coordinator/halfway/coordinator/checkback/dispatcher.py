@@ -20,7 +20,7 @@ from halfway.coordinator.ending import WRITE_LIMIT_S, background_deadline
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.queries.queries import view
-from halfway.coordinator.shards.schedule import look_at
+from halfway.coordinator.shards.groups import look_at
 from halfway.protocol.entries import Pending
 from halfway.protocol.errors import AlreadyEndedError, HalfwayError, InvalidRequestError
 from halfway.protocol.principal import Permission

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from halfway.coordinator.checkback.dispatcher import RETRY_MS, CheckQueue, check_id
 from halfway.coordinator.requests import LeasedCheck, Moment
-from halfway.coordinator.shards.schedule import look_at
+from halfway.coordinator.shards.groups import look_at
 from halfway.protocol.errors import HalfwayError, InvalidRequestError, OverloadedError
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import CheckMode, Group

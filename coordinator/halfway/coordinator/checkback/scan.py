@@ -13,7 +13,7 @@ from halfway.coordinator.changes import Record
 from halfway.coordinator.ending import WRITE_LIMIT_S
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import Cursors
-from halfway.coordinator.shards.schedule import jitter, look_at
+from halfway.coordinator.shards.groups import jitter, look_at
 from halfway.protocol.entries import Pending, Unresolved
 from halfway.protocol.errors import HalfwayError, OvertakenError
 from halfway.protocol.policy import Check, Park, ReAnchor, RollBack, decide, is_of_wrong_clock, reanchor_distance

@@ -19,7 +19,7 @@ import structlog
 from halfway.coordinator.logging import Instant
 from halfway.coordinator.records import ListResult
 from halfway.coordinator.requests import ListQuery, Moment, TransactionView, moment
-from halfway.coordinator.shards.schedule import check_at
+from halfway.coordinator.shards.groups import check_at
 from halfway.coordinator.shards.shard import not_served
 from halfway.protocol.entries import Ended, Entry, ParkedEntry, short_key_hash
 from halfway.protocol.errors import (

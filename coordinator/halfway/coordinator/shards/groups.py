@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 import msgspec
 from yarl import URL
@@ -21,6 +22,7 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownGroupError,
 )
+from halfway.protocol.policy import is_of_wrong_clock, next_check_at, next_look_at
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import MAX_TOPICS, CheckMode, Group
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from halfway.coordinator.ports import Authority, CheckCaller, Clock, GroupStore
     from halfway.coordinator.requests import ServiceLimits
     from halfway.coordinator.shards.shard_table import ShardTable
+    from halfway.protocol.entries import Pending
     from halfway.protocol.policy import CheckPolicy
 
 HOLD_S: Final = 10.0
@@ -333,3 +336,33 @@ def _add_command(asked: GroupSpec, before: Group | None) -> str:
 def _require_unused(name: str, counts: GroupCounts) -> None:
     if counts.pending or counts.parked:
         raise GroupInUseError(name, pending=counts.pending, parked=counts.parked)
+
+
+def jitter(entry: Pending) -> float:
+    """Return the jitter of this attempt, in [0, 1). It is the same at every look, so that a due time does not change.
+
+    The first check has no jitter.
+    """
+    if not entry.attempts:
+        return 0.0
+    return crc32(f"{entry.id}:{entry.attempts}".encode()) / 2**32
+
+
+def look_and_check_at(groups: Groups, entry: Pending, now: int) -> tuple[int, int]:
+    """Return when the policy must next decide on a transaction, and when its next check is due, in ms since the epoch.
+
+    The first is 0, which means now, if the transaction was written by a wrong clock that has been corrected since.
+    """
+    policy = groups.policy(entry.group)
+    due = next_check_at(policy, entry, jitter=jitter(entry))
+    return 0 if is_of_wrong_clock(entry, now) else next_look_at(policy, entry, check_at=due), due
+
+
+def look_at(groups: Groups, entry: Pending, now: int) -> int:
+    """Return when the policy must next decide on a transaction; see `look_and_check_at`."""
+    return look_and_check_at(groups, entry, now)[0]
+
+
+def check_at(groups: Groups, entry: Pending) -> int:
+    """Return when the next check of a transaction is due, in ms since the epoch."""
+    return next_check_at(groups.policy(entry.group), entry, jitter=jitter(entry))

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from halfway.app.metrics.instruments import LoopPauses
+from halfway.app.metrics import LoopPauses
 
 
 async def test_a_pause_is_measured() -> None:

@@ -1,6 +1,6 @@
 """The totals that statistics show are those of the metrics, of one group or of all."""
 
-from halfway.app.metrics.metrics import MAX_GROUPS, OTHER, Metrics
+from halfway.app.metrics import MAX_GROUPS, OTHER, Metrics
 from halfway.coordinator.records import Totals
 
 

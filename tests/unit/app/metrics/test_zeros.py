@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.app.metrics.metrics import Metrics, export_zeros
+from halfway.app.metrics import Metrics, export_zeros
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import SKIP_REASONS

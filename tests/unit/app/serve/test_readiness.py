@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.app.metrics.instruments import LoopPauses
+from halfway.app.metrics import LoopPauses
 from halfway.app.serve import backend as readiness
 from halfway.app.serve.app import _Stage
 from halfway.app.serve.backend import WARNINGS, Backend, Readiness

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from halfway.app.metrics.instruments import LoopPauses
-from halfway.app.metrics.metrics import Metrics
+from halfway.app.metrics import LoopPauses, Metrics
 from halfway.app.serve.app import _Stage
 from halfway.coordinator.records import PATH
 from halfway.http.console import Console

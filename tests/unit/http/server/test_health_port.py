@@ -4,7 +4,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.app.metrics.metrics import MAX_GROUPS, Metrics
+from halfway.app.metrics import MAX_GROUPS, Metrics
 from halfway.http.console import Console
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.http.server.server import HttpServer
@@ -122,7 +122,7 @@ async def test_a_deleted_group_leaves_no_series_and_its_place_to_others(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last figures are scraped once more. However many have come and gone, a new one is not counted as `other`."""
-    monkeypatch.setattr("halfway.app.metrics.metrics.MAX_GROUPS", 3)
+    monkeypatch.setattr("halfway.app.metrics.MAX_GROUPS", 3)
     metrics = Metrics()
     metrics.show(world.coordinator, world.api)
 

@@ -1,1 +1,0 @@
-"""What Prometheus reads: the metrics of a coordinator, and the instruments behind them."""
