@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console, Group
@@ -15,9 +15,6 @@ from rich.text import Text
 from halfway.app.cli.remote import Remote, objects_of, path_of
 from halfway.app.cli.transactions import token_option, url_option
 from halfway.app.terminal import FiniteRange, json_line, printable, say
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ROWS, _WIDTH, _PIPE_COLUMNS = 20, 100, 400
 _TABLES = {
@@ -58,21 +55,16 @@ def screen(statistics: dict[str, Any] | None) -> Group:
     """Return the statistics for the terminal. Their text is escaped, so that the terminal does not interpret it."""
     if statistics is None:
         return Group(Text("no answer; trying again", style="bold red"))
-    lines = [
-        Text("  ".join(f"{name} {_short(value)}" for name, value in (statistics.get(part) or {}).items()))
-        for part in ("totals", "counted")
-    ]
-    return Group(*lines, *_tables({**statistics, **(statistics.get("failures") or {})}))
-
-
-def _tables(parts: dict[str, Any]) -> Iterator[Table]:
+    figures = {**(statistics.get("totals") or {}), **(statistics.get("counted") or {})}
+    shown: list[Text | Table] = [Text("  ".join(f"{name} {_short(value)}" for name, value in figures.items()))]
+    parts = {**statistics, **(statistics.get("failures") or {})}
     for name, columns in _TABLES.items():
-        rows = objects_of(parts, name) if parts.get(name) else []
-        table = Table(*columns, title=name, title_justify="left", box=None, pad_edge=False)
-        for row in rows[:_ROWS]:
-            table.add_row(*(Text(_short(row.get(column)), overflow="ellipsis", no_wrap=True) for column in columns))
-        if rows:
-            yield table
+        if rows := objects_of(parts, name) if parts.get(name) else []:
+            table = Table(*columns, title=name, title_justify="left", box=None, pad_edge=False)
+            for row in rows[:_ROWS]:
+                table.add_row(*(Text(_short(row.get(column)), overflow="ellipsis", no_wrap=True) for column in columns))
+            shown.append(table)
+    return Group(*shown)
 
 
 def _short(value: object) -> str:

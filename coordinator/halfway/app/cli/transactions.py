@@ -149,22 +149,28 @@ def end(transaction_id: str, outcome: str, remark: str | None, url: str, token: 
 
 @transactions.command()
 @click.argument("transaction_id")
+@click.option("--remark", help="The reason; for the audit trail.")
 @url_option
 @token_option
 @json_option
-def check(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
+def check(transaction_id: str, remark: str | None, url: str, token: str | None, *, as_json: bool) -> None:
     """Ask the producer group about a prepared transaction now."""
-    show_answer(Remote(url, token).ask("POST", path_of("transactions", transaction_id, "check")), as_json=as_json)
+    path = path_of("transactions", transaction_id, "check")
+    answer = Remote(url, token).ask("POST", path, body={"remark": remark} if remark else None)
+    show_answer(answer, as_json=as_json)
 
 
 @transactions.command()
 @click.argument("transaction_id")
+@click.option("--remark", help="The reason; for the audit trail, and stored in the op marker.")
 @url_option
 @token_option
 @json_option
-def resume(transaction_id: str, url: str, token: str | None, *, as_json: bool) -> None:
+def resume(transaction_id: str, remark: str | None, url: str, token: str | None, *, as_json: bool) -> None:
     """Return a parked transaction to prepared."""
-    show_answer(Remote(url, token).ask("POST", path_of("transactions", transaction_id, "resume")), as_json=as_json)
+    path = path_of("transactions", transaction_id, "resume")
+    answer = Remote(url, token).ask("POST", path, body={"remark": remark} if remark else None)
+    show_answer(answer, as_json=as_json)
 
 
 @transactions.command()

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from halfway.coordinator.operations import results_of
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TransactionView
 from halfway.http.requests import models
-from halfway.http.requests.validation import cause_of, to_batch_action, to_batch_end
+from halfway.http.requests.validation import cause_of, to_action, to_batch_end
 from halfway.http.responses.problems import Answer, InternalError, answer, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
 
@@ -154,8 +154,8 @@ async def _wanted(call: Call, cause: Cause) -> _Items:
         return _Items(
             prepare=[to_prepare(one) for one in request.prepare],
             end=[to_end(one) for one in request.end],
-            check=[to_batch_action(one) for one in request.check],
-            resume=[to_batch_action(one) for one in request.resume],
+            check=[to_action(one) for one in request.check],
+            resume=[to_action(one) for one in request.resume],
         )
 
     whole = validation.read_whole(models.WholeBatch, call.body, converted)
@@ -165,8 +165,8 @@ async def _wanted(call: Call, cause: Cause) -> _Items:
     return _Items(
         prepare=await _each(partial(validation.read, models.PrepareRequest), outline.prepare, to_prepare),
         end=await _each(partial(validation.read, models.BatchEnd), outline.end, to_end),
-        check=await _each(partial(validation.read, models.BatchAction), outline.check, to_batch_action),
-        resume=await _each(partial(validation.read, models.BatchAction), outline.resume, to_batch_action),
+        check=await _each(partial(validation.read, models.BatchAction), outline.check, to_action),
+        resume=await _each(partial(validation.read, models.BatchAction), outline.resume, to_action),
     )
 
 

