@@ -81,7 +81,7 @@ def test_one_that_is_parked_is_prepared_again_by_a_resume(server: Server, topic:
         (lambda topic: [{"topic": topic, "value": "x" * 5 * MIB}], 413, "message_too_large"),
         (lambda topic: [{"topic": topic, "value": "x" * MIB}] * 5, 413, "message_too_large"),
         (lambda topic: [{"topic": topic, "value": "x" * 2 * MIB}], 413, "message_too_large"),
-        (lambda topic: [{"topic": topic, "value": "x"}] * 1001, 422, "invalid_request"),
+        (lambda topic: [{"topic": topic, "value": "x"}] * 1025, 422, "invalid_request"),
         (lambda _: [], 422, "invalid_request"),
         (lambda topic: [{"topic": topic, "value": "x", "partition": 3}], 422, "invalid_request"),
     ],

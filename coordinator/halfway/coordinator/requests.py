@@ -132,6 +132,8 @@ class TransactionView(msgspec.Struct, frozen=True, kw_only=True):
     next_check_at: Moment | None = None
     last_check_at: Moment | None = None
     last_error: str | None = None
+    waits: str | None = None
+    """What the change under way waits for: `turn`, `owner`, `tail`, `payload` or `lane`; null if there is none."""
     commit_verdict: bool = False
     """A check answered commit, but the commit is not written yet. Policy never rolls such a transaction back."""
     parked_at: Moment | None = None

@@ -233,10 +233,12 @@ class Queries:
         """Return one transaction, with the payload if it is prepared or parked and the caller may read payloads."""
         shard, entry = await self._lookup.locate(transaction_id, Permission.GET, principal=principal, deadline=deadline)
         payload = payload and self._authority.may(principal, Permission.READ_PAYLOADS, entry.group)
-        if isinstance(entry, Ended) or not payload:
-            return view(self._groups, entry)
-        half = await self._lookup.payload(shard, entry, deadline=deadline)
-        return view(self._groups, shard.state.find(transaction_id) or entry, half.messages)
+        messages = None
+        if payload and not isinstance(entry, Ended):
+            messages = (await self._lookup.payload(shard, entry, deadline=deadline)).messages
+            entry = shard.state.find(transaction_id) or entry
+        shown, change = view(self._groups, entry, messages), self._shards.claims.get(entry.id)
+        return shown if change is None else msgspec.structs.replace(shown, waits=change.waits.value)
 
     async def _slices(
         self, query: ListQuery, shards: Sequence[int], deadline: float, caller: str | None

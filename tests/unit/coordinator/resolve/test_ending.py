@@ -167,13 +167,15 @@ async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world:
         second = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
         opposite = asyncio.create_task(world.end(prepared.id, Outcome.ROLLBACK))
         again = await world.prepare(transaction_id="order-1")
-        assert (await world.get(prepared.id)).state is State.PREPARED
+        shown = await world.get(prepared.id)
+        assert (shown.state, shown.waits) == (State.PREPARED, "lane")
     assert (await first).changed is True
     assert (await second).changed is False
     with pytest.raises(AlreadyEndedError):
         await opposite
     assert again.created is False
-    assert (await world.get(prepared.id)).state is State.COMMITTED
+    shown = await world.get(prepared.id)
+    assert (shown.state, shown.waits) == (State.COMMITTED, None)
     await world.scan()
     assert [record.value for record in log.records if record.key == prepared.id][1:] == [None], "nothing to correct"
 
