@@ -17,7 +17,6 @@ from halfway.coordinator.queries.activity import MAX_ENTRIES
 from halfway.coordinator.records import (
     Away,
     Counts,
-    Endpoint,
     Failures,
     FiguresCall,
     GroupFigures,
@@ -51,8 +50,7 @@ _OF_INSTANCE: Final = 500
 _ASK_S: Final = 3.0
 _FRESH_S: Final = 0.5
 _SAMPLE_MS: Final = 5_000
-_SAMPLES: Final = 180
-"""15 minutes."""
+_SAMPLES: Final = 180  # 15 minutes
 _HIDDEN: Final = "an instance does not answer"
 """The detail that a group sees. It does not learn the addresses of instances."""
 
@@ -282,9 +280,7 @@ def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
         if before is None:
             merged[part.group] = part
             continue
-        latest: dict[str, Endpoint] = {}
-        for endpoint in sorted((*before.endpoints, *part.endpoints), key=lambda endpoint: endpoint.at):
-            latest[endpoint.host] = endpoint
+        endpoints = sorted((*before.endpoints, *part.endpoints), key=lambda endpoint: endpoint.at)
         until = max(before.breaker_until or Moment(), part.breaker_until or Moment()) or None
         merged[part.group] = GroupFigures(
             group=part.group,
@@ -294,6 +290,6 @@ def _merge_groups(parts: Iterable[GroupFigures]) -> list[GroupFigures]:
             checks_due=before.checks_due + part.checks_due,
             breaker="closed" if until is None else "open",
             breaker_until=until,
-            endpoints=tuple(latest.values()),
+            endpoints=tuple({endpoint.host: endpoint for endpoint in endpoints}.values()),
         )
     return sorted(merged.values(), key=lambda part: (-part.parked, -part.pending, part.group))
