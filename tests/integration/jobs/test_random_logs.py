@@ -3,9 +3,8 @@
 import os
 import random
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,7 +12,6 @@ from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables import Folder, LocalFolder
-from halfway.pipeline.transforms.verdict import ANOMALIES
 from tests.support.pipeline.audits import (
     OPTIONS,
     DiedError,
@@ -22,9 +20,8 @@ from tests.support.pipeline.audits import (
     cuts_of,
     dying_engine,
     found_in,
-    last_in,
 )
-from tests.support.pipeline.logs import SLACK, START, LogSource, Written
+from tests.support.pipeline.logs import LogSource
 from tests.support.pipeline.random_logs import RandomLog
 
 if TYPE_CHECKING:
@@ -62,37 +59,6 @@ def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> No
                 incremental.run(engine, LogSource(engine, made.log, at, open_since=open_since), folder, OPTIONS)
             engine.close()
     assert_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
-
-
-@pytest.mark.parametrize("windows", [True, False], ids=["windows", "whole"])
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
-def test_retention_makes_no_anomaly(tmp_path: Path, seed: int, *, windows: bool) -> None:
-    """Retention can remove anything between two runs. Later records have the verdicts that they were made for."""
-    made = RandomLog(seed, count=45)
-    oldest = START
-    cuts = cuts_of(made, seed)
-    for at, following in pairwise(cuts):
-        if windows:
-            continued(made.log, at, LocalFolder(str(tmp_path)))
-        oldest = max(oldest, made.age(following))
-    continued(made.log, cuts[-1], LocalFolder(str(tmp_path)))
-    if not windows:
-        # An audit that begins afterwards has this proof alone.
-        oldest = max(oldest, made.proved_since)
-    found = last_in(tmp_path)
-    wrong = {name for (name, _), verdict in found.items() if verdict in ANOMALIES}
-    assert wrong <= {name for (name, _), verdict in made.expected.items() if verdict in ANOMALIES}, f"seed {seed}"
-    written = {name for record in made.log.records if record.at <= oldest + SLACK for name in ids_of(record)}
-    whole = {key: verdict for key, verdict in made.expected.items() if key[0] not in written}
-    assert whole.items() <= found.items(), f"seed {seed}"
-
-
-def ids_of(record: Written) -> set[Any]:
-    """Return the ids in a record."""
-    return {
-        (record.key or b"").decode(),
-        *(value for name, value in record.headers if name == "halfway-transaction-id"),
-    }
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SEEDS // 50)), ids="seed-{}".format)

@@ -9,11 +9,12 @@ from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit, incremental
+from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import OpKind
 from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import MESSAGES, OPTIONS, continued, counts_in, found_in, last_in
 from tests.support.pipeline.log_writer import Writer
-from tests.support.pipeline.logs import HORIZON, START, Log, LogSource
+from tests.support.pipeline.logs import HORIZON, PREFIX, START, Log, LogSource
 
 DAY = 24 * 3_600_000
 
@@ -85,6 +86,28 @@ def test_an_id_that_is_open_keeps_the_numbers_of_its_uses(tmp_path: Path, monkey
         continued(log, at + 180_000, folder)
     assert last_in(tmp_path) == {("mine", use): "committed_ok" for use in range(len(days))}
     assert counts_in(tmp_path) == {"committed_ok": len(days)}
+
+
+def test_an_earlier_use_is_not_open_once_a_later_one_is_known(tmp_path: Path) -> None:
+    """Kafka has removed its tombstone and its outcome between two runs, which nobody has read."""
+    log = Log(compacted=frozenset(PREFIX + kind for kind in ("half", "op", "parked")))
+    writer, folder, again = Writer(log), LocalFolder(str(tmp_path)), START + DAY
+    for name in ("pending", "parked"):
+        writer.half(name, MESSAGES, START)
+    writer.park("parked", MESSAGES, START + 10, START)
+    log.settle()
+    continued(log, START + 60_000, folder)
+    assert counts_in(tmp_path) == {"pending": 1, "parked": 1}
+    writer.write_tombstone("parked", "parked", START + 100_000, "prepared")
+    for name in ("pending", "parked"):
+        writer.commit(name, MESSAGES, START + 120_000, START)
+        writer.half(name, MESSAGES, again)
+        writer.commit(name, MESSAGES, again + 10, again)
+    log.settle()
+    for topic in log.compacted:
+        log.compact(topic, again + HORIZON)
+    continued(log, again + HORIZON, folder)
+    assert counts_in(tmp_path) == {"expired_unknown": 2, "committed_ok": 2}
 
 
 def test_a_forged_message_between_two_uses_does_not_join_them(tmp_path: Path) -> None:

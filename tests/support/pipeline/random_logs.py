@@ -226,39 +226,20 @@ class RandomLog:
             self.expected[name, life] = "committed_ok"
         self.log.ahead = 0
 
-    def age(self, until: int) -> int:
-        """Let retention remove about half of the real topics' records until a time; return the latest time removed.
+    def age(self, until: int) -> None:
+        """Let retention remove about half of the real topics' records until a time, and in one log of four all of one.
 
         What stands first then was written by a clock that is right: no other would tell since when the rest is whole.
-        One log in four loses all of a topic, whatever its retention is.
         """
         if self.random.random() < 0.25:
             topic = self.random.choice(REAL)
             self.log.kept_ms = self.random.choice((None, 1000 * HORIZON))
             self.log.trim(topic, sum(record.topic == topic and record.at <= until for record in self.log.records))
-            return until
-        oldest = START
+            return
         for topic in REAL:
             there = [record for record in self.log.records if record.topic == topic and record.at <= until]
-            firsts = [each for each in there if each.named and each.told_at == each.at and not each.aborted]
-            if firsts:
-                first = self.random.choice(firsts)
-                self.log.trim(topic, first.offset)
-                oldest = max(oldest, first.at)
-        return oldest
-
-    @property
-    def proved_since(self) -> int:
-        """Return the latest time of the messages that prove since when the trimmed topics are complete.
-
-        A message with a future date proves nothing.
-        """
-        found = [START]
-        for topic, start in self.log.starts.items():
-            there = (each for each in self.log.records if each.topic == topic and each.offset >= start)
-            proofs = (each.told_at for each in there if each.named and not each.aborted)
-            found.append(next((at for at in proofs if at <= self.end), self.end))
-        return max(found)
+            if firsts := [each for each in there if each.named and each.told_at == each.at and not each.aborted]:
+                self.log.trim(topic, self.random.choice(firsts).offset)
 
     def compact(self) -> None:
         """Compact halfway's topics: the first use of an id loses its outcome, and contradictions one of theirs."""

@@ -83,13 +83,8 @@ def _with_shards(engine: Engine, transactions: Frame, limits: Limits) -> Frame:
 def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> Frame:
     """Return one row for each message that an op names or that is in a topic, and for each other event."""
     of_op = "source = 'op'"
-    of_both = {
-        "prepared_at": "min",
-        "ended_at": "max",
-        "used_again": "bool_or",
-        "first_place": "min",
-        "last_place": "max",
-    }
+    of_both = {"prepared_at": "min", "ended_at": "max", "used_again": "bool_or"}
+    of_both |= {"first_place": "min", "last_place": "max"}
     alone = {
         "group": '"group"',
         "cause": "cause",
@@ -98,12 +93,11 @@ def _slots(engine: Engine, lives: Frame, evidence: Evidence, limits: Limits) -> 
         "rolled_back": f"{of_op} and outcome = '{ROLLED_BACK}'",
         "gone_at": """case when source = 'gone' then "at" end""",
         "half_at": """case when source = 'half' then "at" end""",
+        "parked_at": """case when source = 'parked' then "at" end""",
         "unparked": "source = 'unparked'",
     }
-    compared = (
-        *(f"wanted{each}" for each in ("", "_headers", "_key", "_total", "_partition")),
-        *("highest", "highest_headers", "most_total", "most_partition"),
-    )
+    compared = [f"wanted{each}" for each in ("", "_headers", "_key", "_total", "_partition")]
+    compared += ["highest", "highest_headers", "most_total", "most_partition"]
     least = ("lowest", "lowest_headers", "least_total", "least_partition")
     of_messages = {
         **{name: f"{function}({name})" for name, function in of_both.items()},
@@ -172,14 +166,14 @@ _BEFORE: Final = """max(case when expected and found = 1 then first_place end) o
 """The last place of the earlier messages of a transaction in the same partition."""
 _NOTHING: Final = {
     **dict.fromkeys(("group", "cause"), "cast(null as string)"),
-    **dict.fromkeys(("gone_at", "half_at"), "cast(null as bigint)"),
+    **dict.fromkeys(("gone_at", "half_at", "parked_at"), "cast(null as bigint)"),
 }
 
 
 def _transactions(d: Dialect) -> str:
     """Return one row for each transaction, with its problems counted and listed."""
     flags = ("committed", "rolled_back", "half", "parked", "unparked", "unsettled", "unreadable", "used_again")
-    greatest = ("group", "cause", "ended_at", "op_at", "message_at", "gone_at", "half_at")
+    greatest = ("group", "cause", "ended_at", "op_at", "message_at", "gone_at", "half_at", "parked_at")
     counted = {
         "expected": "expected",
         **{
@@ -215,6 +209,8 @@ def _judged(d: Dialect, limits: Limits) -> str:
     # A stray half of an ended id gets its tombstone within a horizon of its outcome.
     gone = "gone_at is not null and not (committed or rolled_back or found > 0 or half or parked or used_again)"
     vanished = f"(coalesce(gone_at >= whole_since + {limits.horizon_ms}, false) and {gone})"
+    # The tombstone can have been removed unread, and a later use has replaced the outcome.
+    unread = f"used_again and coalesce(greatest(half_at, parked_at) < {limits.halves_since}, false)"
     # What no op explains, although it is too young to have lost its op by age.
     unexplained = f"""(not (committed or rolled_back or used_again) and found > 0
             and coalesce(message_at >= {kept_since}, false)
@@ -267,6 +263,7 @@ def _judged(d: Dialect, limits: Limits) -> str:
             when committed and (unproved > 0 or expired > 0) then 'expired_unknown'
             when committed then 'committed_ok'
             when rolled_back then 'rolled_back_ok'
+            when {unread} and not unsettled then 'expired_unknown'
             when parked then 'parked'
             when unsettled or half then 'pending'
             else 'expired_unknown' end as verdict
