@@ -17,7 +17,7 @@ from halfway.pipeline.jobs import audit
 from tests.support.pipeline.archives import rows_in
 from tests.support.pipeline.audits import OPTIONS
 from tests.support.pipeline.logs import START
-from tests.support.pipeline.worlds import World, WorldSource
+from tests.support.pipeline.worlds import Worlds, WorldSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ SEED = 5
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Rows]]:
     """Return the tables of an audit of a small world with planted anomalies, and those of a ledger."""
-    folder, chance, world = tmp_path_factory.mktemp("tables"), random.Random(SEED), World(SEED)
+    folder, chance, world = tmp_path_factory.mktemp("tables"), random.Random(SEED), Worlds(SEED, 1)
     for number, anomaly in enumerate(("lost", "torn", "doubled", "leaked")):
         world.plant(anomaly, ago=3_600_000 + number * 60_000)
     engine = DuckEngine()

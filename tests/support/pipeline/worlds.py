@@ -5,6 +5,9 @@ that are used again, aborted Kafka transactions, other producers, idle partition
 have. Compaction, op's retention and that of real topics remove records at any time. Pins are taken one after the other
 while everything goes on. Nothing in such a history is wrong; `plant` adds what is. `disagreements` says which verdicts
 of an audit are not those of the history.
+
+An audit costs about the same for one history and for fifty, so `Worlds` puts several into one deployment: each has
+shards and real topics of its own, and no verdict depends on those of another one.
 """
 
 import random
@@ -12,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,8 +35,8 @@ SHARDS: Final = 3
 OP_KEPT_MS: Final = 7 * DAY
 REAL_KEPT_MS: Final = 5 * DAY
 REAL: Final = {"orders": 3, "mails": 2, "state": 2}
-"""The real topics and their partitions. `state` is compacted."""
-COMPACTED: Final = frozenset({"state", *(PREFIX + kind for kind in ("half", "op", "parked"))})
+"""The real topics of a world and their partitions. `state` is compacted."""
+INTERNAL: Final = frozenset(PREFIX + kind for kind in ("half", "op", "parked"))
 NEVER: Final = 1 << 60
 LONG_MS: Final = 120_000
 """An audit that begins at a time sees, of what happens so long before or after it, everything or nothing."""
@@ -40,6 +44,10 @@ UNPROVABLE: Final = frozenset({"leaked", "lost", "torn"})
 """Anomalies that a removal of other records can hide."""
 Place = tuple[str, int]
 """A topic and a partition."""
+
+
+def compacted(topic: str) -> bool:
+    return topic in INTERNAL or topic.startswith("state")
 
 
 @dataclass
@@ -84,9 +92,14 @@ class Transaction:
 
 @dataclass
 class World:
-    """A history of `days` days, made from a seed. A quarter of it happens in the last minute, one in the last hour."""
+    """A history of `days` days, made from a seed. A quarter of it happens in the last minute, one in the last hour.
+
+    It is the one with a number among so many that share the topics of halfway.
+    """
 
     seed: int
+    number: int = 0
+    among: int = 1
     days: int = 12
     count: int = 120
     records: list[Record] = field(default_factory=list)
@@ -104,9 +117,11 @@ class World:
         self.end = START + self.days * DAY
         self._number = 0
         self._by_place: dict[Place, list[Record]] = defaultdict(list)
-        self._skew = [self.random.randrange(-2_000, 2_001) for _ in range(SHARDS)]
-        self._idle = {topic: self.random.random() < 0.5 for topic in REAL}
-        layout = codec.encode_layout(codec.Layout(shards=SHARDS, created_at=START))
+        shards = range(SHARDS * self.number, SHARDS * (self.number + 1))
+        self._skew = {shard: self.random.randrange(-2_000, 2_001) for shard in shards}
+        self.real = {f"{topic}-{self.number}": partitions for topic, partitions in REAL.items()}
+        self._idle = {topic: self.random.random() < 0.5 for topic in self.real}
+        layout = codec.encode_layout(codec.Layout(shards=SHARDS * self.among, created_at=START))
         self._write(
             (PREFIX + "owners", 0), codec.LAYOUT_KEY, layout, START, codec.record_headers("layout", "", "created")
         )
@@ -147,13 +162,15 @@ class World:
 
     def _new(self, at: int) -> Transaction:
         self._number += 1
-        shard = self.random.randrange(SHARDS)
-        name = f"client-{self._number}"
         if self.random.random() < 0.6:
+            shard = self.random.choice([*self._skew])
             digits = f"{at + self._skew[shard]:012x}"
             name = f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{self._number:012x}"
         else:
-            shard = partition_for_key(name.encode(), SHARDS)
+            # An id that a client chooses is of one shard of all; only those of this world will do.
+            names = (f"client-{self._number}-{more}" for more in count())
+            shards = ((name, partition_for_key(name.encode(), SHARDS * self.among)) for name in names)
+            name, shard = next((name, shard) for name, shard in shards if shard in self._skew)
         skew = self._skew[shard]
         return Transaction(id=name, shard=shard, skew=skew, messages=self._messages(), prepared_at=at + skew)
 
@@ -161,7 +178,7 @@ class World:
         chance = self.random
         return tuple(
             Message(
-                topic=chance.choice([*REAL]),
+                topic=chance.choice([*self.real]),
                 key=b"0" if chance.random() < 0.5 else b"%d" % chance.randrange(1, 6),
                 value=b"v%d" % chance.randrange(10**6),
                 headers=chance.choice(((), (("h", b"1"),))),
@@ -283,15 +300,15 @@ class World:
 
     def _partition(self, message: Message, *, together: bool) -> int:
         """Return a partition; a compacted topic has each key in one. The last partition of an idle topic gets none."""
-        if message.topic == "state" or together:
+        if compacted(message.topic) or together:
             return int(message.key or b"0") % 2 if not together else 0
-        return self.random.randrange(REAL[message.topic] - self._idle[message.topic])
+        return self.random.randrange(self.real[message.topic] - self._idle[message.topic])
 
     def _foreign(self, at: int) -> None:
         """Another producer writes, half of the time to the last partition, which can have no other records."""
-        topic = self.random.choice([*REAL])
+        topic = self.random.choice([*self.real])
         key = b"foreign-%d" % self.random.randrange(10)
-        place = (topic, self.random.choice((self.random.randrange(REAL[topic]), REAL[topic] - 1)))
+        place = (topic, self.random.choice((self.random.randrange(self.real[topic]), self.real[topic] - 1)))
         self._write(place, key, b"of another producer", at, [])
 
     def _write(
@@ -315,13 +332,13 @@ class World:
     def plant(self, anomaly: str, *, ago: int) -> str:
         """Add a transaction that goes wrong in one way, some ms before the end; return its id."""
         at = self.end - ago
-        messages = tuple(Message(topic="orders", key=b"%d" % n, value=b"planted") for n in range(2))
+        messages = tuple(Message(topic=next(iter(self.real)), key=b"%d" % n, value=b"planted") for n in range(2))
         one = replace(self._new(at), messages=messages)
         self.planted[one.id] = anomaly
         if anomaly == "leaked":
             self._end(one, at, OpKind.COMMITTED)
             self.records = [
-                record for record in self.records if record.key != one.id.encode() or record.topic == "orders"
+                record for record in self.records if record.key != one.id.encode() or record.topic in self.real
             ]
         else:
             if anomaly != "unprepared":
@@ -374,8 +391,8 @@ class World:
         open_still = {"pending", "parked"}
         if ended_at > at + LONG_MS:
             return open_still
-        removable = any(self.trims.values()) or any(message.topic in COMPACTED for message in one.messages)
-        old = ended_at <= at - REAL_KEPT_MS + DAY or any(message.topic in COMPACTED for message in one.messages)
+        removable = any(self.trims.values()) or any(compacted(message.topic) for message in one.messages)
+        old = ended_at <= at - REAL_KEPT_MS + DAY or any(compacted(message.topic) for message in one.messages)
         used_again = any(each == name and prepared_at != key[1] for each, prepared_at in self.begun)
         unknown = {"unproved"} if removable else set()
         unknown |= {"expired_unknown"} if old or used_again else set()
@@ -397,7 +414,7 @@ class World:
         """Let the cleaner run a few times. It stops at the first undecided record."""
         chance = self.random
         for (topic, _), there in self._by_place.items():
-            for _ in range(chance.randrange(6) if topic in COMPACTED else 0):
+            for _ in range(chance.randrange(6) if compacted(topic) else 0):
                 now = START + chance.randrange(self.end - START + 120_000)
                 before = now - chance.choice((0, 5_000, HORIZON, DAY))
                 open_from = min((one.offset for one in there if one.at <= now < one.visible_at), default=NEVER)
@@ -415,24 +432,57 @@ class World:
         """
         chance = self.random
         for place, there in self._by_place.items():
-            if place[0] in COMPACTED and place[0] != PREFIX + "op":
+            if compacted(place[0]) and place[0] != PREFIX + "op":
                 continue
             kept_ms = OP_KEPT_MS if place[0] == PREFIX + "op" else REAL_KEPT_MS
-            for _ in range(chance.randrange(4) if place[0] in REAL or place[0] == PREFIX + "op" else 0):
+            for _ in range(chance.randrange(4) if place[0] in self.real or place[0] == PREFIX + "op" else 0):
                 now = START + chance.randrange(kept_ms, self.end - START + 120_000)
                 old = next((one.offset for one in there if one.told_at >= now - kept_ms), len(there))
                 self.trims[place].append((now, chance.choice((chance.randrange(old + 1), old))))
-            if self._idle.get(place[0]) and place[1] == REAL[place[0]] - 1 and chance.random() < 0.5:
+            if self._idle.get(place[0]) and place[1] == self.real[place[0]] - 1 and chance.random() < 0.5:
                 now = self.end - chance.randrange(DAY)
                 self.trims[place].append((now, sum(one.at <= now for one in there)))
 
 
+class Worlds:
+    """Several worlds in one deployment, whose seeds begin at this one's times their number."""
+
+    def __init__(self, seed: int, many: int) -> None:
+        """Make them."""
+        self.seed = seed
+        self.worlds = [World(seed * many + number, number, many) for number in range(many)]
+        self.end = self.worlds[0].end
+        self.shards = SHARDS * many
+        self.real = {topic: many for world in self.worlds for topic, many in world.real.items()}
+        self._of = {topic: world for world in self.worlds for topic in world.real}
+
+    def world(self, place: Place) -> World:
+        """Return whose partition it is."""
+        return self._of.get(place[0]) or self.worlds[place[1] // SHARDS]
+
+    def plant(self, anomaly: str, *, ago: int) -> None:
+        """Add a transaction that goes wrong to each."""
+        for world in self.worlds:
+            world.plant(anomaly, ago=ago)
+
+    def disagreements(self, rows: Sequence[dict[str, Any]], at: int) -> list[str]:
+        """Return what an audit has said, or not said, although it is not so."""
+        by_id = {name: world.seed for world in self.worlds for name in (*(n for n, _ in world.begun), *world.planted)}
+        of: defaultdict[int | None, list[dict[str, Any]]] = defaultdict(list)
+        for row in rows:
+            of[by_id.get(row["id"])].append(row)
+        wrong = [f"{row['id']} is {row['verdict']}, and nobody made it" for row in of[None]]
+        for world in self.worlds:
+            wrong += [f"seed {world.seed}: {each}" for each in world.disagreements(of[world.seed], at)]
+        return wrong
+
+
 class WorldSource:
-    """A world as an audit sees it that begins at a time; `step` says how long each thing takes, in ms."""
+    """Worlds as an audit sees it that begins at a time; `step` says how long each thing takes, in ms."""
 
     others = None
 
-    def __init__(self, engine: DuckEngine | Engine, world: World, at: int, step: Callable[[], int]) -> None:
+    def __init__(self, engine: DuckEngine | Engine, world: Worlds, at: int, step: Callable[[], int]) -> None:
         """Pin nothing yet."""
         self._engine: Any = engine
         self._world = world
@@ -451,21 +501,21 @@ class WorldSource:
             self.pins = replace(self.pins, topics={**self.pins.topics, **found})
 
     def _pin(self, topic: str) -> TopicPin:
-        internal = SHARDS if topic in {PREFIX + kind for kind in ("half", "op", "parked")} else 0
-        count = REAL.get(topic, internal) or max((p + 1 for t, p in self._world._by_place if t == topic), default=0)
-        kept_ms = OP_KEPT_MS if topic == PREFIX + "op" else REAL_KEPT_MS if topic not in COMPACTED else None
+        partitions = {PREFIX + "owners": 1, **dict.fromkeys(INTERNAL, self._world.shards), **self._world.real}
+        kept_ms = OP_KEPT_MS if topic == PREFIX + "op" else REAL_KEPT_MS if not compacted(topic) else None
         return TopicPin(
             topic=topic,
             at=self._at,
-            partitions=tuple(self._partition(topic, number) for number in range(count)),
-            compacted=topic in COMPACTED,
-            tombstones_kept_ms=DAY if topic in COMPACTED else 0,
+            partitions=tuple(self._partition(topic, number) for number in range(partitions.get(topic, 0))),
+            compacted=compacted(topic),
+            tombstones_kept_ms=DAY if compacted(topic) else 0,
             kept_ms=kept_ms,
             made="1",
         )
 
     def _partition(self, topic: str, number: int) -> PartitionPin:
-        there, start = self._world.place(topic, number), self._world.start_at((topic, number), self._at)
+        world = self._world.world((topic, number))
+        there, start = world.place(topic, number), world.start_at((topic, number), self._at)
         high = sum(record.at <= self._at for record in there)
         end = min([high, *(record.offset for record in there[:high] if record.visible_at > self._at)])
         kept = (each for each in there[:high] if each.offset >= start and each.gone_at > self._at)
@@ -520,10 +570,9 @@ class WorldSource:
                 ],
             }
             for place, (start, end) in ranges.items()
-            for record in self._world.place(*place)[start:end]
-            if record.offset >= self._world.start_at(place, self._at)
-            and record.gone_at > self._at
-            and (aborted or not record.aborted)
+            for world in (self._world.world(place),)
+            for record in world.place(*place)[max(start, world.start_at(place, self._at)) : end]
+            if record.gone_at > self._at and (aborted or not record.aborted)
         ]
         return self._engine.query(wanted.sql, records=frame_of(self._engine, pa.Table.from_pylist(rows, RECORD)))
 
