@@ -59,8 +59,8 @@ def test_a_folder_that_duckdb_would_take_for_another_one_is_refused(tmp_path: Pa
     engine.close()
 
 
-def test_a_merge_on_spark_that_changes_nothing_is_in_the_log(spark: "SparkSession", tmp_path: Path) -> None:
-    """So its number is known to be done, and is not done again on either engine. A backtick is part of a path."""
+def test_a_commit_of_spark_that_changes_nothing_is_in_the_log(spark: "SparkSession", tmp_path: Path) -> None:
+    """So a merge is not done again on either engine, and a run that finds nothing sees its own commits."""
     folder, rows, path = LocalFolder(str(tmp_path)), "id string, n int", str(tmp_path / "a`b")
     on_spark, on_duckdb = SparkEngine(spark), DuckEngine()
     on_spark.save(on_spark.table([("a", 1)], rows), path, once=Once("w", 0))
@@ -71,4 +71,7 @@ def test_a_merge_on_spark_that_changes_nothing_is_in_the_log(spark: "SparkSessio
         engine.save(engine.table([("a", 7)], rows), path, once=Once("w", 1))
         assert engine.rows(engine.load(path)) == [{"id": "a", "n": 1}]
         assert delta.versions(folder, "a`b") == [1, 0]
-        engine.close()
+    on_spark.save(on_spark.table([], rows), path)
+    assert delta.versions(folder, "a`b") == [2, 1, 0]
+    on_spark.close()
+    on_duckdb.close()
