@@ -33,7 +33,8 @@ MODES = ("once", "again", "windows", "windows, with a lost state")
 def judged(folder: Path, world: Worlds, engine: Engine | None = None) -> tuple[list[dict[str, Any]], int]:
     """Audit worlds in the mode of their seed; return the rows, and when the last audit began.
 
-    Their anomalies were planted if it is odd. Runs are closer together than op's retention: without that nobody knows. `engine` makes the last audit in place of DuckDB.
+    Their anomalies were planted if it is odd. Runs are not as far apart as op keeps outcomes: nobody would know then.
+    `engine` makes the last audit in place of DuckDB.
     """
     chance = random.Random(world.seed)
     mode = MODES[world.seed // 2 % len(MODES)]

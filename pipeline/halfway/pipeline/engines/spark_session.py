@@ -201,6 +201,8 @@ _OF_THE_SESSION: Final = {
     "spark.sql.sources.partitionOverwriteMode": "static",
     # Files are combined up to this size: one is written again if one of its rows changes.
     "spark.databricks.delta.optimize.maxFileSize": str(64 << 20),
+    # A run that finds nothing new makes its commits too: without them it would take itself for two runs.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     # The default is a type without statistics, so readers could not skip files.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }

@@ -327,7 +327,9 @@ def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limit
         # A parked record that cannot be decoded has no time of its prepare.
         _event("parked", "$parked", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
         _event("unparked", "$parked", '"at"', "null", at='"at"') + f" where not alive and {condition}",
-        _event("unsettled", "$unsettled", f'least("at", {limits.latest}) + {limits.slack_ms}', "null", at=at) + f" where {condition}",
+        # One that is dated in the future belongs to the newest use.
+        _event("unsettled", "$unsettled", f'least("at", {limits.latest}) + {limits.slack_ms}', "null", at=at)
+        + f" where {condition}",
     ]  # fmt: skip
     frames = {
         "ops": evidence.ops,
