@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from halfway.pipeline.engines.engine import between
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import ledger, reading
-from halfway.pipeline.report import plots
 from halfway.pipeline.sources.headers import LATEST_MS
 from halfway.pipeline.tables import ANOMALIES as ANOMALIES_FOUND
 from halfway.pipeline.tables import VERDICTS as VERDICTS_FOUND
@@ -21,7 +21,7 @@ from halfway.pipeline.tables import Tables
 from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, UNPROVED, VERDICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
@@ -99,6 +99,20 @@ _SHOWN_PARTS: Final = 5
 _LABELS: Final = {"check": "check-back"}
 _PLOTTED_GROUPS: Final = 10
 _BINS: Final = 40
+_MOST_TICKS: Final = 8
+_MINUTE, _HOUR, _DAY = STEPS.values()
+_TIMES: Final = (
+    *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 30)),
+    *(hours * _HOUR for hours in (1, 3, 6, 12)),
+    *(days * _DAY for days in (1, 2, 7, 30, 90, 365, 3_650)),
+)
+"""The times between two labels at an axis of time."""
+_DURATIONS: Final = (
+    *(1, 10, 100, 1_000, 10_000, _MINUTE, 10 * _MINUTE),
+    *(_HOUR, 6 * _HOUR, _DAY, 7 * _DAY, 30 * _DAY, 365 * _DAY),
+)
+"""The durations that can be written at an axis, in ms."""
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _POINTS: Final = 1_440
 """The largest number of minutes or hours that are shown. Longer times are shown by the hour or by the day."""
 _STATES: Final = {"prepared": "pending", "parked": "parked"}
@@ -140,7 +154,7 @@ class Wanted:
 
 def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted()) -> str:
     """Write `report.html`, and CSV files beside it, from the sources that are given; return the path of the page."""
-    figures: dict[str, str] = {}
+    figures: dict[str, Any] = {}
     tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"made_at": _moment(datetime.now(UTC).timestamp() * 1000)}
     if sources.audit is not None:
@@ -240,7 +254,7 @@ def _of_ledger(
     ended: Frame,
     output: Files,
     tables: dict[str, Table],
-    figures: dict[str, str],
+    figures: dict[str, Any],
     within: str,
 ) -> dict[str, Any]:
     at = engine.dialect.millis("ended_at")
@@ -255,12 +269,17 @@ def _of_ledger(
         shares = engine.query(f"""select 1 as one{within} from $ended group by "group\"""", ended=ended)  # noqa: S608
         missed = f"{counted(f'share_within < {OBJECTIVE_SHARE}')} as count"
         facts["missed"] = _only(engine, missed, shares)["count"]
-    figures["over time"] = plots.stacked(*_outcomes(engine, ended, step), step)
-    figures["time to end"] = plots.histogram(*_latencies(engine, ended, facts["longest"]), [facts["p50"], facts["p99"]])
     by_cause = {row[0]: row[1:] for row in causes.rows}
-    figures["ended by"] = plots.bars({_LABELS.get(each, each): by_cause.get(each, (0, 0)) for each in CAUSES}, OUTCOMES)
-    slowest = groups.rows[:_PLOTTED_GROUPS]
-    figures["groups"] = plots.lines([(row[0], row[4], row[6]) for row in slowest], ("p50", "p99"))
+    slowest = [(_CONTROL.sub(" ", row[0]), row[4], row[6]) for row in groups.rows[:_PLOTTED_GROUPS]]
+    figures |= {
+        "over_time": _over_steps(engine, ended, step),
+        "durations": _durations(engine, ended, facts["longest"], {name: facts[name] for name in ("p50", "p99")}),
+        "causes": [(_LABELS.get(each, each), by_cause.get(each, (0,) * len(OUTCOMES))) for each in CAUSES],
+        "groups": {
+            "rows": slowest,
+            "axis": _scale(min(row[1] for row in slowest) / 2, max(row[2] for row in slowest) * 2),
+        },
+    }
     return facts | {name: _moment(facts[name]) for name in ("since", "until")}
 
 
@@ -294,27 +313,73 @@ def _over_time(engine: Engine, ended: Frame, step: str, output: Files, within: s
     return _table(output, "over_time", tuple(first), as_text)
 
 
-def _outcomes(engine: Engine, ended: Frame, step: str) -> tuple[list[datetime], dict[str, list[int]]]:
+def _over_steps(engine: Engine, ended: Frame, step: str) -> dict[str, Any]:
+    """Return the outcomes of each step by their place on the axis of time, and what is written at the axes."""
     grouped = engine.query(f"select {begin_of(engine, step)} as ms, {OF_OUTCOMES} from $ended group by 1", ended=ended)  # noqa: S608
     rows = list(engine.stream(grouped, "ms"))
-    times = [datetime.fromtimestamp(row["ms"] / 1000, UTC) for row in rows]
-    return times, {outcome: [row[outcome] for row in rows] for outcome in OUTCOMES}
+    first, width = rows[0]["ms"], STEPS[step]
+    whole = rows[-1]["ms"] + width - first
+    each = next((size for size in _TIMES if whole <= _MOST_TICKS * size), _TIMES[-1])
+    begin = -(-first // each) * each
+    form = "%Y-%m-%d" if each >= _DAY else "%m-%d %H:%M" if whole >= _DAY else "%H:%M"
+    return {
+        "step": step,
+        **_stacked([((row["ms"] - first) / whole, [row[each] for each in OUTCOMES]) for row in rows], width / whole),
+        "ticks": [((at - first) / whole, _moment(at, form)) for at in range(begin, first + whole, each)],
+    }
 
 
-def _latencies(engine: Engine, ended: Frame, longest: int | None) -> tuple[list[float], dict[str, list[int]]]:
-    """Return edges (ms, each by a fixed factor above the previous one) and counts by cause."""
-    highest = max(10.0, float(longest or 1))
-    edges = [highest ** (number / _BINS) for number in range(_BINS + 1)]
-    position = f"floor(ln(greatest(latency_ms, 1)) / ln({highest}) * {_BINS})"
+def _durations(engine: Engine, ended: Frame, longest: int | None, quantiles: Mapping[str, float]) -> dict[str, Any]:
+    """Return how many transactions ended within each part of a logarithmic axis, by cause."""
+    axis = _scale(1, max(10, longest or 1))
+    low, high = (math.log(axis[each]) for each in ("low", "high"))
+    position = f"floor((ln(greatest(latency_ms, 1)) - {low}) / {high - low} * {_BINS})"
     counted_bins = engine.query(
         f"""select cause, least(cast({position} as int), {_BINS - 1}) as bin, count(*) as count
         from $ended group by 1, 2""",  # noqa: S608
         ended=ended,
     )
-    counts = {cause: [0] * _BINS for cause in CAUSES}
-    for row in engine.rows(counted_bins):
-        counts.setdefault(row["cause"], [0] * _BINS)[int(row["bin"])] = int(row["count"])
-    return edges, {_LABELS.get(cause, cause): each for cause, each in counts.items()}
+    found = {(row["cause"], int(row["bin"])): int(row["count"]) for row in engine.rows(counted_bins)}
+    causes = list(dict.fromkeys([*CAUSES, *(cause for cause, _ in found)]))
+    bars = [(number / _BINS, [found.get((cause, number), 0) for cause in causes]) for number in range(_BINS)]
+    names = [_LABELS.get(cause, cause) for cause in causes]
+    return {"axis": axis, "names": names, "quantiles": quantiles, **_stacked(bars, 1 / _BINS)}
+
+
+def _scale(low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis of durations, with the durations that are written at it."""
+    low, high = max(1.0, low), max(2.0, high)
+    return {"low": low, "high": high, "ticks": [tick for tick in _DURATIONS if low <= tick <= high]}
+
+
+def _place(ms: float, axis: Mapping[str, Any]) -> float:
+    """Return where a duration is on an axis: 0 at its beginning, 1 at its end."""
+    return math.log(max(1.0, ms) / axis["low"]) / math.log(axis["high"] / axis["low"])
+
+
+def _stacked(columns: Sequence[tuple[float, Sequence[int]]], width: float) -> dict[str, Any]:
+    """Return the boxes of stacked columns (where one begins, its part, its top, its height), and counts at their axis.
+
+    All places and sizes are shares of the plot. The last of the counts is at its top.
+    """
+    most = max(sum(counts) for _, counts in columns)
+    step = next(digit * 10**power for power in range(19) for digit in (1, 2, 5) if most <= 4 * digit * 10**power)
+    ticks = list(range(0, most + step, step))
+    boxes = [
+        (at, part, sum(counts[: part + 1]) / ticks[-1], count / ticks[-1])
+        for at, counts in columns
+        for part, count in enumerate(counts)
+        if count
+    ]
+    return {"width": width, "counts": ticks, "boxes": boxes}
+
+
+def _duration(ms: float) -> str:
+    """Return a time in the unit that is easiest to read."""
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", 1_000)):
+        if ms >= size:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms:.3g} ms"
 
 
 def _open_still(engine: Engine, pending: Frame, output: Files, facts: dict[str, Any], tables: dict[str, Table]) -> None:
@@ -396,12 +461,13 @@ def _first(all_of_them: list[str], parts: int | None) -> list[str]:
     return [*all_of_them[:parts], f"and {len(all_of_them) - parts:,} more"]
 
 
-def _page(facts: Mapping[str, Any], figures: Mapping[str, str], tables: Mapping[str, Table]) -> str:
+def _page(facts: Mapping[str, Any], figures: Mapping[str, Any], tables: Mapping[str, Table]) -> str:
     import jinja2
 
-    source = (files("halfway.pipeline.report") / "report.html").read_text(encoding="utf-8")
+    source = (files("halfway.pipeline.jobs") / "report.html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"number": _number, "duration": plots.duration, "share": "{:.1%}".format}
+    environment.filters |= {"number": _number, "duration": _duration, "share": "{:.1%}".format, "zip": zip}
+    environment.globals |= {"place": _place, "outcomes": OUTCOMES}
     return environment.from_string(source).render(facts=facts, figures=figures, tables=tables, anomalies=ANOMALIES)
 
 

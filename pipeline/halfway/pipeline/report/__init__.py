@@ -1,1 +1,0 @@
-"""The page of the job `report`: its plots, and the HTML around them."""
