@@ -27,6 +27,7 @@ from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
+    MAX_ANSWER_BYTES,
     PATH,
     REFUSAL_HEADER,
     TO_HEADER,
@@ -70,8 +71,8 @@ class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Calls in one message."""
     max_message_bytes: int = 1 * MIB
     """Bytes of the calls in one message, which may end with a call that is larger."""
-    max_answer_bytes: int = 48 * MIB
-    """Bytes of one message with answers; it has more than one answer only if it is small."""
+    max_answer_bytes: int = MAX_ANSWER_BYTES + MIB
+    """Bytes of one message with answers, which may end with an answer that is large."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,6 +167,8 @@ class HttpPeers:
         except TimeoutError:
             raise _no_answer(pending, "not in time") from None
         finally:
+            if not pending.sent:
+                pending.body = b""  # nobody waits for it any more, and it may stay in the queue of a silent owner
             self._waiting -= 1
             self._bytes -= size
             link.calls.pop(number, None)
@@ -206,8 +209,9 @@ class HttpPeers:
     async def _run(self, link: _Link) -> None:
         """Open a connection, use it until it ends, and fail the calls that have no answer then."""
         owner, socket, detail = link.owner, None, "the connection was closed"
-        kind = {"owner": _address(owner), "incarnation": owner.incarnation}
+        kind = {"owner": owner.url, "incarnation": owner.incarnation}
         try:
+            kind["owner"] = _address(owner)
             async with asyncio.timeout(_HANDSHAKE_S):
                 socket = await self._connect(owner)
             link.last_heard = asyncio.get_running_loop().time()
@@ -221,11 +225,11 @@ class HttpPeers:
                     task.cancel()
                 await asyncio.gather(*both, return_exceptions=True)
         except _RefusedError as refused:
-            detail = f"{_address(owner)}: {refused}"
+            detail = str(refused)  # callers do not learn the addresses of instances
             _refuses.note(kind | {"reason": str(refused)})
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             # The error's own text can contain parts of an answer.
-            detail = f"{_address(owner)}: {type(error).__name__}"
+            detail = type(error).__name__
             _not_reached.note(kind | {"error": type(error).__name__})
         finally:
             self._forget(link)

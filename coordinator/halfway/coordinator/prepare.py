@@ -333,14 +333,11 @@ class Preparer(Path[Preparation]):
 
     def _stored(self, results: Sequence[tuple[Preparation, int | Exception]]) -> None:
         """Apply the stored halves as the tail would, and answer; answer the others with their errors."""
-        now, preparing = self._clock.now_ms(), self._shards.preparing
+        now = self._clock.now_ms()
         for preparation, outcome in results:
             half = preparation.half
             if half is None or preparation.waits is not Waits.LOG:
                 continue  # it is answered already
-            preparing[half.group] -= 1
-            if not preparing[half.group]:
-                del preparing[half.group]
             if not isinstance(outcome, int):
                 self._finish(preparation, half, outcome)
             elif preparation.doubt is not None:
@@ -374,7 +371,11 @@ class Preparer(Path[Preparation]):
             return error
 
     def _finish(self, preparation: Preparation, half: Half, result: Prepared | Exception) -> None:
-        """Release the id of a half that was handed to the log, and answer."""
+        """Release the id of a half that was handed to the log, and answer. Until now it counts as on its way."""
+        preparing = self._shards.preparing
+        preparing[half.group] -= 1
+        if not preparing[half.group]:
+            del preparing[half.group]
         if isinstance(result, OutcomeUnknownError):
             self._add_ambiguous(half.id)
             result.fields["id"] = half.id

@@ -284,6 +284,7 @@ VERSION_HEADER: Final = "Halfway-Peer-Version"
 CREDENTIAL_HEADER: Final = "Halfway-Peer-Credential"
 TO_HEADER: Final = "Halfway-Peer-To"
 """The incarnation that the calls are for; any other at this address refuses them."""
+MAX_ANSWER_BYTES: Final = 48 * 1024 * 1024
 REFUSAL_HEADER: Final = "Halfway-Peer-Refusal"
 """Why an instance refuses a connection."""
 

@@ -80,3 +80,18 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     late = await history(rest, name)
     assert (late["state"], events_shown(late, "cause")) == ("committed", events_shown(shown, "cause"))
     assert {(one["topic"], one["partition"], one["offset"]) for one in late["messages"]} == found
+
+
+async def test_of_an_id_that_was_used_twice_the_last_use_is_shown(
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
+) -> None:
+    """Also when both are forgotten, and op is read without a known time."""
+    topic = await cluster.make_topic()
+    rest = connect(new_coordinator().start(HALFWAY_OUTCOME_HORIZON_S="1"))
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    name = f"{group}-daily"
+    for outcome in ("rollback", "commit"):
+        await rest.prepared(group, [message(topic, outcome)], as_id=name)
+        (await rest.end(name, outcome)).expect(200)
+        await eventually(lambda: rest.get(name), lambda answer: answer.status == 404)
+    assert (await history(rest, name))["state"] == "committed"

@@ -191,3 +191,37 @@ async def test_whether_an_owner_accepts_connections_is_known_without_a_call() ->
         await server.wait_closed()
         assert not await peers.reaches(there)
         assert not await peers.reaches(OwnerHint(incarnation="a", url="http://no.such.host.invalid:8080"))
+
+
+async def test_an_answer_that_is_too_large_ends_no_other_call(serve: Serve, peers: HttpPeers) -> None:
+    owner = Owner()
+    owner.gates["slow"] = asyncio.Event()
+    at = await serve(owner)
+    slow = asyncio.create_task(ask(peers, at, "slow"))
+    with (
+        mock.patch.object(peer_port, "MAX_ANSWER_BYTES", 100),
+        pytest.raises(PeerLostError, match="more than 100 bytes"),
+    ):
+        await ask(peers, at, "x" * 100)
+    owner.gates["slow"].set()
+    assert (await slow).id == "slow"
+
+
+async def test_a_call_that_was_given_up_unsent_is_not_kept(serve: Serve, peers: HttpPeers) -> None:
+    """An owner that does not take the connection would let the memory of its callers grow, beyond every bound."""
+
+    async def hang(_: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(GENEROUS_S)
+        raise ConnectionResetError
+
+    at = await serve(hang)
+    with pytest.raises(ShardUnavailableError):
+        await ask(peers, at, "t", seconds=0.05)
+    [link] = peers._links.values()
+    assert not link.unsent.get_nowait().body
+
+
+async def test_an_owner_whose_url_cannot_be_read_is_not_waited_for(peers: HttpPeers) -> None:
+    for _ in range(2):
+        with pytest.raises(ShardUnavailableError, match="could not be called"):
+            await ask(peers, OwnerHint(incarnation="one", url="http://[::1"), "t")

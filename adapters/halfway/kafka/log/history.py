@@ -87,7 +87,7 @@ class KafkaHistory:
             nonlocal ended
             if message.key() == key and not ended and (logged := self._op(message)) is not None:
                 by_offset[logged.offset] = logged
-                ended = logged.op.kind.final
+                ended = logged.op.kind.final and bool(starts)  # without a start, a later use of the id may follow
 
         with Reader(self._config) as reader:
             offsets, complete = self._offsets(reader, place, starts, until)

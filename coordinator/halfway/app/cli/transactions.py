@@ -43,7 +43,7 @@ token_option = click.option(
     "--token",
     envvar="HALFWAY_TOKEN",
     callback=_token_in_file,
-    help="A key. Better set HALFWAY_TOKEN or HALFWAY_FILE_VARIABLE: other users can see arguments.",
+    help=f"A key. Better set HALFWAY_TOKEN or {_FILE_VARIABLE}: other users can see arguments.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 

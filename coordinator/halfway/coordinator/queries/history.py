@@ -152,6 +152,7 @@ def _last_life(ops: Sequence[LoggedOp], known: TransactionView | None) -> Sequen
 
 def _events_of_ops(ops: Sequence[LoggedOp]) -> Iterator[HistoryEvent]:
     checks = {logged.op.checked_at for logged in ops if logged.op.kind is OpKind.CHECKED}
+    verdicts = {one.op.checked_at: _VERDICTS.get(one.op.kind) for one in ops if one.op.cause is Cause.CHECK}
     previous_remark: str | None = None
     for logged in ops:
         op = logged.op
@@ -160,7 +161,8 @@ def _events_of_ops(ops: Sequence[LoggedOp]) -> Iterator[HistoryEvent]:
         previous_remark = op.remark
         if op.kind is OpKind.CHECKED:
             if op.cause is Cause.CHECK:
-                yield HistoryEvent(at=Moment(op.at), event="check", attempt=op.checks, remark=remark)
+                verdict = verdicts[op.checked_at]
+                yield HistoryEvent(at=Moment(op.at), event="check", attempt=op.checks, verdict=verdict, remark=remark)
             else:
                 yield HistoryEvent(at=Moment(op.at), event="unknown", cause=op.cause.value, remark=remark)
             continue

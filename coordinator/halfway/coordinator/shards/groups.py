@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 HOLD_S: Final = 10.0
 """How long a group that is being deleted accepts no prepares: longer than writing and reading the deletion may take."""
+_RESTORE_S: Final = 3.0
+"""The time that is left for writing a group again."""
+_COUNT_AGAIN_S: Final = 0.5
 _RELEASE_HOLD: Final = -1.0
 """In place of `HOLD_S`: accept prepares again."""
 _SHOWN_TOPICS: Final = 20
@@ -226,27 +229,30 @@ class Groups:
 
         `count_all` counts in every shard, at all owners. A transaction must not be left without its group, so it is
         called a second time, when no owner accepts prepares of the group, and a third time after the deletion: an
-        instance that acquired a shard in between knew nothing of it. If that one accepted a prepare, the group is
-        written again.
+        instance that acquired a shard in between knew nothing of it. If that one accepted a prepare, or if not every
+        shard can be counted, the group is written again.
         """
-        group = await self.get_permitted(name, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
+        await self.get_permitted(name, Permission.DELETE_GROUP, principal=principal, deadline=deadline)
         _require_unused(name, await count_all(name, 0.0))
+        deleted: list[Group | None] = []
+
+        def delete(now: Group | None) -> None:
+            deleted.append(now)
+
         try:
             _require_unused(name, await count_all(name, HOLD_S))
         except HalfwayError:
-            with suppress(HalfwayError):
-                await count_all(name, _RELEASE_HOLD)
+            await _release(name, count_all)
             raise
         # If the result of the deletion is unknown, the hold expires by itself.
         within = min(deadline, asyncio.get_running_loop().time() + HOLD_S / 2)
-        await self._store.change(name, lambda _: None, deadline=within)
+        await self._store.change(name, delete, deadline=within)
         try:
-            counts = await count_all(name, 0.0)
-        except HalfwayError:  # a shard without an owner: its next one reads the deletion before it accepts prepares
-            return
-        if counts.pending or counts.parked:
-            await self._store.change(name, lambda now: now or group, deadline=deadline)
-        _require_unused(name, counts)
+            _require_unused(name, await _until_counted(name, count_all, deadline - _RESTORE_S))
+        except HalfwayError:
+            await self._store.change(name, lambda now: now or deleted[-1], deadline=deadline)
+            await _release(name, count_all)
+            raise
 
     async def view(self, name: str, *, deadline: float, principal: Principal) -> GroupView:
         """Return the view of a group; raise UnknownGroupError if it is not registered."""
@@ -331,6 +337,22 @@ def _add_command(asked: GroupSpec, before: Group | None) -> str:
     more = len(new) - _SHOWN_TOPICS
     rest = f" (and then the same for {more} more topics, which a repeat names)" if more > 0 else ""
     return shlex.join(command) + rest
+
+
+async def _release(name: str, count_all: CountAll) -> None:
+    with suppress(HalfwayError):
+        await count_all(name, _RELEASE_HOLD)
+
+
+async def _until_counted(name: str, count_all: CountAll, until: float) -> GroupCounts:
+    """Return the counts of every shard, also if one gets its owner only later; raise the last error after that time."""
+    while True:
+        try:
+            return await count_all(name, 0.0)
+        except HalfwayError:
+            if asyncio.get_running_loop().time() >= until:
+                raise
+            await asyncio.sleep(_COUNT_AGAIN_S)
 
 
 def _require_unused(name: str, counts: GroupCounts) -> None:

@@ -15,6 +15,7 @@ from aiohttp import WSMsgType, web
 from halfway.coordinator.cluster.peers import CallFrame, decode_call, decode_calls, encode_answer, encode_message
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
+    MAX_ANSWER_BYTES,
     REFUSAL_HEADER,
     SUPPORTED_VERSIONS,
     TO_HEADER,
@@ -147,7 +148,7 @@ class PeerPort:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             answer = await self._answering.answer(decode_call(frame.call), deadline=deadline, principal=frame.caller)
-            return encode_answer(frame.number, answer)
+            encoded = encode_answer(frame.number, answer)
         except HalfwayError as error:
             return encode_answer(frame.number, error)
         except TimeoutError:
@@ -155,6 +156,10 @@ class PeerPort:
         except Exception:
             log.exception("peer_call_failed")
             return encode_answer(frame.number, HalfwayError("something went wrong at the owner: see its log"))
+        if len(encoded) > MAX_ANSWER_BYTES:  # the connection of all callers would be closed
+            log.warning("peer_answer_too_large", bytes=len(encoded), at_most=MAX_ANSWER_BYTES)
+            return encode_answer(frame.number, PeerLostError(f"its answer has more than {MAX_ANSWER_BYTES} bytes"))
+        return encoded
 
 
 async def _write(socket: web.WebSocketResponse, answers: asyncio.Queue[bytes]) -> None:
