@@ -193,7 +193,7 @@ async def test_a_group_is_written_again_if_a_new_owner_accepted_a_prepare_during
     async def change_after_a_move(*call: Any, **given: Any) -> None:
         if not new:
             here.memory.groups.change = change  # type: ignore[method-assign]
-            await here.group(urls=["http://changed/"])
+            await here.group(urls=("http://changed/",))
             second.memory.membership.kill()
             new.append(await instance({1}, here.memory))
             await new[0].prepare(transaction_id=own_id(1))
@@ -205,7 +205,7 @@ async def test_a_group_is_written_again_if_a_new_owner_accepted_a_prepare_during
     here.memory.groups.change = change_after_a_move  # type: ignore[method-assign]
     with pytest.raises(GroupInUseError if then != "no owner of another shard" else ShardUnavailableError):
         await here.coordinator.delete_group("shop", deadline=here.deadline())
-    assert list(here.coordinator._groups.get("shop").urls) == ["http://changed/"]
+    assert here.coordinator._groups.get("shop").urls == ("http://changed/",)
     if then == "counted":
         assert (await new[0].prepare(transaction_id=own_id(1, 1))).created
     assert (await new[0].end(own_id(1), Outcome.COMMIT)).state == "committed"
