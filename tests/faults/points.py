@@ -66,7 +66,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "check.judge": (_CHECKS, "CheckDispatcher._apply_reply"),
     "check.note": (_CHECKS, "CheckDispatcher.record_check"),
     "check.record_verdict": (_ENDING, "Ending.record_verdict"),
-    # docs/stream.md.
+    # docs/api.md.
     "stream.hand_over": (_OPERATIONS, "StreamOperations._begin"),
     "stream.accept": (_OPERATIONS, "StreamOperations._accept"),
     "stream.answer": (_STREAM, "Stream.answer"),

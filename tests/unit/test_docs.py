@@ -28,19 +28,13 @@ def _lines(page: Path) -> Iterator[tuple[int, str]]:
 
 def _anchors(page: Path) -> set[str]:
     """Give the anchors of a page's headings, as GitHub makes them."""
-    found = set()
-    for _, line in _lines(page):
-        if line.startswith("#"):
-            text = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
-            found.add(text.replace(" ", "-"))
-    return found
+    headings = [line.lstrip("#").strip().lower() for _, line in _lines(page) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 def _files(folder: str | None, name: str) -> list[Path]:
     """Give the files of a name: in the folder that is named with it, anywhere in `tests/acceptance` without one."""
-    if folder:
-        return list((ROOT / folder).glob(name))
-    return list((ROOT / "tests" / "acceptance").rglob(name))
+    return list((ROOT / folder).glob(name) if folder else (ROOT / "tests" / "acceptance").rglob(name))
 
 
 @pages
@@ -49,14 +43,10 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
     missing = []
     everything = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for number, line in _lines(page):
-        missing += [
-            f"line {number}: {named[0]}"
-            for named in _TEST.finditer(line)
-            if not any(
-                not named["name"] or f"def {named['name']}(" in path.read_text(encoding="utf-8")
-                for path in _files(named["folder"], named["file"])
-            )
-        ]
+        for named in _TEST.finditer(line):
+            found = [path.read_text(encoding="utf-8") for path in _files(named["folder"], named["file"])]
+            if not any(not named["name"] or f"def {named['name']}(" in text for text in found):
+                missing.append(f"line {number}: {named[0]}")
         missing += [
             f"line {number}: {named['name']}"
             for named in _TEST_ALONE.finditer(line)
@@ -135,8 +125,7 @@ def test_every_setting_that_is_named_is_one(page: Path) -> None:
 def test_every_setting_is_documented() -> None:
     """Each has its name in docs/operating.md."""
     text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    missing = [variable for variable in VARIABLES if variable not in text]
-    assert not missing, missing
+    assert [variable for variable in VARIABLES if variable not in text] == []
 
 
 def test_the_map_names_files_and_methods_that_exist() -> None:

@@ -1,6 +1,6 @@
 """Requests the outcome of a transaction from a producer service (docs/protocol.md#scan-and-check-back).
 
-A check is signed as in Standard Webhooks, and its answer is read strictly (docs/rest.md#answer-a-check).
+A check is signed as in Standard Webhooks, and its answer is read strictly (docs/api.md#answer-a-check).
 """
 
 from __future__ import annotations

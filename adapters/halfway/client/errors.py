@@ -62,7 +62,7 @@ class RefusedError(HalfwayError):
     """Whether an earlier attempt of the same call, whose answer was lost, may have been carried out."""
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
-        """Read a problem document (RFC 9457), as described in docs/rest.md."""
+        """Read a problem document (RFC 9457), as described in docs/api.md."""
         self.status = int(problem.get("status", 0))
         self.error_code = str(problem.get("error_code", "unknown"))
         self.detail = str(problem.get("detail", ""))

@@ -36,7 +36,7 @@ class Message:
     """None lets halfway choose the partition by the key, as Kafka's Java client does."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the message in the format of `POST /v1/transactions` (docs/rest.md, "Prepare")."""
+        """Return the message in the format of `POST /v1/transactions` (docs/api.md, "Prepare")."""
         document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
         if self.headers:
             document["headers"] = [

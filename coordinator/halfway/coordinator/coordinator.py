@@ -211,7 +211,7 @@ class Coordinator:
         return await self._forwarder.run_or_forward(here, lambda: call, deadline, principal)
 
     async def history(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> HistoryView:
-        """Return the events of a transaction, and the places of its messages (docs/rest.md#history)."""
+        """Return the events of a transaction, and the places of its messages (docs/api.md#history)."""
         known: TransactionView | None = None
         unknown: HalfwayError | None = None
         try:

@@ -1,4 +1,4 @@
-"""Callers, and the permissions of each kind of caller (docs/rest.md#who-may-do-what)."""
+"""Callers, and the permissions of each kind of caller (docs/api.md#permissions)."""
 
 from __future__ import annotations
 

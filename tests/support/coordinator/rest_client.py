@@ -1,4 +1,4 @@
-"""The REST calls of docs/rest.md, each a thin function, as any client in any language would make them."""
+"""The REST calls of docs/api.md, each a thin function, as any client in any language would make them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A minimal client of the stream (docs/stream.md), for tests and benchmarks: one connection, answers by callback."""
+"""A minimal client of the stream (docs/api.md), for tests and benchmarks: one connection, answers by callback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Answers halfway's checks, and verifies that they come from halfway and are recent.
 
-See docs/rest.md, "Answer a check" and "A signed check".
+See docs/api.md, "Answer a check" and "A signed check".
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Check:
     attempt: int
     """Counted from 1."""
     messages: Sequence[Mapping[str, Any]]
-    """The prepared messages, in the format of docs/rest.md."""
+    """The prepared messages, in the format of docs/api.md."""
     nonce: str | None = None
     """The answer repeats it, so that it is valid only for this check."""
     check_id: str | None = None

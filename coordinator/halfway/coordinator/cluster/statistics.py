@@ -1,4 +1,4 @@
-"""The statistics of all instances. They name the shards that are unavailable (docs/rest.md#statistics).
+"""The statistics of all instances. They name the shards that are unavailable (docs/api.md#statistics).
 
 Each instance tells what it has: the counts of its shards, the totals of its metrics, and its failures. The reader makes
 rates, from the difference of two totals.

@@ -1,4 +1,4 @@
-"""What this instance has seen lately, in bounded memory: endpoints and failures (docs/rest.md#statistics)."""
+"""What this instance has seen lately, in bounded memory: endpoints and failures (docs/api.md#statistics)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 SUBPROTOCOL: Final = "halfway.stream.v1"
-"""The subprotocol of the WebSocket (docs/stream.md#connect)."""
+"""The subprotocol of the WebSocket (docs/api.md#connect)."""
 
 Handler = Callable[["Call"], Awaitable["Answer"]]
 Errors = tuple[type["HalfwayError"], ...]

@@ -1,6 +1,6 @@
 """The calls of operators: keys, histories and statistics.
 
-See docs/rest.md#statistics.
+See docs/api.md#statistics.
 """
 
 from __future__ import annotations

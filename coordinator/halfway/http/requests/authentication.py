@@ -1,6 +1,6 @@
 """Authenticates the caller of a request, and refuses requests that a browser sends for another site.
 
-A caller is identified by the key in `Authorization: Bearer`, or by its client certificate. docs/rest.md#browsers lists
+A caller is identified by the key in `Authorization: Bearer`, or by its client certificate. docs/api.md#permissions has
 what a browser may not do for a page of another site.
 """
 

@@ -1,1 +1,1 @@
-"""One WebSocket connection for many operations (docs/stream.md). May import handlers, requests and responses."""
+"""One WebSocket connection for many operations (docs/api.md). May import handlers, requests and responses."""

@@ -1,4 +1,4 @@
-"""The frames of the stream as JSON (docs/stream.md#frames)."""
+"""The frames of the stream as JSON (docs/api.md#frames)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One connection of the stream: reads frames, writes answers, and closes in order (docs/stream.md).
+"""One connection of the stream: reads frames, writes answers, and closes in order (docs/api.md).
 
-It is sent the checks of its groups, as many at a time as it wants (docs/stream.md#checks). All open streams share
+It is sent the checks of its groups, as many at a time as it wants (docs/api.md#checks). All open streams share
 bounds.
 """
 

@@ -1,4 +1,4 @@
-"""Each call answers as docs/rest.md says."""
+"""Each call answers as docs/api.md says."""
 
 from collections.abc import Sequence
 from typing import Any

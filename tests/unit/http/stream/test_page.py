@@ -1,4 +1,4 @@
-"""The frames that docs/stream.md shows are answered as it says."""
+"""The frames that docs/api.md shows are answered as it says."""
 
 import asyncio
 import json
@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from uuid_utils import uuid7
+
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 from tests.unit.http.stream.conftest import Connects, Raw
 
-PAGE = (Path(__file__).parents[4] / "docs" / "stream.md").read_text(encoding="utf-8")
+IDS: dict[str, str] = {}
+PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = re.sub(r"\bID-\d", lambda placeholder: IDS.setdefault(placeholder[0], str(uuid7())), PAGE)
 EXAMPLES = re.compile(r"^```stream\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

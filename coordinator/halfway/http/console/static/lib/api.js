@@ -1,4 +1,4 @@
-// Calls of the REST interface (docs/rest.md). The console uses nothing else.
+// Calls of the REST interface (docs/api.md). The console uses nothing else.
 
 import { currentKey, refused } from "./session.js";
 
