@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
 
 
 def upgrade(op: Operations) -> None:
-    """Do what docs/producing.md tells a revision to do."""
+    """Do what docs/python.md tells a revision to do."""
     for statement in migration(op.get_context().dialect.name, "migrated"):
         op.execute(statement)
 
@@ -57,8 +57,8 @@ with create_engine(context.config.get_main_option("sqlalchemy.url"), poolclass=N
 
 
 def test_alembics_own_commands_run_the_revision_of_the_documentation(servers: Servers, tmp_path: Path) -> None:
-    """`alembic upgrade head` and `alembic downgrade base`, with the revision as docs/producing.md has it."""
-    page = (Path(__file__).parents[2] / "docs" / "producing.md").read_text(encoding="utf-8")
+    """`alembic upgrade head` and `alembic downgrade base`, with the revision as docs/python.md has it."""
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
     (revision,) = re.findall(r"^```python\n([^`]*^def upgrade\(\):\n[^`]*)^```$", page, re.MULTILINE)
     (tmp_path / "versions").mkdir()
     (tmp_path / "env.py").write_text(ENV, encoding="utf-8")

@@ -1,6 +1,6 @@
 """The client of a producer service: prepare, run the local transaction, end, answer checks.
 
-`Halfway` is the asynchronous client, `SyncHalfway` the client for threads. docs/producing.md is the tutorial.
+`Halfway` is the asynchronous client, `SyncHalfway` the client for threads. docs/python.md is the tutorial.
 """
 
 from halfway.client.calls.transport import InvalidKeyError, InvalidUrlError, Key

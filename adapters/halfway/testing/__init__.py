@@ -1,7 +1,7 @@
 """A coordinator for users' own tests: in memory, which starts at once, or on a Kafka broker.
 
 Both have halfway's real REST interface, call check endpoints, and hand out checks, so a test can run on either.
-`pytest_plugins = ["halfway.testing.fixtures"]` enables the pytest fixtures. See docs/testing.md.
+`pytest_plugins = ["halfway.testing.fixtures"]` enables the pytest fixtures. See docs/python.md.
 """
 
 try:

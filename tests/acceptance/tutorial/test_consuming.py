@@ -1,4 +1,4 @@
-"""The tutorial works as written: every block of docs/consuming.md, in order."""
+"""The tutorial works as written: every block of docs/python.md from "Consuming" on, in order."""
 
 import asyncio
 import re
@@ -18,8 +18,9 @@ from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually
 
-PAGE = Path(__file__).parents[3] / "docs" / "consuming.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+CONSUMING = PAGE.read_text(encoding="utf-8").partition("\n## Consuming\n")[2]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", CONSUMING, re.DOTALL | re.MULTILINE)
 GENEROUS_S = 180.0
 
 

@@ -1,4 +1,4 @@
-"""Alembic leaves the barrier's table alone, as docs/producing.md says."""
+"""Alembic leaves the barrier's table alone, as docs/python.md says."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from sqlalchemy import MetaData, create_engine
 from halfway.client.barrier import Barrier
 
 INCLUDE_NAME = 'include_name=lambda name, kind, _: kind != "table" or name != "halfway_barrier"'
-PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
+PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 
 
 def test_autogenerate_does_not_drop_the_barriers_table(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from tests.unit.client.django_project import count, forget_connection, insert, p
 from tests.unit.client.test_checks import BODY, QUESTION
 from tests.unit.client.test_settling import final_state
 
-PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
+PAGE = Path(__file__).parents[3] / "docs" / "python.md"
 
 
 @pytest.fixture

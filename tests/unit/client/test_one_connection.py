@@ -104,7 +104,7 @@ async def test_around_an_asynchronous_transaction_none_is_held(
 async def test_inside_a_session_one_is_held_until_the_prepare_is_answered(
     world: RestWorld, stalling: Stalling, engine: Engine, begin: Any, held_at_the_end: int
 ) -> None:
-    """As docs/producing.md says: a Session returns it before it waits for the end, a Connection is its caller's."""
+    """As docs/python.md says: a Session returns it before it waits for the end, a Connection is its caller's."""
     barrier = Barrier("sqlite", engine.begin)
 
     def place() -> None:

@@ -1,4 +1,4 @@
-"""The tutorial works as written: all blocks of docs/producing.md, in order."""
+"""The tutorial works as written: all blocks of docs/python.md up to "Consuming", in order."""
 
 import asyncio
 import re
@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.rest.client import RestWorld
 
-PAGE = Path(__file__).parents[3] / "docs" / "producing.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+PRODUCING = PAGE.read_text(encoding="utf-8").partition("\n## Consuming\n")[0]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PRODUCING, re.DOTALL | re.MULTILINE)
 
 
 async def test_every_block_runs_and_prints_what_it_says(

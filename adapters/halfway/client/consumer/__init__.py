@@ -1,6 +1,6 @@
 """The consumer of a service: each message takes effect exactly once in the service's own database.
 
-It needs confluent-kafka: `pip install 'halfway-client[consumer]'`. docs/consuming.md is the tutorial.
+It needs confluent-kafka: `pip install 'halfway-client[consumer]'`. docs/python.md is the tutorial.
 """
 
 try:
