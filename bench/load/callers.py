@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Protocol, cast
-from uuid import uuid4
 
 from bench.audit import SentTransaction
 from bench.load.wire import Batches, Operations, Singles, WireError, Work, id_in, retry_after, split
@@ -333,7 +332,7 @@ class ClientCaller:
 
     async def _send(self) -> None:
         number, message = next(self._messages)
-        transaction_id = uuid4().hex
+        transaction_id = self._client.new_id()
         transactions = ((number, transaction_id.encode()),)
         prepared = committed = False
         try:

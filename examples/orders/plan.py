@@ -3,9 +3,11 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 
 from examples.orders.service import TOPICS
+from halfway.client import transaction_id
 
 
 class Fault(Enum):
@@ -24,6 +26,7 @@ class Planned:
     """One order."""
 
     id: str
+    """A UUIDv7 that the customer's app makes: repeats of an order are one transaction."""
     customer: str
     group: str = "orders"
     payment: str = "card"
@@ -66,6 +69,11 @@ PER_HUNDRED: tuple[tuple[int, Kind], ...] = (
 KILLS = 3
 
 
+def order_id(run: str, number: int) -> str:
+    """Return the id of an order that is placed now."""
+    return transaction_id(f"order-{run}-{number:04}", datetime.now(UTC))
+
+
 def plan(orders: int, seed: int) -> list[Planned]:
     """Return the orders of a run in the sequence of placing them. Each kind occurs if `orders` is large enough."""
     rng = random.Random(seed)
@@ -76,6 +84,6 @@ def plan(orders: int, seed: int) -> list[Planned]:
         kinds.insert(len(kinds) * kill // (KILLS + 1), {"fault": Fault.KILLED})
     run = f"{rng.getrandbits(32):08x}"
     return [
-        Planned(id=f"order-{run}-{number:04}", customer=f"customer-{rng.randrange(100)}", **kind)  # type: ignore[arg-type]  # fields by name
+        Planned(id=order_id(run, number), customer=f"customer-{rng.randrange(100)}", **kind)  # type: ignore[arg-type]  # fields by name
         for number, kind in enumerate(kinds, 1)
     ]

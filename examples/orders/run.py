@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.orders.consumers import Department, TopicMessage, read
 from examples.orders.judge import Evidence, judge
 from examples.orders.network import LossyNetwork
-from examples.orders.plan import Fault, Planned, plan
+from examples.orders.plan import Fault, Planned, order_id, plan
 from examples.orders.processes import DemoError, HalfwayDev, OrderServiceProcess
 from examples.orders.recorder import Recorder
 from examples.orders.report import Progress, summary, tables
@@ -128,7 +128,7 @@ class Demo:
     async def _place_again(self, fault: Fault) -> None:
         """Place another order with a fault that did not happen: a kill or a check interfered with its orders."""
         order = next(order for order in self._orders if order.fault is fault)
-        order = replace(order, id=f"{order.id[:-4]}{len(self._orders) + 1:04}")
+        order = replace(order, id=order_id(order.id, len(self._orders) + 1))
         self._orders.append(order)
         self._faults[order.id] = fault
         await self._place(order)

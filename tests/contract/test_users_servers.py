@@ -106,14 +106,15 @@ def test_a_rollback_leaves_nothing(server: Server, client: SyncHalfway, topic: s
 
 def test_a_lost_end_is_asked_for(server: Server, client: SyncHalfway, topic: str, endpoint: str) -> None:
     client.register(topics=[topic], check_urls=[endpoint], policy=SOON)
-    client.prepare([Message(topic=topic, value="v")], id=f"lost-{topic}")
+    lost = client.new_id()
+    client.prepare([Message(topic=topic, value="v")], id=lost)
     assert [record.value for record in server.wait_for_records(topic, 1, within_s=GENEROUS_S)] == [b"v"]
-    assert client.show(f"lost-{topic}")["cause"] == "check"
+    assert client.show(lost)["cause"] == "check"
 
 
 def test_checks_can_be_fetched(server: Server, client: SyncHalfway, topic: str) -> None:
     client.run_in_background(lambda inner: CheckWorker(inner, lambda _: "commit", wait_s=1).run())
-    client.prepare([Message(topic=topic, value="v")], id=f"fetched-{topic}")
+    client.prepare([Message(topic=topic, value="v")], id=client.new_id())
     assert len(server.wait_for_records(topic, 1, within_s=GENEROUS_S)) == 1
 
 
@@ -129,13 +130,13 @@ def test_one_outcome_stands(server: Server, client: SyncHalfway, topic: str) -> 
 def test_what_is_refused_is_refused_alike(server: Server, client: SyncHalfway, topic: str) -> None:
     client.register(topics=[topic, "no-such-topic"], policy=SOON)
     with pytest.raises(InvalidRequestError, match="unknown_topic"):
-        client.prepare([Message(topic="no-such-topic", value="v")], id="refused-1")
+        client.prepare([Message(topic="no-such-topic", value="v")], id=client.new_id())
     with pytest.raises(InvalidRequestError, match="topic_not_allowed"):
-        client.prepare([Message(topic="another", value="v")], id="refused-2")
+        client.prepare([Message(topic="another", value="v")], id=client.new_id())
     with pytest.raises(UnknownTransactionError):
-        client.end("never-prepared", "commit")
+        client.end(client.new_id(), "commit")
     with SyncHalfway(server.url, "nobody") as stranger, pytest.raises(UnknownGroupError):
-        stranger.prepare([Message(topic=topic, value="v")], id="refused-3")
+        stranger.prepare([Message(topic=topic, value="v")], id=stranger.new_id())
 
 
 def test_topics_are_the_tests_own(server: Server, topic: str) -> None:
@@ -148,7 +149,7 @@ def test_topics_are_the_tests_own(server: Server, topic: str) -> None:
 
 
 def test_an_id_is_of_one_transaction_and_an_unknown_end_leaves_it_open(client: SyncHalfway, topic: str) -> None:
-    own = f"own-{topic}"
+    own = client.new_id()
     client.prepare([Message(topic=topic, value="first")], id=own, check_after_s=600)
     client.prepare([Message(topic=topic, value="first")], id=own, check_after_s=600)
     with pytest.raises(IdReusedError, match="id_reused"):
@@ -163,10 +164,11 @@ def test_one_whose_checks_are_exhausted_is_parked_until_somebody_ends_it(server:
     parking = SOON | {"max_checks": 1, "on_exhausted": "park"}
     with SyncHalfway(server.url, f"parking-{topic}") as client:
         client.start(topics=[topic], policy=parking, decide=lambda _: "unknown")
-        client.prepare([Message(topic=topic, value="late")], id=f"parks-{topic}")
+        parks = client.new_id()
+        client.prepare([Message(topic=topic, value="late")], id=parks)
         deadline = time.monotonic() + GENEROUS_S
-        while client.show(f"parks-{topic}")["state"] != "parked":
+        while client.show(parks)["state"] != "parked":
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        client.end(f"parks-{topic}", "commit")
+        client.end(parks, "commit")
     assert [record.value for record in server.wait_for_records(topic, 1, within_s=GENEROUS_S)] == [b"late"]

@@ -64,7 +64,7 @@ def test_one_that_is_parked_is_prepared_again_by_a_resume(server: Server, topic:
     with SyncHalfway(server.url, f"resumed-{topic}") as client:
         answers_nonsense = f"{server.url}/v1/groups"
         client.register(topics=[topic], policy=PARKING, check_urls=[answers_nonsense])
-        own = f"resumed-{topic}"
+        own = client.new_id()
         client.prepare([Message(topic=topic, value="late")], id=own)
         until(client, own, "parked")
         status, resumed = post(f"{server.url}/v1/transactions/{own}/resume")
@@ -116,7 +116,7 @@ def test_the_barrier_answers_when_the_end_is_lost(
 ) -> None:
     with SyncHalfway(server.url, f"barrier-{topic}", barrier=barrier) as client:
         client.start(topics=[topic], policy=SOON)
-        own = f"barrier-{topic}-{commits}"
+        own = client.new_id()
         lost = [Message(topic=topic, value="v")]
         if commits:
             with engine.begin() as connection:  # a check that arrives in the meantime is answered unknown

@@ -9,8 +9,8 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 40_931,
-    "files of coordinator and adapters": 182,
+    "lines of coordinator and adapters": 41_113,
+    "files of coordinator and adapters": 183,
     "lines of halfway/protocol": 2_769,
     "lines of halfway/coordinator": 8_664,
     "lines of halfway/http": 5_706,
@@ -20,14 +20,14 @@ BOUNDS = {
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_271,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 5_487,
+    "lines of halfway/client": 5_669,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 7_117,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 65_963,
+    "lines of tests": 66_215,
     "lines of bench": 3_996,
-    "bytes of pages": 366765,
+    "bytes of pages": 368_420,
     "settings": 55,
     "REST operations": 22,
     "calls between instances": 11,

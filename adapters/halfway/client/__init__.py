@@ -23,6 +23,7 @@ from halfway.client.errors import (
     EndUnconfirmedError,
     ForbiddenError,
     HalfwayError,
+    IdInFutureError,
     IdReusedError,
     InvalidRequestError,
     MissingRowError,
@@ -40,6 +41,7 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
+from halfway.client.ids import InvalidIdError, transaction_id
 from halfway.client.messages import Data, Message, Outcome, UnserialisableMessageError, Value
 from halfway.client.producer.client import CheckWorker, Halfway
 from halfway.client.producer.listener import (
@@ -67,8 +69,10 @@ __all__ = [
     "ForbiddenError",
     "Halfway",
     "HalfwayError",
+    "IdInFutureError",
     "IdReusedError",
     "InvalidCheckError",
+    "InvalidIdError",
     "InvalidKeyError",
     "InvalidRequestError",
     "InvalidSecretError",
@@ -107,4 +111,5 @@ __all__ = [
     "answer_check_sync",
     "join_aiohttp",
     "read_check",
+    "transaction_id",
 ]

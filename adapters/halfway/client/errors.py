@@ -120,6 +120,10 @@ class IdReusedError(RefusedError):
     """The id was used for other messages: give each transaction its own id."""
 
 
+class IdInFutureError(InvalidRequestError):
+    """The id is born more than a minute after now: correct the clock that it was made by, or that of halfway."""
+
+
 class AlreadyEndedError(RefusedError):
     """The transaction has the opposite outcome, in `state`, and it is final: compare it with your database."""
 
@@ -130,7 +134,10 @@ class AlreadyEndedError(RefusedError):
 
 
 class OutcomeExpiredError(RefusedError):
-    """The id is so old that halfway no longer has its outcome, or it never existed. This does not mean rolled back."""
+    """The id is so old that halfway no longer has its outcome, or it never existed. This does not mean rolled back.
+
+    A prepare is refused too, because the id may have been decided: prepare soon after the time that the id contains.
+    """
 
 
 _BY_CODE: Final[dict[str, type[RefusedError]]] = {
@@ -139,6 +146,7 @@ _BY_CODE: Final[dict[str, type[RefusedError]]] = {
     "already_ended": AlreadyEndedError,
     "id_reused": IdReusedError,
     "outcome_expired": OutcomeExpiredError,
+    "id_in_future": IdInFutureError,
     "forbidden": ForbiddenError,
     "unauthenticated": UnauthenticatedError,
     "prepares_rejected": PreparesRejectedError,
@@ -163,3 +171,8 @@ def error_of(problem: Mapping[str, Any], *, in_doubt: bool = False) -> RefusedEr
     error = (_BY_CODE.get(code) or _BY_STATUS.get(problem.get("status"), default))(problem)
     error.in_doubt = in_doubt
     return error
+
+
+def is_refused_for_its_time(error: RefusedError) -> bool:
+    """Return whether halfway has not accepted an id, and would accept another one that is born now."""
+    return isinstance(error, IdInFutureError | OutcomeExpiredError) and not error.in_doubt

@@ -57,9 +57,9 @@ class SessionProducer:
     ) -> str:
         """Send a message if the open transaction commits; return the id of the halfway transaction.
 
-        halfway gets nothing before the commit. If the prepare fails, the commit rolls the database transaction
-        back and raises the error of `SyncHalfway.prepare`. Raises NestedTransactionError inside a `transaction` of the
-        same client.
+        halfway gets nothing before the commit. If that comes later than its outcome horizon, another id is used. If the
+        prepare fails, the commit rolls the database transaction back and raises the error of `SyncHalfway.prepare`.
+        Raises NestedTransactionError inside a `transaction` of the same client.
         """
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
         self._client.demand_no_block()
@@ -99,6 +99,7 @@ class _GreenletClient:
     def __init__(self, client: Halfway) -> None:
         self._client = client
         self.demand_no_block = client.demand_no_block
+        self.new_id = client.new_id
 
     def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:
         await_only(self._client.prepare(messages, id=id, new_id=new_id))
@@ -119,7 +120,7 @@ class _LocalTransaction:
         transaction: RootTransaction,
     ) -> None:
         self.client = client
-        self.sending = Sending()
+        self.sending = Sending(client)
         self.confirm = False
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._barrier = barrier

@@ -49,16 +49,17 @@ async def test_signed_checks_are_answered_and_forged_ones_refused(
             join_aiohttp(app, clients[group], topics=[topic], check_url=url, policy=SOON)
         async with TestServer(app, port=port):
             for group, client in clients.items():
-                await client.prepare([Message(topic=topic, value="v")], id=f"{group}-open", check_after_s=600)
-                prepared = await client.show(f"{group}-open")
-                forged = {"type": "transaction.check", "id": f"{group}-open", "group": group, "attempt": 1}
+                still_open, never = client.new_id(), client.new_id()
+                await client.prepare([Message(topic=topic, value="v")], id=still_open, check_after_s=600)
+                prepared = await client.show(still_open)
+                forged = {"type": "transaction.check", "id": still_open, "group": group, "attempt": 1}
                 forged |= {"prepared_at": prepared["prepared_at"], "messages": []}
                 async with session.post(url, json=forged) as answer:
                     assert answer.status == 401
-                assert barrier.look(f"{group}-open") is None
-                await client.prepare([Message(topic=topic, value="v")], id=f"{group}-never")
+                assert barrier.look(still_open) is None
+                await client.prepare([Message(topic=topic, value="v")], id=never)
 
-                async def state(client: Halfway = client, group: str = group) -> str:
-                    return str((await client.show(f"{group}-never"))["state"])
+                async def state(client: Halfway = client, never: str = never) -> str:
+                    return str((await client.show(never))["state"])
 
                 await eventually(state, lambda found: found == "rolled_back")

@@ -34,11 +34,14 @@ from halfway.client import (
 from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
 from halfway.client.calls.coalescing import ATTEMPT_S
 from tests.support.client.serving import serving
+from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, eventually
 
 ORDER = Message(topic="orders", key="42", value={"total": 9.9}, headers={"trace": b"\xff"})
+ORDER_ID = named_id("order-42")
+SOME_ID = named_id("a")
 
 
 @pytest.fixture
@@ -124,13 +127,13 @@ async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Ha
 
 
 async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Halfway) -> None:
-    await halfway.prepare([ORDER], id="order-42")
-    await halfway.end("order-42", "rollback")
+    await halfway.prepare([ORDER], id=ORDER_ID)
+    await halfway.end(ORDER_ID, "rollback")
     with pytest.raises(AlreadyEndedError) as told:
-        await halfway.end("order-42", "commit")
+        await halfway.end(ORDER_ID, "commit")
     assert told.value.state == "rolled_back"
     with pytest.raises(AlreadyEndedError):
-        await halfway.prepare([ORDER], id="order-42")
+        await halfway.prepare([ORDER], id=ORDER_ID)
 
 
 async def test_callers_at_one_moment_share_requests(world: RestWorld, halfway: Halfway) -> None:
@@ -171,8 +174,8 @@ async def test_a_coordinator_that_hangs_leaves_time_for_the_next(world: RestWorl
     async with await asyncio.start_server(hang, "127.0.0.1") as server:
         hung = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with Halfway([hung, world.url], "shop", prepare_timeout_s=200) as client:
-            await time.out(client.prepare([ORDER], id="order-42"), 102, once=asked.is_set, what="one hangs")
-            assert (await client.show("order-42"))["state"] == "prepared"
+            await time.out(client.prepare([ORDER], id=ORDER_ID), 102, once=asked.is_set, what="one hangs")
+            assert (await client.show(ORDER_ID))["state"] == "prepared"
         done.set()
 
 
@@ -192,13 +195,13 @@ async def test_a_prepare_that_is_cancelled_after_it_was_stored(
         return reply
 
     monkeypatch.setattr(halfway._transport, "send", hold_the_answer)
-    prepare = asyncio.create_task(halfway.prepare([ORDER], id="order-42", new_id=new_id))
+    prepare = asyncio.create_task(halfway.prepare([ORDER], id=ORDER_ID, new_id=new_id))
     await stored.wait()
-    assert (await world.show("order-42")).body["state"] == "prepared"
+    assert (await world.show(ORDER_ID)).body["state"] == "prepared"
     prepare.cancel()
     await asyncio.gather(prepare, return_exceptions=True)
     await asyncio.gather(*halfway._background)
-    assert (await world.show("order-42")).body["state"] == state
+    assert (await world.show(ORDER_ID)).body["state"] == state
 
 
 @pytest.mark.parametrize("new_id, state", [(True, "rolled_back"), (False, "prepared")])
@@ -220,13 +223,13 @@ async def test_a_rollback_that_overtakes_a_cancelled_prepare_is_sent_again(
         return reply
 
     monkeypatch.setattr(halfway._transport, "send", hold_the_prepare)
-    prepare = asyncio.create_task(halfway.prepare([ORDER], id="order-42", new_id=new_id))
+    prepare = asyncio.create_task(halfway.prepare([ORDER], id=ORDER_ID, new_id=new_id))
     await on_its_way.wait()
     prepare.cancel()
     await asyncio.gather(prepare, return_exceptions=True)
     await asyncio.gather(*halfway._background)
     assert ends == [404, 200]
-    assert (await world.show("order-42")).body["state"] == state
+    assert (await world.show(ORDER_ID)).body["state"] == state
 
 
 async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
@@ -240,7 +243,7 @@ async def test_nothing_is_begun_when_no_coordinator_answers() -> None:
 
 async def test_too_many_at_once_are_refused_before_anything_is_sent(world: RestWorld) -> None:
     async with Halfway(world.url, "shop", max_waiting=2) as client:
-        calls = (client.prepare([ORDER], id=f"order-{number}") for number in range(5))
+        calls = (client.prepare([ORDER], id=named_id(f"order-{number}")) for number in range(5))
         results = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in results] == [type(None)] * 2 + [QueueFullError] * 3
 
@@ -250,15 +253,15 @@ async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: 
         with pytest.raises(InvalidUrlError, match="such as http://halfway:8080"):
             Halfway(url, "shop")
     with pytest.raises(UnserialisableMessageError, match="value cannot be serialised as JSON"):
-        await halfway.prepare([Message(topic="orders", value={"at": object()})], id="a")
+        await halfway.prepare([Message(topic="orders", value={"at": object()})], id=SOME_ID)
     with pytest.raises(UnserialisableMessageError, match="key is int"):
-        await halfway.prepare([Message(topic="orders", key=42)], id="a")  # type: ignore[arg-type]  # on purpose
+        await halfway.prepare([Message(topic="orders", key=42)], id=SOME_ID)  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ClientClosedError, match="async with"):
-        await Halfway(world.url, "shop").prepare([ORDER], id="a")
+        await Halfway(world.url, "shop").prepare([ORDER], id=SOME_ID)
     async with Halfway(world.url, "nobody") as client:
         with pytest.raises(UnknownGroupError):
-            await client.prepare([ORDER], id="a")
-    elsewhere = asyncio.to_thread(asyncio.run, halfway.prepare([ORDER], id="a"))
+            await client.prepare([ORDER], id=SOME_ID)
+    elsewhere = asyncio.to_thread(asyncio.run, halfway.prepare([ORDER], id=SOME_ID))
     with pytest.raises(WrongEventLoopError, match="one client per loop"):
         await elsewhere
     with pytest.raises(UnknownTransactionError):
@@ -301,7 +304,7 @@ async def state_after(client: Halfway, transaction_id: str) -> str:
 )
 async def test_text_that_is_no_unicode_is_refused_by_name(halfway: Halfway, message: Message) -> None:
     with pytest.raises(UnserialisableMessageError, match=r"^(value|key|headers\['trace'\]) "):
-        await halfway.prepare([message], id="a")
+        await halfway.prepare([message], id=SOME_ID)
 
 
 async def test_a_block_of_another_client_hides_none_around_it(world: RestWorld, halfway: Halfway) -> None:
@@ -391,7 +394,7 @@ async def test_the_end_of_what_was_never_prepared_is_no_warning(
 ) -> None:
     """The prepare is abandoned, so there is nothing that check-back would have to do."""
     async with Halfway(world.url, "shop") as client:
-        client.abandon("order-42", new_id=True)
+        client.abandon(ORDER_ID, new_id=True)
         await asyncio.gather(*client._background)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from halfway.client import ClientClosedError, Halfway, Message
+from tests.support.ids import named_id
 from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 1000\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 Call = Callable[[Halfway], Awaitable[object]]
@@ -41,15 +43,15 @@ async def silent() -> AsyncIterator[Silent]:
 
 
 async def prepare(client: Halfway) -> None:
-    await client.prepare([ORDER], id="order-42")
+    await client.prepare([ORDER], id=ORDER_ID)
 
 
 async def end(client: Halfway) -> None:
-    await client.end("order-42", "commit")
+    await client.end(ORDER_ID, "commit")
 
 
 async def show(client: Halfway) -> None:
-    await client.show("order-42")
+    await client.show(ORDER_ID)
 
 
 @asynccontextmanager

@@ -17,11 +17,13 @@ from halfway.client import (
     UnavailableError,
 )
 from tests.support.client.serving import serving
+from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
 REMEDY = r"not by halfway; give the coordinator's URL, such as http://halfway:8080"
 
 
@@ -74,7 +76,7 @@ async def test_a_wrong_url_is_named_at_once(stranger: Stranger, status: int) -> 
         with pytest.raises(
             NotHalfwayError, match=f"/v1/batch at {stranger.url} was answered {status} .text/html., {REMEDY}"
         ):
-            await client.prepare([ORDER], id="order-42")
+            await client.prepare([ORDER], id=ORDER_ID)
         with pytest.raises(NotHalfwayError, match=f"PATCH /v1/groups/shop at {stranger.url}"):
             await client.register(topics=["orders"])
     assert stranger.request_count == 2
@@ -87,7 +89,7 @@ async def test_a_page_in_place_of_an_answer_is_named(stranger: Stranger, monkeyp
     async with Halfway(stranger.url, "shop", prepare_timeout_s=100) as client:
         with pytest.raises(PrepareUnconfirmedError, match=REMEDY):
             await time.out(
-                client.prepare([ORDER], id="order-42"), 102, once=stranger.next_answer_seen(), what="it asks again"
+                client.prepare([ORDER], id=ORDER_ID), 102, once=stranger.next_answer_seen(), what="it asks again"
             )
     pausing = asyncio.Event()
 
@@ -112,7 +114,7 @@ async def test_an_end_goes_on_through_pages_of_a_proxy(world: RestWorld, strange
     """While its routes change, a proxy may answer 404: that is not an answer to an end."""
     stranger.status = 404
     async with Halfway(stranger.url, "shop", end_timeout_s=100) as client:
-        ending = client.end("order-42", "commit")
+        ending = client.end(ORDER_ID, "commit")
         with pytest.raises(EndUnconfirmedError, match=REMEDY):
             await LoopTime().out(ending, 102, once=stranger.next_answer_seen(), what="it asks again")
     assert stranger.request_count > 1
@@ -139,8 +141,8 @@ async def test_a_prepare_that_is_refused_after_a_lost_answer_is_not_left_behind(
     async with serving(app) as url:
         async with Halfway(url, "shop", prepare_timeout_s=60) as client:
             with pytest.raises(ForbiddenError, match="403"):
-                await client.prepare([ORDER], id="order-42", new_id=True)
-        assert (await world.show("order-42")).body["state"] == "rolled_back"
+                await client.prepare([ORDER], id=ORDER_ID, new_id=True)
+        assert (await world.show(ORDER_ID)).body["state"] == "rolled_back"
 
 
 async def test_a_commit_that_is_cancelled_goes_on_in_the_background(world: RestWorld) -> None:

@@ -19,9 +19,11 @@ from halfway.client import (
     UnauthenticatedError,
 )
 from tests.support.client.serving import serving
+from tests.support.ids import named_id
 
 KEY = "hw_canary7Qm4"
 ORDER = Message(topic="orders", key="42", value="paid")
+SOME_ID = named_id("a")
 
 
 class Guarded:
@@ -51,7 +53,7 @@ async def test_each_request_shows_it(guarded: tuple[Guarded, str]) -> None:
     server, url = guarded
     async with Halfway(url, "shop", key=KEY) as client:
         with pytest.raises(UnauthenticatedError, match="no valid key is shown"):
-            await client.prepare([ORDER], id="a")
+            await client.prepare([ORDER], id=SOME_ID)
         with pytest.raises(UnauthenticatedError):
             await client.end("a", "commit")
         with pytest.raises(UnauthenticatedError):

@@ -7,10 +7,13 @@ import pytest
 
 from halfway.client import Halfway, Message, SyncHalfway, UnavailableError
 from halfway.client.barrier import Barrier, BarrierMaintenance, InvalidRetentionError, sqlite_transactions
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 
 ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
+OPEN_ID = named_id("open")
 
 
 @pytest.fixture
@@ -27,15 +30,15 @@ def decide_here(barrier: Barrier, *ids: str) -> None:
 
 
 async def test_what_was_decided_and_never_ended_is_ended(world: RestWorld, barrier: Barrier) -> None:
-    ids = [f"order-{number}" for number in range(120)]
+    ids = [named_id(f"order-{number}") for number in range(120)]
     async with Halfway(world.url, "shop") as client:
-        await asyncio.gather(*(client.prepare([ORDER], id=one) for one in [*ids, "open"]))
+        await asyncio.gather(*(client.prepare([ORDER], id=one) for one in [*ids, OPEN_ID]))
         decide_here(barrier, *ids)
         assert await BarrierMaintenance(client, barrier, older_than_s=1e9).reconcile() == 0  # too young
         maintenance = BarrierMaintenance(client, barrier, older_than_s=0)
         assert await maintenance.reconcile() == 120
         assert await maintenance.reconcile() == 0
-        assert (await client.show("open"))["state"] == "prepared"
+        assert (await client.show(OPEN_ID))["state"] == "prepared"
     assert len(world.memory.records("orders")) == 120
 
 
@@ -52,9 +55,9 @@ async def test_it_goes_on_beside_a_client_for_threads(world: RestWorld, barrier:
             client.run_in_background(
                 lambda inner: BarrierMaintenance(inner, barrier, every_s=0.01, older_than_s=0).run()
             )
-            client.prepare([ORDER], id="order-42")
-            decide_here(barrier, "order-42")
-            while client.show("order-42")["state"] != "committed":
+            client.prepare([ORDER], id=ORDER_ID)
+            decide_here(barrier, ORDER_ID)
+            while client.show(ORDER_ID)["state"] != "committed":
                 pass
 
     async with asyncio.timeout(GENEROUS_S):

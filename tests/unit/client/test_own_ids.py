@@ -7,12 +7,14 @@ from aiohttp import web
 
 from halfway.client import Halfway, Message, PrepareUnconfirmedError
 from halfway.client.barrier import LateTransactionError
+from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import RestWorld
 from tests.unit.client.test_barrier import Shop, check_of
 from tests.unit.client.test_settling import final_state
 
 ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
 
 
 class LostPrepares:
@@ -53,16 +55,16 @@ async def test_an_unconfirmed_prepare_does_not_roll_back_what_another_caller_com
         LostPrepares(world) as lost,
         Halfway(world.url, "shop", barrier=barrier) as first,
         Halfway(lost.url, "shop", barrier=barrier, prepare_timeout_s=100) as second,
-        first.transaction([ORDER], id="order-42") as transaction,
+        first.transaction([ORDER], id=ORDER_ID) as transaction,
     ):
         with shop.begin() as connection:
             shop.barrier.insert(connection, transaction.id)
-        repeated = second.prepare([ORDER], id="order-42")
+        repeated = second.prepare([ORDER], id=ORDER_ID)
         with pytest.raises(PrepareUnconfirmedError, match="502"):
             await LoopTime().out(repeated, 102, once=lambda: lost.prepares > 1, what="it is sent again")
         await second.close()  # its ends in the background have been sent
-    assert (await world.show("order-42")).body["state"] == "committed"
-    assert shop.barrier.decide(check_of("order-42")) == "commit"
+    assert (await world.show(ORDER_ID)).body["state"] == "committed"
+    assert shop.barrier.decide(check_of(ORDER_ID)) == "commit"
 
 
 async def test_one_that_comes_second_and_fails_does_not_roll_back_the_first(world: RestWorld) -> None:
@@ -70,27 +72,27 @@ async def test_one_that_comes_second_and_fails_does_not_roll_back_the_first(worl
     async with (
         Halfway(world.url, "shop") as first,
         Halfway(world.url, "shop") as second,
-        first.transaction([ORDER], id="order-42"),
+        first.transaction([ORDER], id=ORDER_ID),
     ):
-        twin = second.transaction([ORDER], id="order-42")
+        twin = second.transaction([ORDER], id=ORDER_ID)
         with pytest.raises(KeyError, match="taken"):
             async with twin:
                 raise KeyError("taken")  # the first caller's row
         await second.close()
-    assert (await world.show("order-42")).body["state"] == "committed"
+    assert (await world.show(ORDER_ID)).body["state"] == "committed"
 
 
 async def test_with_the_barrier_the_second_one_is_told_and_the_first_stands(world: RestWorld, shop: Shop) -> None:
     async with Halfway(world.url, "shop", barrier=shop.barrier) as client:
-        await client.prepare([ORDER], id="order-42")
+        await client.prepare([ORDER], id=ORDER_ID)
         with shop.begin() as connection:
-            shop.barrier.insert(connection, "order-42")  # the service crashes, and its customer orders again
+            shop.barrier.insert(connection, ORDER_ID)  # the service crashes, and its customer orders again
 
         async def again() -> None:
-            async with client.transaction([ORDER], id="order-42") as transaction:
+            async with client.transaction([ORDER], id=ORDER_ID) as transaction:
                 with shop.begin() as connection:
                     shop.barrier.insert(connection, transaction.id)
 
         with pytest.raises(LateTransactionError):
             await again()
-        assert await final_state(world, "order-42") == "committed"
+        assert await final_state(world, ORDER_ID) == "committed"

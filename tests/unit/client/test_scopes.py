@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from halfway.client import ClientClosedError, Halfway, Message, SyncHalfway
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 
@@ -129,8 +130,8 @@ async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
     def prepare(client: SyncHalfway) -> str:
         armed.append(True)
         with pytest.raises(KeyboardInterrupt):
-            client.prepare([ORDER], id="prepared-alone", new_id=True)
-        return "prepared-alone"
+            client.prepare([ORDER], id=named_id("prepared-alone"), new_id=True)
+        return named_id("prepared-alone")
 
     def work() -> list[str]:
         with SyncHalfway(world.url, "shop") as client:

@@ -8,6 +8,7 @@ import pytest
 from halfway.client import Message, Outcome
 from halfway.client.barrier import LateTransactionError
 from halfway.client.producer.transaction import Sending
+from tests.support.ids import new_id
 from tests.unit.client.test_barrier import Shop, check_of
 
 P = ParamSpec("P")
@@ -21,7 +22,7 @@ class Story:
         self._shop = shop
         self._check_at = check_at
         self._interrupt_at = interrupt_at
-        self.sending = Sending()
+        self.sending = Sending(self)
         self.sending.add(Message(topic="orders", value="v"))
         self.prepared = False
         self.verdicts: list[Outcome] = []
@@ -34,6 +35,9 @@ class Story:
             insert = self._step("insert", lambda transaction_id: self._shop.barrier.write(connection, transaction_id))
             commit = self._step("commit", connection.commit)
             self.sending.commit(self, insert=insert, commit=commit, rollback=connection.rollback, confirm=True)
+
+    def new_id(self) -> str:
+        return new_id()
 
     def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - the port's
         self._step("prepare", lambda: setattr(self, "prepared", True))()

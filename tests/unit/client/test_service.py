@@ -27,6 +27,7 @@ from halfway.client import (
 from halfway.client.barrier import Barrier, InvalidRetentionError, MissingTableError, sqlite_transactions
 from halfway.protocol.keys import CheckSecrets
 from halfway.testing import MemoryServer
+from tests.support.ids import named_id, new_id
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded
 from tests.support.waiting import GENEROUS_S
@@ -48,28 +49,30 @@ def test_it_fetches_its_checks_if_it_cannot_be_called(barrier: Barrier) -> None:
         topic = server.new_topic()
         with SyncHalfway(server.url, "desk", barrier=barrier) as client:
             client.start(topics=[topic], policy=SOON)
+            lost, never = client.new_id(), client.new_id()
             with barrier._connect() as connection:  # a check in the meantime is answered unknown
-                barrier.insert(connection, "lost")
-                client.prepare([Message(topic=topic, value="lost")], id="lost")
-            client.prepare([Message(topic=topic, value="never")], id="never")
+                barrier.insert(connection, lost)
+                client.prepare([Message(topic=topic, value="lost")], id=lost)
+            client.prepare([Message(topic=topic, value="never")], id=never)
             assert [record.value for record in server.wait_for_records(topic, 1)] == [b"lost"]
             deadline = time.monotonic() + GENEROUS_S
-            while client.show("never")["state"] != "rolled_back":
+            while client.show(never)["state"] != "rolled_back":
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 
 
 def test_what_answers_may_be_given(barrier: Barrier) -> None:
     """`decide` answers instead of the barrier."""
+    mine = new_id()
 
     def decide(check: Check) -> Outcome:
-        return "commit" if check.id == "mine" else barrier.decide(check)
+        return "commit" if check.id == mine else barrier.decide(check)
 
     with MemoryServer() as server:
         topic = server.new_topic()
         with SyncHalfway(server.url, "desk", barrier=barrier) as client:
             client.start(topics=[topic], policy=SOON, decide=decide)
-            client.prepare([Message(topic=topic, value="mine")], id="mine")
+            client.prepare([Message(topic=topic, value="mine")], id=mine)
             assert [record.value for record in server.wait_for_records(topic, 1)] == [b"mine"]
 
 
@@ -128,9 +131,9 @@ async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: B
     for client in clients:
         join_aiohttp(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
     now = datetime.now(UTC).isoformat()
-    question = {"type": "transaction.check", "id": "a", "group": "desk", "prepared_at": now, "attempt": 1}
+    question = {"type": "transaction.check", "id": named_id("a"), "group": "desk", "prepared_at": now, "attempt": 1}
     async with TestClient(TestServer(app)) as service:
-        await clients[0].prepare([ORDER], id="a")
+        await clients[0].prepare([ORDER], id=named_id("a"))
         answer = await service.post("/halfway/check", json={**question, "messages": []})
         assert (answer.status, await answer.json()) == (200, {"outcome": "rollback"})
         shown = [(await client.show_group())["check"]["urls"] for client in clients]

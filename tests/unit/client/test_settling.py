@@ -6,12 +6,14 @@ import pytest
 
 from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, InvalidRetentionError
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import eventually
 from tests.unit.client.test_barrier import Shop, check_of
 from tests.unit.client.test_client import OperationalError
 
 ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
 
 
 async def final_state(world: RestWorld, transaction_id: str) -> str:
@@ -44,7 +46,7 @@ async def test_an_exception_before_it_rolls_both_back_for_good(
     world: RestWorld, shop: Shop, error: type[BaseException]
 ) -> None:
     def service(client: SyncHalfway) -> None:
-        with client.transaction([ORDER], id="order-42") as transaction, shop.begin() as connection:
+        with client.transaction([ORDER], id=ORDER_ID) as transaction, shop.begin() as connection:
             shop.barrier.insert(connection, transaction.id)
             raise error
 
@@ -53,8 +55,8 @@ async def test_an_exception_before_it_rolls_both_back_for_good(
             service(client)
 
     await asyncio.to_thread(work)
-    assert await final_state(world, "order-42") == "rolled_back"
-    assert shop.barrier.decide(check_of("order-42")) == "rollback"
+    assert await final_state(world, ORDER_ID) == "rolled_back"
+    assert shop.barrier.decide(check_of(ORDER_ID)) == "rollback"
 
 
 async def test_while_the_local_transaction_is_open_it_is_left_to_check_back(world: RestWorld, shop: Shop) -> None:

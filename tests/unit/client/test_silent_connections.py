@@ -6,6 +6,7 @@ import pytest
 
 from halfway.client import Halfway, Message
 from tests.support.client.silent import firewall_before
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 
@@ -29,7 +30,7 @@ async def test_a_call_is_repeated_on_a_new_connection(
         firewall.forget()
         match call:
             case "prepare":
-                await client.prepare([ORDER], id="after")
+                await client.prepare([ORDER], id=named_id("after"))
             case "end":
                 await client.end(name, "commit")
             case _:

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from halfway.client import ClientClosedError, InvalidUrlError, Message, SyncHalfway
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
+ORDER_ID = named_id("order-42")
 
 
 async def test_many_threads_share_one_client(world: RestWorld) -> None:
@@ -31,7 +33,7 @@ def test_a_call_that_is_under_way_when_the_client_is_closed_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hung:
         client = SyncHalfway(f"http://127.0.0.1:{hung.getsockname()[1]}", "shop", prepare_timeout_s=60)
         with ThreadPoolExecutor(1) as pool:
-            call = pool.submit(client.prepare, [ORDER], id="order-42")
+            call = pool.submit(client.prepare, [ORDER], id=ORDER_ID)
             hung.accept()[0].close()  # the first attempt is under way
             client.close()
             with pytest.raises(ClientClosedError):

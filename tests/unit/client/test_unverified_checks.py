@@ -14,9 +14,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from halfway.client import Check, Halfway, Message, SyncHalfway, answer_check, answer_check_sync
 from halfway.client.barrier import AsyncBarrier, Barrier, sqlite_transactions
 from tests.support.client.shop import transactional
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 
 ORDER = Message(topic="orders", key="42", value="paid")
+LATER = named_id("later")
+NOW = named_id("now")
 
 
 def question(transaction_id: str, group: str = "shop") -> bytes:
@@ -39,15 +42,15 @@ def barrier(tmp_path: Path) -> Barrier:
 async def test_it_takes_no_id_that_the_service_will_use_later(world: RestWorld, barrier: Barrier) -> None:
     """A transaction that is pending is decided; so is one that has a row, without asking halfway."""
     async with Halfway(world.url, "shop", barrier=barrier) as client:
-        asked = [outcome(await answer_check(question("later", group), barrier.decide)) for group in ("shop", "bank")]
+        asked = [outcome(await answer_check(question(LATER, group), barrier.decide)) for group in ("shop", "bank")]
         assert asked == ["unknown", "unknown"]
-        await client.prepare([ORDER], id="now")
-        assert outcome(await answer_check(question("now", "bank"), barrier.decide)) == "unknown"
-        assert outcome(await answer_check(question("now"), barrier.decide)) == "rollback"
-        async with client.transaction([ORDER], id="later") as transaction:
+        await client.prepare([ORDER], id=NOW)
+        assert outcome(await answer_check(question(NOW, "bank"), barrier.decide)) == "unknown"
+        assert outcome(await answer_check(question(NOW), barrier.decide)) == "rollback"
+        async with client.transaction([ORDER], id=LATER) as transaction:
             with barrier._connect() as connection:
                 barrier.insert(connection, transaction.id)
-        assert outcome(await answer_check(question("later"), barrier.decide)) == "commit"
+        assert outcome(await answer_check(question(LATER), barrier.decide)) == "commit"
 
 
 async def test_the_same_with_a_client_for_threads(world: RestWorld, barrier: Barrier) -> None:
@@ -56,8 +59,8 @@ async def test_the_same_with_a_client_for_threads(world: RestWorld, barrier: Bar
             return outcome(answer_check_sync(question(transaction_id), barrier.decide))
 
         with SyncHalfway(world.url, "shop", barrier=barrier) as client:
-            client.prepare([ORDER], id="now")
-            return [ask("later"), ask("now"), ask("later")]
+            client.prepare([ORDER], id=NOW)
+            return [ask(LATER), ask(NOW), ask(LATER)]
 
     assert await asyncio.to_thread(service) == ["unknown", "rollback", "unknown"]
 
@@ -68,8 +71,8 @@ async def test_the_same_with_an_asynchronous_barrier(world: RestWorld, tmp_path:
     barrier = AsyncBarrier("sqlite", engine.begin)
     await barrier.create()
     async with Halfway(world.url, "shop", barrier=barrier) as client:
-        await client.prepare([ORDER], id="now")
-        found = [outcome(await answer_check(question(each), barrier.decide)) for each in ("later", "now")]
+        await client.prepare([ORDER], id=NOW)
+        found = [outcome(await answer_check(question(each), barrier.decide)) for each in (LATER, NOW)]
     assert found == ["unknown", "rollback"]
     await engine.dispose()
 
@@ -92,9 +95,9 @@ async def test_without_a_client_that_can_be_asked_it_is_decided(
     if close:
         async with make(world.url, "shop", barrier=barrier) as client:
             clients.append(client)
-    assert outcome(await answer_check(question("later"), barrier.decide)) == "rollback"
+    assert outcome(await answer_check(question(LATER), barrier.decide)) == "rollback"
 
 
 async def test_a_halfway_that_gives_no_answer_leaves_the_check_open(barrier: Barrier) -> None:
     async with Halfway("http://127.0.0.1:1", "shop", barrier=barrier):
-        assert outcome(await answer_check(question("later"), barrier.decide, within_s=30)) == "unknown"
+        assert outcome(await answer_check(question(LATER), barrier.decide, within_s=30)) == "unknown"

@@ -15,10 +15,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from examples.orders.plan import Planned
 from examples.orders.service import OrderService
 from tests.support.client.patience import patient
+from tests.support.ids import named_id, new_id
 from tests.support.waiting import GENEROUS_S
 
 __all__ = ["patient"]
 
+O_1 = named_id("o-1")
 CLIENT = TestClient[web.Request, web.Application]
 
 
@@ -94,10 +96,10 @@ async def post(service: CLIENT, path: str, body: object) -> tuple[int, Any]:
 
 
 async def order(service: CLIENT, payment: str = "card") -> tuple[int, Any]:
-    return await post(service, "/orders", Planned(id="o-1", customer="c", payment=payment).body)
+    return await post(service, "/orders", Planned(id=O_1, customer="c", payment=payment).body)
 
 
-async def check(service: CLIENT, transaction_id: str = "o-1") -> Any:
+async def check(service: CLIENT, transaction_id: str = O_1) -> Any:
     now = datetime.now(UTC).isoformat()
     question = {"type": "transaction.check", "id": transaction_id, "group": "orders", "attempt": 1, "messages": []}
     return await post(service, "/check", {**question, "prepared_at": now})
@@ -123,8 +125,8 @@ async def test_the_end_and_a_check_tell_what_the_database_holds(
     service: CLIENT, halfway: FakeHalfway, payment: str, state: str, outcome: str
 ) -> None:
     """Paid is commit, failed is rollback, and a payment under way is unknown: from the end and from the check alike."""
-    assert await order(service, payment) == (201, {"id": "o-1", "state": state})
-    assert await halfway.ended() == [("o-1", outcome)]
+    assert await order(service, payment) == (201, {"id": O_1, "state": state})
+    assert await halfway.ended() == [(O_1, outcome)]
     assert await check(service) == (200, {"outcome": outcome})
 
 
@@ -133,7 +135,7 @@ async def test_an_absent_order_is_rolled_back_and_can_never_be_placed_afterwards
 ) -> None:
     """The check takes the order's place: the local transaction that comes too late fails, and its end is a rollback."""
     assert await check(service) == (200, {"outcome": "rollback"})
-    assert await order(service) == (201, {"id": "o-1", "state": "fenced"})
+    assert await order(service) == (201, {"id": O_1, "state": "fenced"})
     assert rows(database, "orders") == []
     assert (await halfway.ended())[0][1] in {"rollback", "unknown"}
     assert await check(service) == (200, {"outcome": "rollback"})
@@ -141,7 +143,7 @@ async def test_an_absent_order_is_rolled_back_and_can_never_be_placed_afterwards
 
 async def test_checks_and_orders_at_the_same_instant_agree(service: CLIENT, database: Path) -> None:
     """Whoever comes first, every check says what the database holds in the end."""
-    bodies = [Planned(id=f"o-{number}", customer="c").body for number in range(40)]
+    bodies = [Planned(id=new_id(), customer="c").body for number in range(40)]
     ordered, checked = await asyncio.gather(
         asyncio.gather(*(post(service, "/orders", body) for body in bodies)),
         asyncio.gather(*(verdict(service, str(body["id"])) for body in bodies)),
@@ -156,12 +158,12 @@ async def test_checks_and_orders_at_the_same_instant_agree(service: CLIENT, data
 async def test_a_person_can_settle_what_awaits_its_payment_once(service: CLIENT, paid: bool, outcome: str) -> None:
     """What stands after that is not changed by a second, different finding."""
     await order(service, "invoice")
-    assert (await post(service, "/orders/o-1/settle", {"paid": paid}))[1]["outcome"] == outcome
-    assert (await post(service, "/orders/o-1/settle", {"paid": not paid}))[1]["outcome"] == outcome
+    assert (await post(service, f"/orders/{O_1}/settle", {"paid": paid}))[1]["outcome"] == outcome
+    assert (await post(service, f"/orders/{O_1}/settle", {"paid": not paid}))[1]["outcome"] == outcome
     assert await check(service) == (200, {"outcome": outcome})
 
 
 async def test_settling_an_absent_order_fences_it(service: CLIENT) -> None:
     """As with a check: it is not placed afterwards."""
-    assert (await post(service, "/orders/o-1/settle", {"paid": True}))[1]["outcome"] == "rollback"
+    assert (await post(service, f"/orders/{O_1}/settle", {"paid": True}))[1]["outcome"] == "rollback"
     assert (await order(service))[1]["state"] == "fenced"

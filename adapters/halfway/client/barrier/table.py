@@ -16,6 +16,7 @@ from os import PathLike
 from typing import Any, Final, TypeVar
 
 from halfway.client.errors import HalfwayError
+from halfway.client.ids import canonical
 from halfway.client.messages import Outcome, is_conflict
 
 
@@ -301,6 +302,7 @@ class BarrierTable(SqlTable):
         Raises LateTransactionError; and ConflictError if the database refuses the row because of changes by others
         since the transaction's first read, which are not visible in this transaction.
         """
+        transaction_id = canonical(transaction_id)
         if not _ID.fullmatch(transaction_id):
             raise ValueError(f"transaction id {transaction_id!r}: give the id of the prepared transaction")
         try:
@@ -325,7 +327,7 @@ class BarrierTable(SqlTable):
 
     def look(self, transaction_id: str) -> Steps[Outcome | None]:
         """Return the outcome in the table, None if there is none yet."""
-        select = _step(self._statement(self.sql.select, transaction_id))
+        select = _step(self._statement(self.sql.select, canonical(transaction_id)))
         result = yield from self._with_short_lock_wait(select) if self.sql.select_waits else select
         if not result.rows:
             return None

@@ -26,6 +26,7 @@ from halfway.client.errors import (
     UnknownTransactionError,
     WrongEventLoopError,
 )
+from halfway.client.ids import require_id
 from halfway.client.messages import Message, Outcome
 from halfway.client.threads import call_async
 
@@ -123,17 +124,23 @@ class GroupCalls:
         await self._ends.close()
         await self._transport.close()
 
+    def new_id(self) -> str:
+        """Return an id for a new transaction, born now by the coordinator's clock."""
+        return self._transport.clock.new_id()
+
     async def prepare(
         self, messages: Iterable[Message], *, id: str, check_after_s: float | None = None, new_id: bool = False
     ) -> None:
         """Store messages under an id, invisible to consumers; return once they are durable.
 
+        The id is a UUIDv7: that of `new_id()`, or one that `transaction_id(key, at)` derives; InvalidIdError otherwise.
         If an answer is lost, the request is repeated with the same id until the deadline. Raises
         PrepareUnconfirmedError then, AlreadyEndedError if the id has ended, and RefusedError. If it is not known
         whether the messages are stored, also after a cancellation, the transaction is ended in the background: with
         `new_id`, which promises that nobody else prepares under this id, it is rolled back; otherwise see `settle`.
         """
-        body: dict[str, Any] = {"group": self.group, "id": id, "messages": [message.as_json() for message in messages]}
+        own = require_id(id)
+        body: dict[str, Any] = {"group": self.group, "id": own, "messages": [message.as_json() for message in messages]}
         if check_after_s is not None:
             body["check_after_s"] = check_after_s
         try:

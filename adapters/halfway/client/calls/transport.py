@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from halfway.client.errors import NOT_HALFWAY, HalfwayError
+from halfway.client.ids import CoordinatorClock
 
 KEY_VARIABLE: Final = "HALFWAY_CLIENT_KEY"
 """The environment variable with the default key."""
@@ -127,6 +128,7 @@ class Transport:
         self._tls = tls
         self._connections = connections
         self._pool: _Connections | None = None
+        self.clock = CoordinatorClock()
         self._retired: set[_Connections] = set()
         """Pools whose connections may be dead, until their last request is done."""
 
@@ -222,7 +224,10 @@ class Transport:
                 status = HTTPStatus.BAD_GATEWAY if is_success else status
             elif document.get("error_code") == "unknown_path":
                 document = {**document, "detail": f"{document.get('detail', '')} ({method} {path} at {url})"}
-            return Reply(status=status, body=document, retry_after_s=_seconds(response.headers.get("Retry-After")))
+            reply = Reply(status=status, body=document, retry_after_s=_seconds(response.headers.get("Retry-After")))
+            if reply.is_from_halfway:
+                self.clock.learn(response.headers.get("Date"))
+            return reply
 
     def _order(self, now: float) -> list[str]:
         return sorted(self._urls, key=lambda url: max(self._avoided_until[url], now))

@@ -69,7 +69,7 @@ class AtomicProducer:
         earlier = _pending_messages(connection)
         if earlier and earlier[0].producer is not self:
             raise MixedProducersError("another producer has sent in this transaction: use one for all its messages")
-        pending = _PendingMessage(self, earlier[0].sending if earlier else Sending(), message)
+        pending = _PendingMessage(self, earlier[0].sending if earlier else Sending(self._client), message)
         _intercept_commits(connection)
         connection.on_commit(pending)
         return pending.sending.id

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
-from uuid import uuid4
 
 from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.calls.group import GroupCalls
@@ -18,6 +17,7 @@ from halfway.client.errors import (
     RefusedError,
     WrongEventLoopError,
 )
+from halfway.client.ids import require_id
 from halfway.client.messages import Message, Outcome
 from halfway.client.producer.transaction import NoBarrierError, Transaction, demand_no_block
 from halfway.client.threads import call_async
@@ -121,10 +121,12 @@ class Halfway(GroupCalls):
         """Return a transaction for `async with`. Its body runs only after a durable prepare.
 
         The end of the body commits, an exception rolls back, and an uncertain outcome is left to check-back: see
-        `Transaction`. With `confirm=False` the end is sent in the background.
+        `Transaction`. With `confirm=False` the end is sent in the background. An `id` of your own is a UUIDv7, such as
+        that of `transaction_id(key, at)`; InvalidIdError otherwise.
         """
+        own = self.new_id() if id is None else require_id(id)
         return Transaction(
-            self, tuple(messages), id=id or uuid4().hex, new_id=id is None, check_after_s=check_after_s, confirm=confirm
+            self, tuple(messages), id=own, new_id=id is None, check_after_s=check_after_s, confirm=confirm
         )
 
     def demand_no_block(self) -> None:

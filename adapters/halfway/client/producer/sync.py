@@ -122,6 +122,10 @@ class SyncHalfway:
         transaction = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
         return SyncTransaction(thread, transaction)
 
+    def new_id(self) -> str:
+        """Same as `Halfway.new_id`."""
+        return self._running_thread().client.new_id()
+
     def begin_end(self, id: str, outcome: Outcome, *, remark: str | None = None) -> Callable[[], None]:
         """Send an end in the background; return a function that waits until it is final or given up."""
         thread = self._running_thread()

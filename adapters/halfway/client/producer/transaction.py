@@ -12,10 +12,16 @@ import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self
-from uuid import uuid4
+from typing import TYPE_CHECKING, Protocol, Self
 
-from halfway.client.errors import HalfwayError, MissingRowError, NestedTransactionError, TransactionEndedError
+from halfway.client.errors import (
+    HalfwayError,
+    MissingRowError,
+    NestedTransactionError,
+    RefusedError,
+    TransactionEndedError,
+    is_refused_for_its_time,
+)
 from halfway.client.messages import Message, Outcome, may_have_committed
 from halfway.client.threads import call_async
 
@@ -109,6 +115,15 @@ class Transaction:
         if self._started:
             raise TransactionEndedError(f"the transaction {self.id} was already entered: begin a new one")
         self._started = True
+        try:
+            await self._prepare()
+        except RefusedError as error:
+            if not self._new_id or not is_refused_for_its_time(error):
+                raise
+            self.id = self._client.new_id()  # the answer told the coordinator's time
+            await self._prepare()
+
+    async def _prepare(self) -> None:
         if self._client.barrier is not None:
             self._row = self._client.barrier.watch(self.id)
         await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s, new_id=self._new_id)
@@ -223,6 +238,9 @@ class NoBarrierError(HalfwayError, TypeError):
 class SendingClient(Protocol):
     """The client calls that `Sending` needs."""
 
+    def new_id(self) -> str:
+        """Return an id that is born now."""
+
     def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:
         """Prepare messages."""
 
@@ -233,8 +251,8 @@ class SendingClient(Protocol):
 class Sending:
     """The messages of one database transaction. They are one halfway transaction."""
 
-    def __init__(self) -> None:
-        self.id: Final = uuid4().hex
+    def __init__(self, client: SendingClient) -> None:
+        self.id = client.new_id()
         self._messages: list[Message] = []
 
     def __len__(self) -> int:
@@ -263,7 +281,8 @@ class Sending:
 
         1. Write the barrier's row. It is locked until the commit, so the answer to a check in the meantime is
            `unknown`.
-        2. Prepare. If this or the row fails, roll the database transaction back.
+        2. Prepare. If halfway refuses the id for its time, because the first message was sent too long ago or the clock
+           is wrong, do both once more with a new id. If this or the row fails, roll the database transaction back.
         3. Commit the database transaction. If this raises, it may have committed: check-back asks the barrier.
         4. Send the end at once. It continues in the background even if an exception is raised from now on. The local
            outcome is final: if the end fails, this is logged, not raised, and check-back resolves the transaction.
@@ -274,8 +293,7 @@ class Sending:
             commit()
             return
         try:
-            insert(self.id)
-            client.prepare(self._messages, id=self.id, new_id=True)
+            self._prepare(client, insert)
         except BaseException:
             with contextlib.suppress(Exception):  # if the connection is lost, the database rolls back by itself
                 rollback()
@@ -288,6 +306,17 @@ class Sending:
         wait = self._begin_end(client, "commit", None)
         if confirm:
             afterwards(wait)
+
+    def _prepare(self, client: SendingClient, insert: Callable[[str], None]) -> None:
+        insert(self.id)
+        try:
+            client.prepare(self._messages, id=self.id, new_id=True)
+        except RefusedError as error:
+            if not is_refused_for_its_time(error):
+                raise
+            self.id = client.new_id()
+            insert(self.id)
+            client.prepare(self._messages, id=self.id, new_id=True)
 
     def _begin_end(self, client: SendingClient, outcome: Outcome, remark: str | None) -> Callable[[], None]:
         """Send the end, and return a function that waits for it.
