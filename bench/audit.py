@@ -1,4 +1,4 @@
-"""Judges a load: its journal becomes a history, and the checker compares that with the topics (docs/checker.md).
+"""Judges a load: its journal becomes a history, and the checker compares that with the topics (docs/verification.md).
 
 One line per transaction, written when its result is known to the caller. The content is a number, because the load
 repeats a few messages. A transaction without a line was never sent, or was refused (429): if it is in a topic, the

@@ -148,7 +148,7 @@ class MadeAgain(Event, frozen=True, kw_only=True):
 
 
 class LostInMemory(Event, frozen=True, kw_only=True):
-    """Shards whose owners changed by themselves while they alone had what Kafka had lost (docs/failures.md)."""
+    """Shards whose owners changed by themselves while they alone had what Kafka had lost (docs/verification.md)."""
 
     shards: tuple[int, ...]
     since: int

@@ -2,7 +2,7 @@
  * Which content of an id the fold of half[s] finds, and which one a caller is told, as in docs/protocol.md.
  * Three owners have the shard one after the other; each may be paused at any step, and its halves may arrive late. Clients
  * prepare one id with content A or B, anywhere and again.
- * `make model` checks it exhaustively; docs/model.md says what is modelled.
+ * `make model` checks it exhaustively; docs/protocol.md says what is modelled.
  *
  * Each of these mutants leaves out one rule of the protocol, and the check must find an error in it:
  *   FIRST_COUNTS   of two prepares the first in the log counts, whoever wrote it
@@ -73,7 +73,7 @@ inline acknowledge(c) {
 
 #define FOUND(o) assert(acknowledged == NOTHING || it[o].held == acknowledged) /* another content is found */
 
-/* What a paused instance tells a caller after another one has acquired the shard is not counted: docs/fencing.md. */
+/* What a paused instance tells a caller after another one has acquired the shard is not counted: docs/protocol.md. */
 inline acknowledge_stored(o) {
     r = it[o].at - 1; n = r;
     do

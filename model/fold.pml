@@ -1,7 +1,7 @@
 /*
  * Where a fold begins to read op[s] and where it ends: cursor, look-up by time, LSO and barrier, as in docs/protocol.md.
  * P owned the shard, with two lane ids that take turns; B acquires it. Each op marker is one outcome.
- * `make model` checks it exhaustively; docs/model.md says what is modelled.
+ * `make model` checks it exhaustively; docs/protocol.md says what is modelled.
  *
  * Each of these mutants leaves out one rule of the protocol, and the check must find an error in it:
  *   LSO_FORGOTTEN  the fold begins at the cursor if the look-up by time, which searches below the LSO, finds nothing

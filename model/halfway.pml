@@ -1,6 +1,6 @@
 /*
- * The ownership of one shard of halfway: owners, half, op, lanes, releases and fencing, as in docs/fencing.md.
- * `make model` checks it exhaustively; docs/model.md says what is modelled and what is left out.
+ * The ownership of one shard of halfway: owners, half, op, lanes, releases and fencing, as in docs/protocol.md.
+ * `make model` checks it exhaustively; docs/protocol.md says what is modelled and what is left out.
  *
  * A paused instance is a process that takes no step while others do. A delayed request stays in flight until it is
  * delivered, even if its sender is gone. The consumer group is left out: any instance may begin to acquire, give up

@@ -2,7 +2,7 @@
  * Check-back and policy for one transaction of a group with `on_exhausted: rollback`, as in docs/protocol.md: checks
  * that are pushed or fetched, verdicts, callers (a producer, an operator), giving up, parking and resuming, one write at
  * a time under the claim of the id. A caller whose commit is refused is answered when the commit is recorded, or late.
- * `make model` checks it exhaustively; docs/model.md says what is modelled.
+ * `make model` checks it exhaustively; docs/protocol.md says what is modelled.
  *
  * The instance's memory is lost when it dies, and kept when only its lane fails. The log then contains the outcome of a
  * write under way. Ownership is modelled in halfway.pml.

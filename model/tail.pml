@@ -1,7 +1,7 @@
 /*
  * What the tail of half[s] may pass without decoding it, while its owner serves the shard, as in docs/protocol.md.
  * The owner prepares and ends transaction A. Another producer may write a late prepare of A, and a record of another id.
- * `make model` checks it exhaustively; docs/model.md says what is modelled.
+ * `make model` checks it exhaustively; docs/protocol.md says what is modelled.
  *
  * Each of these mutants leaves out one rule of the protocol, and the check must find an error in it:
  *   OFFSET_ALONE    the tail passes a record at an acknowledged offset under any key

@@ -1,4 +1,4 @@
-"""Records the requests and answers between the order service and halfway for the checker (docs/checker.md)."""
+"""Records the requests and answers between the order service and halfway for the checker (docs/verification.md)."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping

@@ -368,7 +368,7 @@ class _Chaos:
         self._forgotten = await asyncio.to_thread(self.cluster.forgotten)
         for (topic, partition), end in self._topics.held.items():
             times = self._forgotten[f"{topic}-{partition}"]
-            why = f"Kafka itself forgot {times} transactions there (docs/failures.md)" if times else ""
+            why = f"Kafka itself forgot {times} transactions there (docs/verification.md)" if times else ""
             self._history.write(Held(topic=topic, partition=partition, end=end, why=why))
         self._history.write(Rest())
 

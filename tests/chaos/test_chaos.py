@@ -10,7 +10,7 @@ from tests.chaos.run import RunOptions, run
 
 COORDINATOR_FAULTS, BROKER_FAULTS, TOPIC_FAULTS = 4, 2, 3
 KINDS = tuple(possible_kinds(RunOptions.horizon_s) - {FULL_STOP})
-"""After a full stop Kafka itself may have forgotten a transaction (docs/failures.md): the long runs have those."""
+"""After a full stop Kafka itself may have forgotten a transaction (docs/verification.md): the long runs have those."""
 
 
 @pytest.mark.timeout(2400)

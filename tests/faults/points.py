@@ -38,7 +38,7 @@ STEPS: Mapping[str, tuple[str, str]] = {
     "suspects.rehearse": (_SUSPECTS, "SuspectLane._rehearse"),
     "suspects.commit": (_SUSPECTS, "SuspectLane._commit"),
     "ending.apply": (_SHARDS, "ShardTable.apply"),
-    # docs/protocol.md#ownership-and-fencing.
+    # docs/protocol.md#ownership.
     "acquire.initialise_lane": (_MEMBERSHIP, "lane_producers"),
     "acquire.1.fence_acquirers": (_ACQUIRE, "Acquisition._fence_acquirers"),
     "acquire.2.read_owners": (_FORMER_OWNERS, "FormerOwners._read"),

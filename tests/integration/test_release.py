@@ -1,4 +1,4 @@
-"""A shard leaves an incarnation by a confirmed release, or with the incarnation (docs/fencing.md, step 3)."""
+"""A shard leaves an incarnation by a confirmed release, or with the incarnation (docs/protocol.md, step 3)."""
 
 from __future__ import annotations
 

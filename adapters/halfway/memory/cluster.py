@@ -1,6 +1,6 @@
 """All ports of one instance in memory, over one log: it acquires every shard by folding its log, and tails half.
 
-See docs/protocol.md#ownership-and-fencing.
+See docs/protocol.md#ownership.
 """
 
 from __future__ import annotations

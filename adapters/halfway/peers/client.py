@@ -1,6 +1,6 @@
 """The port `Peers` over HTTP: a WebSocket to each owner carries all calls to it, each with its own answer.
 
-See docs/protocol.md#any-instance-may-be-asked.
+See docs/protocol.md#forwarding.
 
 Only addresses from owner records are called: a client that may write those may also write all other topics of halfway.
 Redirects are not followed, and proxies, cookies and credentials from the environment are not used.

@@ -358,7 +358,7 @@ class ShardListener(Protocol):
 
 
 class Membership(Protocol):
-    """This instance as a member of the cluster: acquires shards (docs/protocol.md#ownership-and-fencing)."""
+    """This instance as a member of the cluster: acquires shards (docs/protocol.md#ownership)."""
 
     async def start(self, listener: ShardListener) -> None:
         """Join, and acquire the assigned shards; return when that is in progress."""

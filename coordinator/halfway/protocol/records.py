@@ -208,7 +208,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner of a shard (docs/protocol.md#ownership-and-fencing)."""
+    """The owner of a shard (docs/protocol.md#ownership)."""
 
     shard: int
     incarnation: str

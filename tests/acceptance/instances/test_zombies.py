@@ -1,6 +1,6 @@
 """An instance that is frozen past its session, wakes, and continues its commit.
 
-Two rules prevent it from changing what others have decided in the meantime (docs/fencing.md): the next owner fences the
+Two rules prevent it from changing what others have decided (docs/protocol.md): the next owner fences the
 lane of the former owner, and no lane initialises its own id again. The tests show each rule by its absence.
 """
 

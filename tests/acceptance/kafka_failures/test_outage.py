@@ -2,7 +2,7 @@
 
 Kafka 4.3.1 can forget transactions of its own when the only broker is killed in the middle of a commit: while it
 starts, partitions have no leader for a moment, markers for them are taken as done, and transactions in them stay
-undecided forever (docs/failures.md). Its log says so; the test is then repeated with another interrupted commit.
+undecided forever (docs/verification.md). Its log says so; the test is then repeated with another interrupted commit.
 """
 
 import asyncio

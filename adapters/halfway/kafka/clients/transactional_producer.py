@@ -1,6 +1,6 @@
 """Transactional producers that are initialised once and never used again after a failure, and their transactional ids.
 
-See docs/protocol.md#ownership-and-fencing.
+See docs/protocol.md#ownership.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def fence(
 ) -> None:
     """Fence the users of these ids: their open transactions are settled, and they can write nothing more.
 
-    A closed id is waited for only for a short time: docs/fencing.md says why that is enough.
+    A closed id is waited for only for a short time: docs/protocol.md says why that is enough.
     """
 
     def take(transactional_id: str) -> None:

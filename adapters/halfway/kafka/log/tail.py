@@ -1,4 +1,4 @@
-"""The tail: reading half[s] of the owned shards from their barriers on (docs/protocol.md#ownership-and-fencing)."""
+"""The tail: reading half[s] of the owned shards from their barriers on (docs/protocol.md#ownership)."""
 
 from __future__ import annotations
 

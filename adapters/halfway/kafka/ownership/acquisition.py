@@ -1,4 +1,4 @@
-"""Acquires shards: fences their former owners and folds their log (docs/protocol.md#ownership-and-fencing)."""
+"""Acquires shards: fences their former owners and folds their log (docs/protocol.md#ownership)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Membership of the consumer group `<prefix>members`: liveness and balance, never safety.
 
-See docs/protocol.md#ownership-and-fencing.
+See docs/protocol.md#ownership.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds and fences the former owner of a shard (docs/protocol.md#ownership-and-fencing, steps 2 and 3).
+"""Finds and fences the former owner of a shard (docs/protocol.md#ownership, steps 2 and 3).
 
 The last record of owners[s] names the former owner. Records that halfway cannot have written are skipped. If
 compaction removes a record, it also removes the earlier ones of the same key, so the last readable record is the last

@@ -1,6 +1,6 @@
 """Tells when an instance should leave its shards to others, and when it may take some again.
 
-See docs/protocol.md#ownership-and-fencing.
+See docs/protocol.md#ownership.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An incarnation: one life of an instance as a writer. It begins a new one whenever its lane has failed.
 
-A shard is released after the work in flight for it is finished. See docs/protocol.md#ownership-and-fencing.
+A shard is released after the work in flight for it is finished. See docs/protocol.md#ownership.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Incarnation:
         """Release dropped shards, so that their next owner need not fence; return whether Kafka has confirmed it.
 
         `deadline` is on the loop's clock. If the release is not confirmed by then, the incarnation ends: the tombstones
-        may still land, and must not land behind a later claim of the same incarnation (docs/fencing.md, step 3).
+        may still land, and must not land behind a later claim of the same incarnation (docs/protocol.md, step 3).
         """
         if self.failed or self._closed:
             return False

@@ -1,6 +1,6 @@
 """The life of an instance in the cluster: incarnations, acquisitions, releases.
 
-See docs/protocol.md#ownership-and-fencing.
+See docs/protocol.md#ownership.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forwards calls to the owner of a shard that is not served here, or to all owners: one hop, never more.
 
 A call that needs every shard (a list, the deletion of a group, fetching checks) returns no partial result. See
-docs/protocol.md#any-instance-may-be-asked.
+docs/protocol.md#forwarding.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Lookup:
         return shard, entry
 
     async def read_barrier(self, number: int, *, deadline: float) -> None:
-        """Return when the tail has reached the end of half[s] as of this call (docs/protocol.md#ownership-and-fencing).
+        """Return when the tail has reached the end of half[s] as of this call (docs/protocol.md#ownership).
 
         Raises:
             KafkaUnavailableError: it did not in time.

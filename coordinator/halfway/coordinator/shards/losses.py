@@ -1,7 +1,7 @@
 """What Kafka has lost of the shards of this instance, and what is written again from memory.
 
 Also from where a recovery must read op to know the outcomes that its former owner remembered. See
-docs/failures.md#the-internal-topics.
+docs/verification.md#the-internal-topics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Only the caller that dropped a shard releases it (docs/fencing.md, step 3)."""
+"""Only the caller that dropped a shard releases it (docs/protocol.md, step 3)."""
 
 from __future__ import annotations
 
