@@ -104,7 +104,7 @@ def require_topics_of_group(request: Prepare, group: Group) -> None:
         if message.topic not in group.topics:
             raise TopicNotAllowedError(
                 f"topic {message.topic!r} is not among the topics of group {group.name!r}: "
-                f"add it with PATCH /v1/groups/{group.name} first",
+                f"add it with PATCH /v1/groups/{group.name} first (with access control, an operator does)",
                 field=f"messages[{number}].topic",
             )
 

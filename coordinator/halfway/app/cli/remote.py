@@ -100,7 +100,8 @@ class Remote:
             remedy = "set SSL_CERT_FILE to the certificate (PEM) of the authority that signed it"
             fail(f"the certificate of {self._shown} is not trusted ({reason}): {remedy}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            reason = printable(str(error)) or type(error).__name__
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            reason = printable(str(cause)) or type(error).__name__
             fail(f"{self._shown} did not answer ({reason}): is `halfway serve` running there?")
         if status >= _ERROR and status != expected:
             fail(f"{status}: {self._explained(status, answer)}")
@@ -168,7 +169,8 @@ def _base(url: str, doubt: str) -> URL:
     except ValueError:
         usable = False
     if not usable:
-        fail(f"a URL such as http://127.0.0.1:8080 is needed: {doubt}")
+        shown = printable(url.rpartition("@")[2])[:_SHOWN]  # what stands before may be a password
+        fail(f"{shown!r} is not a URL such as http://127.0.0.1:8080: {doubt}")
     return URL(url)
 
 

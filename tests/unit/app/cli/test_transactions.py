@@ -317,16 +317,22 @@ def test_a_url_that_is_none_is_named(url: str) -> None:
     """Instead of a traceback from the client."""
     result = CliRunner().invoke(halfway, ["transactions", "list", "--url", url])
     assert result.exit_code == 1, result.exc_info
-    assert "HALFWAY_URL" in result.stderr or "did not answer" in result.stderr
+    named = "HALFWAY_URL" in result.stderr and "is not a URL such as" in result.stderr and url[:6] in result.stderr
+    assert named or "did not answer" in result.stderr
     assert all(line.isprintable() for line in result.stderr.split("\n"))
 
 
 def test_a_password_in_the_url_is_not_shown() -> None:
     """Not even if nobody answers."""
-    result = CliRunner().invoke(halfway, ["transactions", "list", "--url", "http://me:open-sesame@127.0.0.1:1"])
-    assert result.exit_code == 1
-    assert "did not answer" in result.stderr
-    assert "sesame" not in result.stderr
+    for url, problem in (
+        ("http://me:open-sesame@127.0.0.1:1", "did not answer"),
+        ("me:open-sesame@nothing", "is not a URL"),
+    ):
+        result = CliRunner().invoke(halfway, ["transactions", "list", "--url", url])
+        assert result.exit_code == 1
+        assert problem in result.stderr
+        assert "sesame" not in result.stderr
+        assert "ssl:" not in result.stderr, "a URL without TLS"
 
 
 @pytest.mark.parametrize("name", [".", "..", "", "a\udcffb"])
