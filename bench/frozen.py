@@ -23,7 +23,7 @@ from bench.figures import Record, Row, Say
 from bench.plan import GROUP
 from bench.scenarios import FLEET_SHARDS
 from bench.system import SPARE_S, Broker, Instance, Rig, RigError, until
-from halfway.protocol.transactions import shard_of
+from halfway.protocol.ids import shard_of
 from tests.faults.plan import Fault, Faults
 
 AT: Final = "lane.4.tombstones.after"

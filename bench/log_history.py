@@ -29,9 +29,10 @@ from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, InternalRecord, RecordLimits, encode
 from halfway.protocol.entries import Pending
+from halfway.protocol.ids import placed
 from halfway.protocol.policy import reanchor_distance
 from halfway.protocol.records import Half, Message, Origin, fingerprint
-from halfway.protocol.transactions import Cause, State, server_id
+from halfway.protocol.transactions import Cause, State
 
 MAX_PREPARE_BYTES: Final = 4 * 1024 * 1024
 _END_AFTER_MS: Final = 10
@@ -179,7 +180,7 @@ class Writer:
             shard = self._shards[number % len(self._shards)]
             messages, content = self._payloads[number % len(self._payloads)]
             half = Half(
-                id=server_id(shard.number, str(uuid7(timestamp=at // 1000, nanos=at % 1000 * 1_000_000))),
+                id=placed(str(uuid7(timestamp=at // 1000, nanos=at % 1000 * 1_000_000)), shard.number, plan.shards),
                 group=plan.group,
                 messages=messages,
                 prepared_at=at,

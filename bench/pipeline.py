@@ -32,7 +32,7 @@ from halfway.kafka.records import codec
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind
-from halfway.protocol.transactions import Cause, server_id
+from halfway.protocol.transactions import Cause
 
 JOBS: Final = ("audit", "duckdb", "sweep")
 PREFIX: Final = "_halfway."
@@ -230,7 +230,7 @@ class _Writer:
         """Write what there is of a transaction: half records, op markers, messages."""
         verdict, shard, at = verdict_of(number), number % SHARDS, _START + number // _PER_MS
         made = UUID(int=at << 80 | 0x7 << 76 | self._rng.getrandbits(12) << 64 | 0x2 << 62 | self._rng.getrandbits(62))
-        name, content = server_id(shard, made), self._rng.randrange(_CONTENTS)
+        name, content = f"{shard}-{made}", self._rng.randrange(_CONTENTS)
         self._internal("half", name, self._half, shard, at, "prepared")
         if verdict == "pending":
             return

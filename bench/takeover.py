@@ -27,7 +27,7 @@ from bench.load.wire import payloads
 from bench.plan import GROUP
 from bench.scenarios import FLEET_SHARDS
 from bench.system import SPARE_S, Broker, Instance, Rig
-from halfway.protocol.transactions import shard_of
+from halfway.protocol.ids import shard_of
 
 PAUSE_S: Final = 0.1
 """How long a caller waits after a failed connection before it calls the next instance."""

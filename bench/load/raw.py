@@ -29,6 +29,7 @@ from uuid import uuid4
 
 import msgspec
 from confluent_kafka import Producer
+from uuid_utils import uuid7
 
 from bench.plan import GROUP, KEYS, SHARDS, VALUE_BYTES, RawPlan, RawResult
 from bench.system import Broker
@@ -38,8 +39,9 @@ from halfway.kafka.clients.transactional_producer import TransactionalProducer, 
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, RecordLimits, encode
 from halfway.protocol.entries import Pending
+from halfway.protocol.ids import placed
 from halfway.protocol.records import Half, Message, fingerprint
-from halfway.protocol.transactions import Cause, State, server_id
+from halfway.protocol.transactions import Cause, State
 
 _REQUEST_S: Final = 30.0
 _STALL_S: Final = 30.0
@@ -127,7 +129,7 @@ def _records(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records
     now = time.time_ns() // 1_000_000
     messages = (Message(topic=topic, key=key, value=b"x" * VALUE_BYTES),)
     half = Half(
-        id=server_id(shard, uuid4()),
+        id=placed(str(uuid7()), shard, SHARDS),
         group=GROUP,
         messages=messages,
         prepared_at=now,

@@ -19,7 +19,7 @@ from bench.audit import SentTransaction
 from bench.plan import GROUP, KEYS, VALUE_BYTES, LoadPlan
 from halfway.client import Message
 from halfway.embedded.broker import HOST
-from halfway.protocol.transactions import shard_of
+from halfway.protocol.ids import shard_of
 
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _LENGTH: Final = b"\r\ncontent-length:"

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final
 
 from checker.history import HistoryWriter, Serving
-from halfway.protocol.transactions import shard_of
+from halfway.protocol.ids import shard_of
 from tests.chaos.caller import Caller
 from tests.chaos.coordinators import Instance
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
-from halfway.protocol.transactions import shard_of
+from halfway.protocol.ids import shard_of
 from tests.chaos.coordinators import Instance
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.by_hand import append_half

@@ -6,8 +6,9 @@ import pytest
 
 from halfway.coordinator import changes
 from halfway.protocol.errors import NotWrittenError, TopicUnavailableError
+from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
-from halfway.protocol.transactions import Cause, State, partition_for_key
+from halfway.protocol.transactions import Cause, State
 from tests.support.contract.instance import Backend, Instance, half_of, new_id
 from tests.support.domain.states import state_of
 

@@ -19,7 +19,7 @@ from halfway.client import (
     answer_check_sync,
 )
 from halfway.client.consumer import Record as ConsumedRecord
-from halfway.protocol.transactions import partition_for_key
+from halfway.protocol.ids import partition_for_key
 from halfway.testing import KafkaServer, MemoryServer, Server, ServerError
 from tests.support.brokers.fixtures import Kafka
 from tests.support.waiting import GENEROUS_S

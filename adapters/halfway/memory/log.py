@@ -38,10 +38,11 @@ from halfway.protocol.errors import (
     PeerLostError,
     ShardUnavailableError,
 )
+from halfway.protocol.ids import partition_for_key
 from halfway.protocol.keys import Key, KeyTable
 from halfway.protocol.principal import Principal
 from halfway.protocol.records import NO_BARRIER, Barrier, Group, Half, Message, Op, Parked
-from halfway.protocol.transactions import State, partition_for_key
+from halfway.protocol.transactions import State
 
 BARRIER_KEY = "!barrier"
 """The key of a barrier; no transaction id can be equal to it."""

@@ -24,9 +24,10 @@ from halfway.protocol.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
+from halfway.protocol.ids import placed
 from halfway.protocol.principal import Permission
-from halfway.protocol.records import NO_BARRIER, Half, Origin, fingerprint
-from halfway.protocol.transactions import State, server_id
+from halfway.protocol.records import Half, Origin, fingerprint
+from halfway.protocol.transactions import State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -307,13 +308,13 @@ class Preparer(Path[Preparation]):
     def _make_half(self, shard: Shard, preparation: Preparation) -> None:
         """Make the half, which goes to the log: its result is applied even if the caller is gone."""
         request, now = preparation.request, self._clock.now_ms()
-        transaction_id, prepared_at, barrier = request.id, now, NO_BARRIER
+        transaction_id, prepared_at = request.id, now
         if transaction_id is None:
             made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
-            transaction_id = server_id(shard.number, str(made))
+            transaction_id = placed(str(made), shard.number, self._shards.count)
         else:
             # The clock may have been set back since an outcome was forgotten. Checks go by the clock all the same.
-            prepared_at, barrier = max(now, shard.state.reusable_from), shard.state.barrier
+            prepared_at = max(now, shard.state.reusable_from)
             self._reserved[transaction_id] = preparation
         half = preparation.half = Half(
             id=transaction_id,
@@ -323,7 +324,7 @@ class Preparer(Path[Preparation]):
             since=now,
             fingerprint=preparation.fingerprint,
             check_after_ms=request.check_after_ms,
-            barrier=barrier,
+            barrier=shard.state.barrier,
         )
         preparation.shard = shard.number
         self._shards.preparing[half.group] += 1

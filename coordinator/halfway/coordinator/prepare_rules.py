@@ -19,8 +19,8 @@ from halfway.protocol.errors import (
     TopicNotAllowedError,
     UnknownTopicError,
 )
+from halfway.protocol.ids import ID, LEGAL_ID, birth_of
 from halfway.protocol.records import size_of
-from halfway.protocol.transactions import CLIENT_ID, parse_server_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,13 +49,13 @@ def require_prepares_enabled(limits: ServiceLimits) -> None:
 
 def require_legal_id(transaction_id: str) -> None:
     """Raise InvalidRequestError if an id that the caller chose has a wrong form."""
-    if CLIENT_ID.match(transaction_id) is None:
+    if LEGAL_ID.match(transaction_id) is None:
         raise InvalidRequestError(
             f"id {transaction_id[:140]!r} is not valid: use 1 to 128 of letters, digits, and . _ ~ -", field="id"
         )
-    if parse_server_id(transaction_id) is not None:
+    if ID.match(transaction_id) is None and birth_of(transaction_id) is not None:
         raise InvalidRequestError(
-            f"id {transaction_id!r} has the form of an id that the server makes: choose another", field="id"
+            f"id {transaction_id!r} has the form of an id that a release before made: choose another", field="id"
         )
 
 

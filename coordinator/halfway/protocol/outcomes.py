@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from halfway.protocol.entries import KEY_BYTES, Ended, MessageIndex, collapse_equal_keys
+from halfway.protocol.ids import ID
 from halfway.protocol.records import OpKind
-from halfway.protocol.transactions import SERVER_ID, State
+from halfway.protocol.transactions import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ _HASH_MASK: Final = (1 << 24) - 1
 _PER_BUCKET: Final = 12
 _NONE: Final = -1
 _MADE: Final = b"\xff"
-"""The first byte of a packed server-made id; no UTF-8 text begins with it."""
+"""The first byte of a packed UUIDv7; no UTF-8 text begins with it."""
 
 _FIXED: Final = Struct("<IHB?IIqqqq")
 """The total length, the lengths of id and fingerprint, whether it is remembered, the shape, the number of checks, the
@@ -63,8 +64,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(tuple[tuple[bytes | None, ...], str | 
 class Outcomes:
     """Ended transactions by id, oldest end first."""
 
-    def __init__(self, shard: int) -> None:
-        self._shard = shard
+    def __init__(self) -> None:
         self._count = 0
         self._segments: dict[int, _Segment] = {}
         self._newest = _Segment()
@@ -104,7 +104,7 @@ class Outcomes:
         else:
             topics = tuple([message.topic for message in op.messages])
             keys = collapse_equal_keys(tuple([_short(message.key_hash) for message in op.messages]))
-        name = _pack(op.id, self._shard)
+        name = _pack(op.id)
         detail = _ENCODER.encode((keys, op.remark))
         size = _FIXED.size + len(name) + len(op.fingerprint) + len(detail)
         fixed = _FIXED.pack(
@@ -175,7 +175,7 @@ class Outcomes:
         candidates = self._addresses.candidates(hash(transaction_id))
         if not candidates:
             return None
-        name = _pack(transaction_id, self._shard)
+        name = _pack(transaction_id)
         for address in candidates:
             segment, offset = self._segments[address >> _OFFSET_BITS], address & (_SEGMENT_BYTES - 1)
             if self._packed_id(segment.data, offset) == name:
@@ -183,7 +183,7 @@ class Outcomes:
         return None
 
     def _name(self, data: bytearray, offset: int) -> str:
-        return _unpack(bytes(self._packed_id(data, offset)), self._shard)
+        return _unpack(bytes(self._packed_id(data, offset)))
 
     def _packed_id(self, data: bytearray, offset: int) -> bytearray:
         start = offset + _FIXED.size
@@ -198,7 +198,7 @@ class Outcomes:
         middle, end = start + name, start + name + fingerprint
         keys, remark = _DECODER.decode(data[end : offset + size])
         return Ended(
-            id=_unpack(bytes(data[start:middle]), self._shard),
+            id=_unpack(bytes(data[start:middle])),
             state=state,
             group=group,
             cause=cause,
@@ -308,19 +308,18 @@ def _short(key_hash: bytes | None) -> bytes | None:
     return None if key_hash is None else key_hash[:KEY_BYTES]
 
 
-def _pack(transaction_id: str, shard: int) -> bytes:
-    """Return an id of a shard in few bytes: those of the UUID if the server made the id."""
-    prefix, _, made = transaction_id.partition("-")
-    if prefix == str(shard) and SERVER_ID.match(transaction_id) is not None:
-        return _MADE + bytes.fromhex(made.replace("-", ""))
+def _pack(transaction_id: str) -> bytes:
+    """Return an id in few bytes: a UUIDv7 as its number, an id of an old form as text."""
+    if ID.match(transaction_id) is not None:
+        return _MADE + bytes.fromhex(transaction_id.replace("-", ""))
     return transaction_id.encode()
 
 
-def _unpack(data: bytes, shard: int) -> str:
+def _unpack(data: bytes) -> str:
     """Return the id that was packed by `_pack`."""
     if data.startswith(_MADE):
         digits = data[1:].hex()
-        return f"{shard}-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
     return data.decode()
 
 

@@ -19,7 +19,6 @@ from halfway.protocol.entries import Ended, Entry, OpTotals, ParkedEntry, Pendin
 from halfway.protocol.indexes import IndexedHeap, OffsetOrder
 from halfway.protocol.outcomes import ForgottenIds, Outcomes
 from halfway.protocol.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
-from halfway.protocol.transactions import SERVER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -39,7 +38,7 @@ class ShardState:
         self._horizon_ms = horizon_ms
         self._halves: dict[str, Pending] = {}
         self._parked: dict[str, ParkedEntry] = {}
-        self._ended = Outcomes(shard)
+        self._ended = Outcomes()
         self._op_totals: dict[str, OpTotals] = {}
         self._strays: dict[str, int] = {}
         self._tombstones: dict[str, int] = {}
@@ -430,7 +429,7 @@ class ShardState:
                     continue
                 if at < before:
                     self._forgotten_until = max(self._forgotten_until, at + self._horizon_ms)
-                elif SERVER_ID.match(transaction_id) is None:  # no prepare brings an id that the server made
+                else:
                     self._forgotten_early.add(transaction_id, at + self._horizon_ms, horizon_ms=self._horizon_ms)
         for transaction_id in gone:
             self._ended.discard(transaction_id)

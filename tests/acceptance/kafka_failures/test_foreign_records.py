@@ -7,8 +7,8 @@ from operator import eq
 
 from halfway.kafka.records import codec
 from halfway.kafka.records.codec import BARRIER_KEY, LAYOUT_KEY
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Barrier, Owner
-from halfway.protocol.transactions import shard_of
 from tests.support.brokers.header_names import append_with_header_name
 from tests.support.coordinator.by_hand import Keyed, Place, append_all, set_offsets, skipped, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator

@@ -29,7 +29,7 @@ from halfway.pipeline.sources.pinned import KafkaSource
 from halfway.pipeline.sources.spark import SparkReader
 from halfway.pipeline.tables import Folder
 from halfway.protocol.records import Barrier, Half, Message, MessageDigest, Op, OpKind
-from halfway.protocol.transactions import Cause, server_id
+from halfway.protocol.transactions import Cause
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
 from tests.support.coordinator.topics import Cluster, Record
 from tests.support.pipeline.archives import rows_in, verdicts_in
@@ -91,7 +91,7 @@ class Writer:
         ids = []
         for number in range(count):
             when = at + number * 60_000
-            own = f"{name}-{number}" if name is not None else server_id(0, uuid7(when))
+            own = f"{name}-{number}" if name is not None else f"0-{uuid7(when)}"
             ids.append(own)
             # The same key every time: the compacted topic keeps only the last message.
             messages = tuple(

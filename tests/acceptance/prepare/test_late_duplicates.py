@@ -8,8 +8,8 @@ import msgspec
 from confluent_kafka import Producer
 
 from halfway.kafka.records.codec import KIND_HALF, encode_half, record_headers
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Half, Message, fingerprint
-from halfway.protocol.transactions import shard_of
 from tests.support.coordinator.by_hand import append_half
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator

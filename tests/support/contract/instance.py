@@ -23,9 +23,10 @@ from halfway.coordinator.ports import (
     Written,
 )
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half, Message, Op, Parked, fingerprint
 from halfway.protocol.shard import ShardState
-from halfway.protocol.transactions import Cause, shard_of
+from halfway.protocol.transactions import Cause
 from tests.support.replies import appended, submitted
 from tests.support.waiting import until_true
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import aiohttp
 
-from halfway.protocol.transactions import shard_of
+from halfway.protocol.ids import shard_of
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest

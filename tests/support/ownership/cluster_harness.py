@@ -23,8 +23,9 @@ from halfway.kafka.ownership.membership import KafkaCluster
 from halfway.kafka.records.codec import KIND_HALF, Headers, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.protocol.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half, Message, MessageDigest, Op, OpKind, fingerprint
-from halfway.protocol.transactions import Cause, State, shard_of
+from halfway.protocol.transactions import Cause, State
 from tests.support.contract.instance import Listener
 from tests.support.coordinator.topics import Cluster, Record
 from tests.support.domain.states import state_of

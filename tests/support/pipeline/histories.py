@@ -13,8 +13,9 @@ from checker.content import content_of
 from checker.history import AnyEvent, End, Ended, Outcome, Prepare, Prepared, Run
 from checker.history import Rest as AtRest
 from halfway.kafka.records import codec
+from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Message, MessageDigest, Op, OpKind
-from halfway.protocol.transactions import Cause, partition_for_key
+from halfway.protocol.transactions import Cause
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, preparation
 

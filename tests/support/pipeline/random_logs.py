@@ -4,7 +4,6 @@ import random
 from uuid import UUID
 
 from halfway.protocol.records import Message, OpKind
-from halfway.protocol.transactions import server_id
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, KINDS, PREFIX, SLACK, START, Log
 
@@ -34,7 +33,7 @@ class RandomLog:
 
     def _server_id(self) -> str:
         chance = self.random.getrandbits(62)
-        return server_id(0, UUID(int=self._at << 80 | 7 << 76 | 2 << 62 | chance))
+        return f"0-{UUID(int=self._at << 80 | 7 << 76 | 2 << 62 | chance)}"
 
     def _messages(self) -> list[Message]:
         count = self.random.randrange(1, 4)

@@ -26,8 +26,9 @@ from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pinned import WHOLE, Rows
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
-from halfway.protocol.transactions import Cause, partition_for_key
+from halfway.protocol.transactions import Cause
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, Headers, frame_of
 
 DAY: Final = 86_400_000

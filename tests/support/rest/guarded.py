@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from halfway.coordinator.access import KeyedAccess, Keys, KeySpec
 from halfway.http.requests.admission import ApiLimits
 from halfway.memory import Memory
+from halfway.protocol.ids import shard_of
 from halfway.protocol.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.protocol.principal import Principal, PrincipalKind
-from halfway.protocol.transactions import shard_of
 from tests.support.rest.client import SHOP, Answer, RestWorld
 
 SHARDS = 2

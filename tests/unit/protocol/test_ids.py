@@ -7,7 +7,7 @@ import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.protocol.transactions import CLIENT_ID, murmur2, parse_server_id, partition_for_key, server_id, shard_of
+from halfway.protocol.ids import ID, LEGAL_ID, birth_of, canonical, murmur2, partition_for_key, placed, shard_of
 
 JAVA_VECTORS = [
     (b"21", -973932308),
@@ -29,7 +29,12 @@ JAVA_VECTORS = [
     (b"\x80\x80\x80", -1134684817),
 ]
 """From UtilsTest of Apache Kafka, and computed by `Utils.murmur2` of kafka-clients 4.3.1."""
-MADE = "3-0199a000-0000-7000-8000-000000000001"
+MADE = "0199a000-0000-7000-8000-000000000001"
+OLD = f"3-{MADE}"
+
+
+def uuid7(millis: int, random: int) -> UUID:
+    return UUID(int=millis << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (2**62 - 1))
 
 
 @pytest.mark.parametrize("data, expected", JAVA_VECTORS)
@@ -50,19 +55,54 @@ def test_every_key_has_a_partition(key: bytes, partitions: int) -> None:
     assert 0 <= partition_for_key(key, partitions) < partitions
 
 
-@given(st.integers(0, 99_999), st.integers(0, 2**48 // 1000 - 1), st.integers(0, 2**74 - 1))
-def test_a_server_made_id_tells_its_shard_and_its_time(shard: int, seconds: int, random: int) -> None:
-    millis = seconds * 1000 + 7
-    uuid7 = UUID(int=millis << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (2**62 - 1))
-    made = server_id(shard, uuid7)
-    assert parse_server_id(made) == (shard, millis)
-    assert shard_of(made, 100_000) == shard
-    assert CLIENT_ID.match(made), "every id is legal in a path"
+@given(st.integers(0, 2**48 - 1), st.integers(0, 2**74 - 1))
+def test_an_id_tells_when_it_was_born(millis: int, random: int) -> None:
+    made = str(uuid7(millis, random))
+    assert ID.match(made)
+    assert birth_of(made) == millis
+    assert birth_of(f"3-{made}") == millis, "an id of the old form tells it too"
+    assert LEGAL_ID.match(made), "every id is legal in a path"
 
 
 def test_a_uuid7_as_it_is_made() -> None:
     made = uuid_utils.uuid7(timestamp=1_760_000_000, nanos=123_000_000)
-    assert parse_server_id(server_id(0, UUID(int=made.int))) == (0, 1_760_000_000_123)
+    assert birth_of(str(made)) == 1_760_000_000_123
+
+
+@given(st.integers(0, 2**48 - 1), st.integers(0, 2**74 - 1), st.integers(1, 100), st.data())
+def test_a_new_id_is_placed_in_a_shard(millis: int, random: int, shards: int, data: st.DataObject) -> None:
+    """It keeps the time and all but the last digits, so no two places give one id."""
+    made, shard = str(uuid7(millis, random)), data.draw(st.integers(0, shards - 1))
+    own = placed(made, shard, shards)
+    assert ID.match(own)
+    assert shard_of(own, shards) == shard
+    assert own[:32] == made[:32]
+
+
+def test_an_id_is_placed_among_more_shards_than_it_has_last_digits() -> None:
+    own = placed(MADE, 54_321, 100_000)
+    assert (ID.match(own) is not None, shard_of(own, 100_000), own[:28]) == (True, 54_321, MADE[:28])
+
+
+@pytest.mark.parametrize(
+    "own, shards, shard",
+    [
+        ("0199a000-0000-7000-8000-000000000001", 8, 5),
+        ("0199a000-0000-7fff-bfff-ffffffffffff", 8, 2),
+        ("0199cb34-e27b-7a65-91a5-b2c9d67e4f01", 8, 5),
+        ("0199cb34-e27b-7a65-91a5-b2c9d67e4f01", 50, 29),
+    ],
+)
+def test_the_shard_of_an_id_is_the_hash_of_its_text(own: str, shards: int, shard: int) -> None:
+    assert shard_of(own, shards) == shard
+
+
+@pytest.mark.parametrize(
+    "given, own", [(MADE.upper(), MADE), (MADE, MADE), ("Order-1", "Order-1"), (OLD.upper(), OLD.upper())]
+)
+def test_an_id_in_any_case_is_one_id(given: str, own: str) -> None:
+    """A text of another form is another id in another case."""
+    assert canonical(given) == own
 
 
 @pytest.mark.parametrize(
@@ -73,30 +113,35 @@ def test_a_uuid7_as_it_is_made() -> None:
         MADE.upper(),
         MADE + "\n",
         MADE[:-1],
-        MADE.replace("3-", "03-", 1),
-        MADE.replace("3-", "-", 1),
-        MADE.replace("3-", "123456-", 1),
+        MADE.replace("-", ""),
+        f"{{{MADE}}}",
         MADE.replace("-7000", "-4000"),
         MADE.replace("-8000", "-c000"),
+        MADE.replace("0", "\u0660"),
+        OLD,
     ],
 )
-def test_nothing_else_is_taken_for_a_server_made_id(other: str) -> None:
-    assert parse_server_id(other) is None
+def test_nothing_else_is_an_id(other: str) -> None:
+    assert ID.match(other) is None
 
 
-def test_a_server_made_id_of_a_shard_that_is_not_there_has_no_shard() -> None:
-    assert shard_of(MADE, 4) == 3
-    assert shard_of(MADE, 3) is None
+@pytest.mark.parametrize(
+    "other", ["", "order-1", OLD[:-1], OLD.replace("3-", "03-", 1), OLD.replace("3-", "123456-", 1)]
+)
+def test_another_old_id_does_not_tell_when_it_was_born(other: str) -> None:
+    assert birth_of(other) is None
 
 
-@given(st.from_regex(CLIENT_ID), st.integers(1, 64))
-def test_a_client_brought_id_is_hashed_to_a_shard(brought: str, shards: int) -> None:
-    expected = (
-        partition_for_key(brought.encode(), shards) if parse_server_id(brought) is None else shard_of(brought, shards)
-    )
-    assert shard_of(brought, shards) == expected
+def test_an_id_of_the_old_form_is_in_the_shard_that_it_names() -> None:
+    assert shard_of(OLD, 4) == 3
+    assert shard_of(OLD, 3) is None
+
+
+@given(st.from_regex(LEGAL_ID), st.integers(1, 64))
+def test_any_other_old_id_is_hashed_to_a_shard(brought: str, shards: int) -> None:
+    assert shard_of(brought, shards) == partition_for_key(brought.encode(), shards)
 
 
 @pytest.mark.parametrize("bad", ["", "a" * 129, "a b", "a/b", "ä", "a\n", "a\0"])
 def test_an_illegal_id_is_seen(bad: str) -> None:
-    assert CLIENT_ID.match(bad) is None
+    assert LEGAL_ID.match(bad) is None

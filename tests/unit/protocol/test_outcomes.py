@@ -11,9 +11,8 @@ from halfway.protocol.outcomes import Outcomes
 from halfway.protocol.records import MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause, State
 
-SHARD = 3
 MADE = "0199a000-0000-7000-8000-0000000000"
-IDS = ("order-1", "order-2", "ø", "", f"{SHARD}-{MADE}01", f"{SHARD}-{MADE}02", f"4-{MADE}01", f"33-{MADE}01", MADE)
+IDS = ("order-1", "order-2", "ø", "", f"{MADE}01", f"{MADE}02", f"4-{MADE}01", f"33-{MADE}01", MADE)
 
 offsets = st.one_of(st.integers(0, 9), st.just(2**62))
 endings = st.builds(
@@ -77,7 +76,7 @@ steps = st.lists(
 
 @given(steps)
 def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | NoteTombstone]) -> None:
-    outcomes, model = Outcomes(SHARD), dict[str, Ended]()
+    outcomes, model = Outcomes(), dict[str, Ended]()
     for step in history:
         before = model.get(step.id)
         if isinstance(step, Discard):
@@ -127,7 +126,7 @@ def ended(number: int) -> Ended:
 @pytest.mark.parametrize("stays", [None, 0, 777], ids=["none stays", "the oldest stays", "one stays"])
 def test_many_that_come_and_go(stays: int | None) -> None:
     """Over many segments and splits of the index, with an outcome that outlives all others."""
-    outcomes, count, kept = Outcomes(SHARD), 20_000, 3_000
+    outcomes, count, kept = Outcomes(), 20_000, 3_000
     for number in range(count):
         outcomes.put(op_of(ended(number)), None)
         if number >= kept and number - kept != stays:
@@ -140,7 +139,7 @@ def test_many_that_come_and_go(stays: int | None) -> None:
 
 
 def test_going_through_them_while_others_come_and_go_shows_what_stays_once() -> None:
-    outcomes = Outcomes(SHARD)
+    outcomes = Outcomes()
     for number in range(5_000):
         outcomes.put(op_of(ended(number)), None)
     shown: list[int] = []

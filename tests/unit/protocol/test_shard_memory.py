@@ -12,7 +12,6 @@ import pytest
 
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, fingerprint
 from halfway.protocol.shard import ShardState
-from halfway.protocol.transactions import server_id
 from tests.support.domain.shard_records import op
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ def typical_half(number: int) -> Half:
         Message(topic=topic, key=f"order-{number}".encode(), value=b"x" * 300, headers=(("trace", b"t" * 32),))
         for topic in ("coupon", "shipping", "points")
     )
-    made = server_id(3, UUID(int=FIRST_UUID + number))
+    made = str(UUID(int=FIRST_UUID + number))
     return Half(
         id=made,
         group="orders",
@@ -89,7 +88,7 @@ def test_an_outcome_costs_at_most_150_bytes(name: str | None) -> None:
     count, state, half = 25_000, ShardState(3), typical_half(0)
     end = ended_of(half)
     for number in range(count):
-        made = server_id(3, UUID(int=FIRST_UUID + number)) if name is None else name.format(number)
+        made = str(UUID(int=FIRST_UUID + number)) if name is None else name.format(number)
         content = number.to_bytes(16, "big")
         state.apply_op(number, msgspec.structs.replace(end, id=made, half_offset=2 * number, fingerprint=content))
         state.apply_half(2 * number + 1, made, None)

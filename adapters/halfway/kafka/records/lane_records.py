@@ -44,9 +44,9 @@ from halfway.kafka.records.codec import (
     kind_of,
     record_headers,
 )
+from halfway.protocol.ids import LEGAL_ID, shard_of
 from halfway.protocol.keys import Key
 from halfway.protocol.records import Barrier, Group, Half, Op, Owner, Parked
-from halfway.protocol.transactions import CLIENT_ID, shard_of
 
 log = structlog.get_logger(__name__)
 
@@ -252,7 +252,7 @@ def note_skipped(message: Message, error: UndecodableError, count: Count) -> Non
 def id_of(message: Message, shards: int) -> str:
     """Return the transaction id in the key of a record; WrongKeyError if it is not an id of this partition."""
     name = _text_key(message)
-    if CLIENT_ID.match(name) is None:
+    if LEGAL_ID.match(name) is None:
         raise WrongKeyError("the key is not a transaction id")
     shard = shard_of(name, shards)
     if shard != message.partition():

@@ -30,7 +30,7 @@ from halfway.coordinator.ports import TopicFacts
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import drop_last
 from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, NotAuthorisedError
-from halfway.protocol.transactions import partition_for_key
+from halfway.protocol.ids import partition_for_key
 
 
 @dataclass(frozen=True, slots=True)

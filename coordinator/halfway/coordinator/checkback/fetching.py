@@ -11,9 +11,9 @@ from halfway.coordinator.checkback.dispatcher import RETRY_MS, CheckQueue, check
 from halfway.coordinator.requests import LeasedCheck, Moment
 from halfway.coordinator.shards.groups import look_at
 from halfway.protocol.errors import HalfwayError, InvalidRequestError, OverloadedError
+from halfway.protocol.ids import shard_of
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import CheckMode, Group
-from halfway.protocol.transactions import shard_of
 
 if TYPE_CHECKING:
     from halfway.coordinator.checkback.dispatcher import CheckDispatcher

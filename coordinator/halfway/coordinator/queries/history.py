@@ -10,8 +10,9 @@ from halfway.coordinator.fairness import Places
 from halfway.coordinator.records import HistoryEvent, HistoryView, MessagePlace
 from halfway.coordinator.requests import Moment
 from halfway.protocol.errors import OverloadedError
+from halfway.protocol.ids import birth_of
 from halfway.protocol.records import OpKind
-from halfway.protocol.transactions import Cause, Outcome, State, parse_server_id
+from halfway.protocol.transactions import Cause, Outcome, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -136,8 +137,8 @@ def _assemble(
 def _starts(known: TransactionView | None, transaction_id: str) -> list[int]:
     """Return the times from which op is searched for its records, in order; none to search from the end back."""
     if known is None:
-        made = parse_server_id(transaction_id)
-        return [] if made is None else [made[1]]
+        born = birth_of(transaction_id)
+        return [] if born is None else [born]
     times = (known.prepared_at, known.last_check_at, known.parked_at, known.ended_at)
     return sorted({int(at) for at in times if at is not None})
 

@@ -30,8 +30,9 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownTransactionError,
 )
+from halfway.protocol.ids import birth_of
 from halfway.protocol.principal import Permission, Principal
-from halfway.protocol.transactions import State, parse_server_id
+from halfway.protocol.transactions import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -164,9 +165,9 @@ class Lookup:
 
     def unknown(self, transaction_id: str) -> HalfwayError:
         """Return the error for an id that is certainly not pending. It does not mean "rolled back"."""
-        made = parse_server_id(transaction_id)
+        born = birth_of(transaction_id)
         horizon_s = self._limits.outcome_horizon_s
-        if made is not None and made[1] < self._clock.now_ms() - horizon_s * 1000:
+        if born is not None and born < self._clock.now_ms() - horizon_s * 1000:
             return OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
         return UnknownTransactionError(transaction_id)
 

@@ -19,8 +19,9 @@ from halfway.protocol.errors import (
     ShardUnavailableError,
     UnknownTransactionError,
 )
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Half
-from halfway.protocol.transactions import Cause, shard_of
+from halfway.protocol.transactions import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

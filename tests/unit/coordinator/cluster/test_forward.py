@@ -21,9 +21,10 @@ from halfway.protocol.errors import (
     ShardUnavailableError,
     UnknownGroupError,
 )
+from halfway.protocol.ids import shard_of
 from halfway.protocol.principal import PEER
 from halfway.protocol.records import CheckMode, Message
-from halfway.protocol.transactions import Cause, Outcome, shard_of
+from halfway.protocol.transactions import Cause, Outcome
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S
 

@@ -12,9 +12,10 @@ from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ServiceLimits
 from halfway.memory import Memory, no_verdict
 from halfway.protocol.errors import GroupLimitedError, RetryableError
+from halfway.protocol.ids import shard_of
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Message
-from halfway.protocol.transactions import Outcome, State, shard_of
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import LIMITS, SHARDS, World
 
 

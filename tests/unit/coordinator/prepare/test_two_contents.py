@@ -16,8 +16,9 @@ from halfway.protocol.errors import (
     OverloadedError,
     TopicUnavailableError,
 )
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half, Message, Origin, fingerprint
-from halfway.protocol.transactions import Outcome, State, shard_of
+from halfway.protocol.transactions import Outcome, State
 from tests.support.service.world import SHARDS, World
 
 ID = "order-1"

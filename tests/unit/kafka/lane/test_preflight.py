@@ -20,8 +20,8 @@ from halfway.protocol.errors import (
     NotWrittenError,
     TopicUnavailableError,
 )
+from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Message
-from halfway.protocol.transactions import partition_for_key
 from tests.support.submissions import submission
 
 SLOW_S = 2.0

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, SparkEngine
-from halfway.protocol.transactions import partition_for_key
+from halfway.protocol.ids import partition_for_key
 from tests.support.pipeline import scenarios
 from tests.support.pipeline.scenarios import (
     EVERYTHING_STANDS,
