@@ -1,8 +1,9 @@
 // A producer in Java 17, without a library: java Producer.java HALFWAY_URL TOPIC DATABASE
 //
-// Each line of standard input is an order to place. Only committed orders reach TOPIC. To see a check, place an order
-// whose id starts with "lost": its end is not sent, as if the process had died there. An order whose id starts with
-// "bad" fails in its local transaction.
+// Each line of standard input is an order to place: its number, and perhaps the time when it came in, in milliseconds since
+// 1970. The same line again is the same transaction. Only committed orders reach TOPIC. To see a check, place an order whose
+// number starts with "lost": its end is not sent, as if the process had died there. An order whose number starts with "bad"
+// fails in its local transaction.
 
 import com.sun.net.httpserver.HttpExchange;
 import com.sun.net.httpserver.HttpServer;
@@ -15,12 +16,16 @@ import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.security.MessageDigest;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.UUID;
 import java.util.concurrent.Executors;
 import java.util.regex.Pattern;
 
@@ -73,28 +78,40 @@ public class Producer {
         System.out.println("ready " + checkUrl);
 
         BufferedReader orders = new BufferedReader(new InputStreamReader(System.in));
-        for (String id = orders.readLine(); id != null; id = orders.readLine()) {
-            System.out.println(id + " " + place(topic, id));
+        for (String line = orders.readLine(); line != null; line = orders.readLine()) {
+            String[] order = line.split(" ");
+            long at = order.length > 1 ? Long.parseLong(order[1]) : System.currentTimeMillis();
+            System.out.println(order[0] + " " + place(topic, order[0], at));
         }
         checks.stop(0);
         System.exit(0);
     }
 
+    /** The id of a transaction, a UUIDv7 that is derived from a key and a time in milliseconds since 1970 (docs/api.md, Ids). */
+    static String transactionId(String key, long at) throws Exception {
+        byte[] hash = MessageDigest.getInstance("SHA-256").digest(key.getBytes(StandardCharsets.UTF_8));
+        ByteBuffer bits = ByteBuffer.wrap(hash);
+        long high = at << 16 | 0x7000 | bits.getShort() & 0x0fff;
+        long low = bits.getLong() & 0x3fffffffffffffffL | 0x8000000000000000L;
+        return new UUID(high, low).toString();
+    }
+
     /** Prepare, run the local transaction, end. */
-    static String place(String topic, String id) throws Exception {
+    static String place(String topic, String order, long at) throws Exception {
+        String id = transactionId("shop/order/" + order, at);
         // 1. The messages are stored, invisible to consumers. The same id is the same transaction, so the request is
         //    repeated if its answer is lost. Do nothing without a 200 or 201 with the state `prepared`.
         String prepared = call("POST", "/transactions", """
                 {"group": "java-shop", "id": "%s", "messages": [
                   {"topic": "%s", "key": "%s", "value": {"type": "JSON", "data": {"order": "%s"}}}]}"""
-                .formatted(id, topic, id, id));
+                .formatted(id, topic, order, order));
         if (!"prepared".equals(field(prepared, "state"))) {
             return "refused";
         }
         // 2. The local transaction. If a check came first and answered rollback, it must fail.
-        String outcome = barrier.decide(id, id.startsWith("bad") ? "rollback" : "commit");
+        String outcome = barrier.decide(id, order.startsWith("bad") ? "rollback" : "commit");
         // 3. The end. If it is lost, halfway sends a check.
-        if (id.startsWith("lost")) {
+        if (order.startsWith("lost")) {
             return "open";
         }
         return field(call("POST", "/transactions/" + id + "/end", "{\"outcome\": \"" + outcome + "\"}"), "state");

@@ -1,13 +1,16 @@
 // A producer in Go, without a library: go run producer.go HALFWAY_URL TOPIC DATABASE
 //
-// Each line of standard input is an order to place. Only committed orders reach TOPIC. To see a check, place an order
-// whose id starts with "lost": its end is not sent, as if the process had died there. An order whose id starts with
-// "bad" fails in its local transaction.
+// Each line of standard input is an order to place: its number, and perhaps the time when it came in, in milliseconds since
+// 1970. The same line again is the same transaction. Only committed orders reach TOPIC. To see a check, place an order whose
+// number starts with "lost": its end is not sent, as if the process had died there. An order whose number starts with "bad"
+// fails in its local transaction.
 package main
 
 import (
 	"bufio"
 	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -104,23 +108,33 @@ func call(method, url string, body object) (object, error) {
 	return nil, fmt.Errorf("%s %s: %s", method, url, failure)
 }
 
+// transactionID derives the id of a transaction, a UUIDv7, from a key and a time in milliseconds since 1970 (docs/api.md, Ids).
+func transactionID(key string, at int64) string {
+	hash := sha256.Sum256([]byte(key))
+	id := append(binary.BigEndian.AppendUint64(nil, uint64(at)<<16)[:6], hash[:10]...)
+	id[6] = id[6]&0x0f | 0x70
+	id[8] = id[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+}
+
 // place prepares, runs the local transaction and ends.
-func place(api, topic, id string, barrier *Barrier) any {
+func place(api, topic, order string, at int64, barrier *Barrier) any {
+	id := transactionID("shop/order/"+order, at)
 	// 1. The messages are stored, invisible to consumers. The same id is the same transaction, so the request is repeated
 	//    if its answer is lost. Do nothing without a 200 or 201 with the state `prepared`.
-	message := object{"topic": topic, "key": id, "value": object{"type": "JSON", "data": object{"order": id}}}
+	message := object{"topic": topic, "key": order, "value": object{"type": "JSON", "data": object{"order": order}}}
 	prepared, err := call("POST", api+"/transactions", object{"group": "go-shop", "id": id, "messages": []object{message}})
 	if err != nil || prepared["state"] != "prepared" {
 		return "refused"
 	}
 	// 2. The local transaction. If a check came first and answered rollback, it must fail.
 	decision := "commit"
-	if strings.HasPrefix(id, "bad") {
+	if strings.HasPrefix(order, "bad") {
 		decision = "rollback"
 	}
 	outcome, err := barrier.Decide(id, decision)
 	// 3. The end. If it is lost, or if the outcome is not known, halfway sends a check.
-	if strings.HasPrefix(id, "lost") || err != nil {
+	if strings.HasPrefix(order, "lost") || err != nil {
 		return "open"
 	}
 	ended, err := call("POST", api+"/transactions/"+id+"/end", object{"outcome": outcome})
@@ -147,6 +161,11 @@ func main() {
 	}
 	fmt.Println("ready", checkURL)
 	for orders := bufio.NewScanner(os.Stdin); orders.Scan(); {
-		fmt.Println(orders.Text(), place(api, topic, orders.Text(), barrier))
+		order, cameIn, _ := strings.Cut(orders.Text(), " ")
+		at, err := strconv.ParseInt(cameIn, 10, 64)
+		if err != nil {
+			at = time.Now().UnixMilli()
+		}
+		fmt.Println(order, place(api, topic, order, at, barrier))
 	}
 }

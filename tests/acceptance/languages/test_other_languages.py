@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from halfway.client import transaction_id
 from halfway.embedded import find_java
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
@@ -26,19 +28,23 @@ class Service:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
+        self.at = time.time_ns() // 1_000_000
         ready, self.check_url = self._line().split()
         assert ready == "ready"
 
     def place(self, order: str) -> str:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{order}\n")
+        self._process.stdin.write(f"{order} {self.at}\n")
         self._process.stdin.flush()
         named, _, state = self._line().partition(" ")
         assert named == order
         return state
 
-    def ask(self, transaction_id: str) -> object:
-        question = {"type": "transaction.check", "nonce": "n-1", "id": transaction_id, "group": "shop"}
+    def id_of(self, order: str) -> str:
+        return transaction_id(f"shop/order/{order}", self.at)
+
+    def ask(self, order: str) -> object:
+        question = {"type": "transaction.check", "nonce": "n-1", "id": self.id_of(order), "group": "shop"}
         request = urllib.request.Request(self.check_url, json.dumps(question).encode())  # noqa: S310 - our own
         with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - the same
             return json.load(answer)
@@ -83,7 +89,7 @@ def service(command: list[str], coordinator: CoordinatorProcess, topic: str, tmp
 async def test_what_the_producer_commits_is_sent_and_nothing_else(
     service: Service, rest: Rest, cluster: Cluster, topic: str
 ) -> None:
-    """Also if an end is lost, and if the local transaction comes after a check."""
+    """Also if an end is lost, or the local transaction comes after a check. The ids are those of the Python client."""
     good, bad, lost, late = (f"{kind}-{topic}" for kind in ("good", "bad", "lost", "late"))
     assert service.place(good) == "committed"
     assert service.place(bad) == "rolled_back"
@@ -91,6 +97,6 @@ async def test_what_the_producer_commits_is_sent_and_nothing_else(
     assert service.ask(late) == {"outcome": "rollback", "nonce": "n-1"}
     assert service.place(late) == "rolled_back"
     assert service.place(good) == "refused"
-    assert (await rest.until(lost, "committed"))["cause"] == "check"
+    assert (await rest.until(service.id_of(lost), "committed"))["cause"] == "check"
     sent = {record.key: json.loads(record.value or b"") for record in await cluster.read(topic)}
     assert sent == {order.encode(): {"order": order} for order in (good, lost)}
