@@ -11,7 +11,6 @@ from typing import Final
 from checker.content import Content, Contents
 from checker.disturbances import Disturbances
 from checker.history import (
-    LIFE,
     AnyEvent,
     Checked,
     End,
@@ -26,7 +25,6 @@ from checker.history import (
     Run,
     Said,
     Taken,
-    wire_id,
 )
 from checker.records import AnyRecord, Half, Op, Parked, Real
 
@@ -38,6 +36,7 @@ _UNAVAILABLE: Final = 503
 _OUTCOME_OF = {"commit": COMMITTED, "rollback": ROLLED_BACK}
 _NOT_WRITABLE = ("topic_unavailable", "not_authorised", "message_too_large")
 """Refusals of an end that promise that the log holds the refused commit."""
+_UNKNOWN: Final = ("unknown_transaction", "outcome_expired")
 _TAKEN: Final = ("end_unconfirmed", None)
 """The codes of an end that its owner has probably received, and remembers unless it dies; None: no answer, or a 202."""
 CLOCKS_APART_MS: Final = 70_000
@@ -49,7 +48,7 @@ _AFTERMATH_MS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredState:
-    """A state, or `unknown` (404), that a caller got as an answer; `line` is that of the history."""
+    """A state, or `unknown` (404, 410), that a caller got as an answer; `line` is that of the history."""
 
     line: int
     state: str
@@ -78,7 +77,7 @@ class SaidCommit:
 
 @dataclass(kw_only=True, slots=True)
 class Case:
-    """One transaction; `id` is its name in the history, which distinguishes the uses of an id."""
+    """One transaction."""
 
     id: str
     requested: list[Contents] = field(default_factory=list)
@@ -108,7 +107,7 @@ class Case:
     removed: frozenset[str] = frozenset()
     """Topics that were deleted after the prepare: messages that are missing there may have been deleted."""
     forgotten_from: int | None = None
-    """When its outcome may be forgotten, on the history's clock; None: never."""
+    """When its outcome may be forgotten, on the history's clock; None: never. Its id is not accepted again."""
     commits_ignored: tuple[SaidCommit, ...] = ()
     """Commits that were said before a rollback by policy, and that no fault explains."""
 
@@ -170,8 +169,6 @@ class _Collector:
         self._with_known_id: set[str] = set()
         """Refs of prepares whose answer contained the id."""
         self._run = Run(seed=0, topics=())
-        self._uses: defaultdict[str, dict[Contents, str]] = defaultdict(dict)
-        """For each id that is used more than once: the name of each use, by its content."""
         self._removed: dict[str, int] = {}
         self._made_again: list[MadeAgain] = []
         self._lost_in_memory: list[LostInMemory] = []
@@ -237,8 +234,6 @@ class _Collector:
         case.policy_rolls_back |= prepare.group in self._run.policy_rolls_back
         case.fetches |= prepare.group in self._run.fetching
         case.asked_at = prepare.at if case.asked_at is None else min(case.asked_at, prepare.at)
-        if LIFE in case.id:
-            self._uses[wire_id(case.id)][prepare.contents] = case.id
 
     def _prepared(self, line: int, event: Prepared) -> None:
         prepare = self._prepares[event.ref]
@@ -259,7 +254,7 @@ class _Collector:
     def _record_state(self, line: int, event: Prepared | Ended | Looked, case: Case) -> None:
         if event.state is not None and (event.status in _OK or event.error_code == "already_ended"):
             state = event.state
-        elif event.error_code == "unknown_transaction":
+        elif event.error_code in _UNKNOWN:
             state = "unknown"
         else:
             return
@@ -267,49 +262,23 @@ class _Collector:
 
     def _assign_all(self, records: Iterable[AnyRecord]) -> Iterator[Real]:
         """Assign each record to its case, and yield the messages without a transaction id."""
-        of_reused_ids: list[AnyRecord] = []
         for record in records:
             if isinstance(record, Real) and not record.id:
                 yield record
-            elif record.id in self._uses:
-                of_reused_ids.append(record)
             else:
-                self._assign(record, record.id)
-        self._assign_uses(of_reused_ids)
+                self._assign(record)
 
-    def _assign(self, record: AnyRecord, name: str) -> None:
+    def _assign(self, record: AnyRecord) -> None:
+        case = self._case(record.id)
         match record:
             case Real():
-                self._case(name).messages.append(record)
+                case.messages.append(record)
             case Half():
-                self._case(name).halves.append(record)
+                case.halves.append(record)
             case Op():
-                self._case(name).ops.append(record)
+                case.ops.append(record)
             case Parked():
-                self._case(name).parked.append(record)
-
-    def _assign_uses(self, records: list[AnyRecord]) -> None:
-        """Assign the records of reused ids to the use with their content, else to that of the record before."""
-        halves = sorted((record for record in records if isinstance(record, Half)), key=lambda record: record.order)
-        ops = sorted((record for record in records if isinstance(record, Op)), key=lambda record: record.order)
-        last: dict[tuple[str, str], str] = {}
-        at: dict[tuple[int, int], str] = {}
-        for record in [*halves, *ops, *(record for record in records if not isinstance(record, Half | Op))]:
-            uses = self._uses[record.id]
-            kind = type(record).__name__
-            if isinstance(record, Op):
-                # A parked transaction has no half any more: its op belongs to the same use as the op before.
-                name = at.get((record.shard, record.half_offset)) or last.get((kind, record.id), record.id)
-            elif isinstance(record, Real):
-                name = next((use for contents, use in uses.items() if record.content in contents), record.id)
-            elif record.contents is None:
-                name = last.get((kind, record.id), record.id)
-            else:
-                name = uses.get(record.contents, record.id)
-            last[kind, record.id] = name
-            if isinstance(record, Half):
-                at[record.shard, record.offset] = name
-            self._assign(record, name)
+                case.parked.append(record)
 
     def _finish(self, case: Case) -> None:
         """Sort the records of a case, and record what explains missing ones."""
@@ -323,9 +292,6 @@ class _Collector:
             case.asked_at is not None and case.asked_at < loss.at and not shards.isdisjoint(loss.shards)
             for loss in self._lost_in_memory
         )
-        if LIFE in case.id:  # a request for an id may arrive during its next use
-            for outcome, line in self._case(wire_id(case.id)).verdicts.items():
-                case.verdicts.setdefault(outcome, line)
         run = self._run
         if run.wall is None or not case.ends:
             return

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -19,14 +19,6 @@ from checker.content import Contents
 
 Outcome: TypeAlias = Literal["commit", "rollback"]
 Said: TypeAlias = Literal["commit", "rollback", "unknown", "nothing"]
-
-LIFE: Final = "#"
-"""Separates an id that is used again past the horizon from the number of its use; no id on the wire contains it."""
-
-
-def wire_id(name: str) -> str:
-    """Return the id that halfway knows, from the name of one of its uses in the history."""
-    return name.partition(LIFE)[0]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag=str.lower):
@@ -45,7 +37,7 @@ class Run(Event, frozen=True, kw_only=True):
     fetching: tuple[str, ...] = ()
     """Groups that fetch their checks; the history contains the checks that arrived, not all that were handed out."""
     horizon_s: float | None = None
-    """The time after which an outcome may be forgotten and its id used again; None if the run is shorter."""
+    """The time after which an outcome may be forgotten; None if the run is shorter."""
     wall: int | None = None
     """Milliseconds since the epoch at `at`; op markers contain such times."""
 

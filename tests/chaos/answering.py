@@ -90,7 +90,7 @@ class CheckEndpoints:
             raw = await request.read()
         except OSError:
             # The caller was gone before this process handled the check; the history contains it nevertheless.
-            checked_id = self._producers.name_now(request.headers["webhook-id"].rpartition(":")[0])
+            checked_id = request.headers["webhook-id"].rpartition(":")[0]
             self._history.write(Checked(id=checked_id, said="nothing", manner="too late"))
             raise
         body: dict[str, Any] = json.loads(raw)
@@ -98,13 +98,13 @@ class CheckEndpoints:
             if (verifier := self._verifiers.get(body["group"])) is not None:
                 verifier.verify(raw, request.headers)
         except InvalidSignatureError as error:
-            self.forged.append(f"{self.name(body)}, attempt {body['attempt']}: {error}")
-            self._history.write(Checked(id=self.name(body), said="nothing", manner="forged"))
+            self.forged.append(f"{body['id']}, attempt {body['attempt']}: {error}")
+            self._history.write(Checked(id=str(body["id"]), said="nothing", manner="forged"))
             return web.Response(status=web.HTTPUnauthorized.status_code)
         if (last_answer := self._last_answers.pop(request.protocol, None)) is not None:
             # A connection is used again only if the answer before was read to its end, and in time.
             self._history.write(Taken(id=last_answer[0], said=last_answer[1]))
-        transaction, attempt, nonce = self.name(body), int(body["attempt"]), str(body["nonce"])
+        transaction, attempt, nonce = str(body["id"]), int(body["attempt"]), str(body["nonce"])
         chance = random.Random(f"{self._seed}/{transaction}/{attempt}")
         manner = chance.choices(list(_MANNERS), list(_MANNERS.values()))[0] if attempt < PLAIN_FROM else "plain"
         self.manners[manner] += 1
@@ -117,11 +117,6 @@ class CheckEndpoints:
             return web.json_response({"outcome": said, "nonce": nonce})
         self._history.write(Checked(id=transaction, said="nothing", manner=manner))
         return _no_verdict(request, manner, self._bait(transaction), nonce)
-
-    def name(self, check: dict[str, Any]) -> str:
-        """Return the history's name of the checked transaction."""
-        first: Any = check["messages"][0]["key"]
-        return self._producers.name_of(str(check["id"]), first if isinstance(first, str) else None)
 
     def _bait(self, transaction: str) -> str:
         """Return the opposite of the truth: acting on an invalid answer would be noticed."""
@@ -186,5 +181,5 @@ class Fetcher:
             await self._answer(check, way="stream")
 
     async def _answer(self, check: dict[str, Any], way: Way = "single") -> None:
-        said = self._endpoints.verdict(name := self._endpoints.name(check))
+        said = self._endpoints.verdict(name := str(check["id"]))
         await self._caller.end(name, said, group=check["group"], by="check", check_id=check["check_id"], way=way)

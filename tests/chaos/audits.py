@@ -11,7 +11,6 @@ import msgspec
 from deltalake import DeltaTable
 
 from checker.cases import CLOCKS_APART_MS, COMMITTED, ROLLED_BACK, Case
-from checker.history import wire_id
 from checker.rules import Finding
 from halfway.pipeline import tables as runs
 from halfway.pipeline.access import KafkaAccess
@@ -49,50 +48,43 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     judged: int
     unknown: int
-    """Transactions for which the audit proves nothing: Kafka has removed the evidence, or a clock was too wrong."""
+    """Transactions for which the audit proves nothing: Kafka has removed the evidence."""
     differences: tuple[str, ...]
 
 
 def agreement(
-    rows: Iterable[Row], cases: Mapping[str, Case], findings: Sequence[Finding], *, emptied: frozenset[str], began: int
+    rows: Iterable[Row], cases: Mapping[str, Case], findings: Sequence[Finding], *, emptied: frozenset[str]
 ) -> Agreement:
     """Compare the audit's rows with the checker's cases and findings.
 
     Emptying a topic (`emptied`) deletes its messages, which the audit calls lost or torn; the checker has read them
-    before, so it does not. For a reused id each row must match one of its uses, unless a use was prepared by a clock
-    that was further back than the audit's setting. `began`: the wall time, in ms, at 0 of the history's clock.
+    before, so it does not.
     """
-    uses: defaultdict[str, list[Case]] = defaultdict(list)
-    for name, case in cases.items():
-        uses[wire_id(name)].append(case)
-    wrong = {wire_id(finding.id) for finding in findings if finding.count in _SEEN}
+    wrong = {finding.id for finding in findings if finding.count in _SEEN}
     seen: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         seen[row["id"]].append(row)
-    astray = {name for name, of_id in seen.items() if _by_a_wrong_clock(of_id, uses[name], began)}
     # What was ended before op was made again has no marker now, or one that names no message: nothing is proved.
     latest = max((op.life for case in cases.values() for op in case.ops), default=0)
-    astray |= {
+    unproved = {
         name
-        for name, of_id in uses.items()
-        if any(
-            case.lost_in_memory
-            or case.ended_in_doubt
-            or any(op.life < latest or (op.life and not op.messages) for op in case.ends)
-            for case in of_id
-        )
+        for name, case in cases.items()
+        if case.lost_in_memory
+        or case.ended_in_doubt
+        or any(op.life < latest or (op.life and not op.messages) for op in case.ends)
     }
+    judged = {name: of_id for name, of_id in seen.items() if name not in unproved}
     differences = [
-        f"{row['id']}: the audit says {row['verdict']}, the checker {sorted(_outcomes(uses[row['id']])) or 'nothing'}:"
+        f"{name}: the audit says {row['verdict']}, the checker {sorted(_outcomes(cases, name)) or 'nothing'}:"
         f" {dict(row)}"
-        for name, of_id in seen.items()
+        for name, of_id in judged.items()
         for row in of_id
-        if name not in astray and not _agrees(row, uses[row["id"]], wrong=row["id"] in wrong, emptied=emptied)
+        if not _agrees(row, _outcomes(cases, name), wrong=name in wrong, emptied=emptied)
     ]
     differences += [
-        f"{name}: the checker says {sorted(_outcomes(of_id))}, the audit does not know it"
-        for name, of_id in uses.items()
-        if name not in seen and name not in astray and any(case.ends for case in of_id)
+        f"{name}: the checker says {sorted(case.outcomes)}, the audit does not know it"
+        for name, case in cases.items()
+        if name not in seen and name not in unproved and case.ends
     ]
     differences += [
         f"{name}: the checker finds what the audit does not"
@@ -100,24 +92,12 @@ def agreement(
         if not any(row["verdict"] in ANOMALIES for row in seen.get(name, ()))
     ]
     every = [row for of_id in seen.values() for row in of_id]
-    unknown = sum(row["verdict"] == "expired_unknown" or row["id"] in astray for row in every)
+    unknown = sum(row["verdict"] == "expired_unknown" or row["id"] in unproved for row in every)
     return Agreement(judged=len(every), unknown=unknown, differences=tuple(differences))
 
 
-def _by_a_wrong_clock(rows: Sequence[Row], uses: Sequence[Case], began: int) -> bool:
-    """Return whether times do not identify uses: a use has a prepare time at which no prepare was sent.
-
-    Or it ended when it was prepared: by a clock that was set back, which has dated its tombstone to an earlier use.
-    """
-    if len(uses) > 1 and any(row.get("ended_at") and row["ended_at"] == row["prepared_at"] for row in rows):
-        return True
-    requested = [began + case.asked_at for case in uses if case.asked_at is not None]
-    recorded = [row["prepared_at"].timestamp() * 1000 for row in rows if row["prepared_at"] is not None]
-    return len(uses) > 1 and any(all(abs(at - other) > CLOCKS_APART_MS for other in requested) for at in recorded)
-
-
-def _agrees(row: Row, uses: Sequence[Case], *, wrong: bool, emptied: frozenset[str]) -> bool:
-    verdict, outcomes = row["verdict"], _outcomes(uses)
+def _agrees(row: Row, outcomes: set[str], *, wrong: bool, emptied: frozenset[str]) -> bool:
+    verdict = row["verdict"]
     if verdict in _MEANS:
         return _MEANS[verdict] in outcomes
     if verdict == "expired_unknown":
@@ -131,5 +111,5 @@ def _only_emptied(row: Row, emptied: frozenset[str]) -> bool:
     return bool(missed) and all(each["problem"] == "missing" and each["topic"] in emptied for each in missed)
 
 
-def _outcomes(uses: Sequence[Case]) -> set[str]:
-    return {outcome for case in uses for outcome in case.outcomes}
+def _outcomes(cases: Mapping[str, Case], name: str) -> set[str]:
+    return cases[name].outcomes if name in cases else set()

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from checker.content import Content, content_of
-from checker.history import LIFE, End, Ended, HistoryWriter, Looked, Prepare, Prepared, Said, wire_id
+from checker.history import End, Ended, HistoryWriter, Looked, Prepare, Prepared, Said
 from tests.chaos.answer import NOTHING, Answer
 from tests.chaos.batches import Batches, Kind
 from tests.chaos.coordinators import Instance
@@ -109,13 +109,10 @@ class Caller:
     async def prepare(
         self, ref: str, group: str, messages: Sequence[Message], as_id: str | None, *, way: Way = "single"
     ) -> Answer:
-        """Prepare; retry only if the client chose the id, or if nothing can be stored.
-
-        `as_id` is the history's name of the use of an id.
-        """
+        """Prepare; retry only if the client chose the id, or if nothing can be stored."""
         body: dict[str, object] = {"group": group, "messages": [message.body for message in messages]}
         if as_id is not None:
-            body["id"] = wire_id(as_id)
+            body["id"] = as_id
         contents = tuple(message.content for message in messages)
         self._history.write(Prepare(ref=ref, group=group, contents=contents, id=as_id))
         sent_at = self._history.now()
@@ -126,7 +123,7 @@ class Caller:
                 ref=ref,
                 status=answer.status,
                 sent_at=sent_at,
-                id=as_id if as_id is not None and LIFE in as_id else answer.text("id"),
+                id=answer.text("id"),
                 state=answer.state,
                 error_code=answer.text("error_code"),
             )
@@ -147,10 +144,10 @@ class Caller:
         body = {"outcome": outcome} | ({} if check_id is None else {"check_id": check_id})
         self._history.write(End(id=transaction_id, outcome=outcome, by=by))
         sent_at = self._history.now()
-        item: dict[str, object] = {"id": wire_id(transaction_id), **body}
+        item: dict[str, object] = {"id": transaction_id, **body}
         if way == "stream" and self._chance.random() < ONE_WAY:
             item["confirm"] = False
-        path = f"/transactions/{wire_id(transaction_id)}/end"
+        path = f"/transactions/{transaction_id}/end"
         send = (self._sender(way, group, "end", item) if group else None) or self._single(group, "POST", path, body)
         answer = await self._persist(send)
         changed = answer.body.get("changed")
@@ -171,7 +168,7 @@ class Caller:
     async def look(self, transaction_id: str, *, group: str) -> Answer:
         """Look up a transaction."""
         sent_at = self._history.now()
-        answer = await self._persist(self._single(group, "GET", f"/transactions/{wire_id(transaction_id)}"))
+        answer = await self._persist(self._single(group, "GET", f"/transactions/{transaction_id}"))
         self._history.write(
             Looked(
                 id=transaction_id,

@@ -30,8 +30,8 @@ class Effects:
     """How often policy parked or rolled back, by its reason."""
     refused: Mapping[str, int]
     """Answers that report a reached limit, or a topic that cannot be written to."""
-    used_again: int
-    """Ids that were used again past the horizon."""
+    refused_late: int
+    """Prepares of ended ids, past the horizon, that were refused."""
     forgotten: Mapping[str, int]
     """Undeleted partitions for which a bug in Kafka lost transactions."""
 
@@ -42,7 +42,7 @@ class Effects:
         remaining: Topics,
         stage: Stage,
         answers: Mapping[str, int],
-        used_again: int,
+        refused_late: int,
         forgotten: Mapping[str, int],
     ) -> Self:
         """Read the remaining records, and compare."""
@@ -58,7 +58,7 @@ class Effects:
                 for what, times in sorted(answers.items())
                 if what.startswith(_LIMITS) or what.endswith(("topic_unavailable", "not_authorised"))
             },
-            used_again=used_again,
+            refused_late=refused_late,
             forgotten=dict(forgotten),
         )
 
@@ -69,7 +69,7 @@ class Effects:
             "cleaned": dict(self.cleaned),
             "gave_up": dict(self.gave_up),
             "refused": dict(self.refused),
-            "used_again": self.used_again,
+            "refused_late": self.refused_late,
             "forgotten_by_kafka": dict(self.forgotten),
         }
 
@@ -81,7 +81,7 @@ class Effects:
         yield f"two at once: {_listed(self.at_once)}"
         yield f"policy gave up: {_listed(self.gave_up)}"
         yield f"refused: {_listed(self.refused)}"
-        yield f"cleaned away: {_listed(self.cleaned)}; ids used again: {self.used_again}"
+        yield f"cleaned away: {_listed(self.cleaned)}; refused past the horizon: {self.refused_late}"
         if self.forgotten:
             yield f"Kafka forgot transactions in partitions without a leader: {_listed(self.forgotten)}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from tests.chaos.caller import Caller
 from tests.chaos.decisions import Decisions
@@ -13,11 +13,7 @@ from tests.chaos.decisions import Decisions
 class Operator:
     """Works at intervals, and leaves some transactions for later."""
 
-    def __init__(
-        self, caller: Caller, decisions: Decisions, chance: random.Random, name_now: Callable[[str], str]
-    ) -> None:
-        """Keep the parts; `name_now` returns the history's name of the last use of an id."""
-        self._name_now = name_now
+    def __init__(self, caller: Caller, decisions: Decisions, chance: random.Random) -> None:
         self._caller = caller
         self._decisions = decisions
         self._chance = chance
@@ -42,6 +38,6 @@ class Operator:
         await asyncio.gather(
             *(
                 self._caller.end(name, self._decisions.decide(name, "rollback"), group=None, by="operator")
-                for name in map(self._name_now, list(transactions))
+                for name in list(transactions)
             )
         )

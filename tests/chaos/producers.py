@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count, islice
 from typing import Final
 
-from checker.history import LIFE, Outcome, wire_id
+from checker.history import Outcome
+from halfway.client import transaction_id
 from tests.chaos.answer import Answer
 from tests.chaos.brokers import TopicKind
 from tests.chaos.caller import Caller, Message, Way
@@ -37,27 +39,34 @@ LATER_S: Final = (2, 40)
 """When an outcome is requested again: within the horizon."""
 AFTERWARDS: Final = 32
 """Producers that continue when there are enough transactions but not enough faults."""
+_LATE: Final = 0.2
+"""The share of plain transactions whose id is prepared again past the horizon."""
 HELD: Final = 12
 """Transactions that a fault keeps pending; checks that say unknown are repeated for long in their groups."""
 _STORED: Final = (200, 201)
 _OK: Final = 200
+_GONE: Final = 410
 
 Behaviour = Callable[["Producers", "Plan"], Awaitable[None]]
 
 
-class Plan:
-    """The random plan of one transaction: the same for the same seed and number."""
+def born_now(name: str) -> str:
+    """Return an id for the transaction of this name."""
+    return transaction_id(name, time.time_ns() // 1_000_000)
 
-    def __init__(self, seed: int, number: int, ref: str | None = None) -> None:
+
+class Plan:
+    """The random plan of one transaction: the same for the same seed and number, except for its id."""
+
+    def __init__(self, seed: int, number: int, ref: str | None = None, id_of: Callable[[str], str] = born_now) -> None:
         """Decide everything; `ref`, which identifies its messages, depends on the number too."""
         self.ref = ref or f"t{number}"
         self.chance = random.Random(f"{seed}/{self.ref}")
-        self.tries = 0
-        """How often its prepare was tried."""
         self.behaviour = self.chance.choices(list(BEHAVIOURS), list(BEHAVIOURS.values()))[0]
         self.group = self.chance.choices(list(GROUPS), list(GROUPS.values()))[0]
         self.outcome: Outcome = "commit" if self.chance.random() < 0.75 else "rollback"
-        self.id = f"{seed}-{number}" if self.chance.random() < 0.5 else None
+        self.own_id = id_of(f"{seed}-{self.ref}")
+        self.id = self.own_id if self.chance.random() < 0.5 else None
         self.messages = self._messages()
         self.way = self.chance.choices(list(WAYS), list(WAYS.values()))[0]
         self.stored = False
@@ -86,20 +95,18 @@ class Plan:
 class Producers:
     """Producers that work through the plans concurrently."""
 
-    def __init__(
-        self, caller: Caller, decisions: Decisions, seed: int, horizon_s: float, used_again_after_s: float | None
-    ) -> None:
-        """Keep the parts; ids are used again after this time, None for never."""
+    def __init__(self, caller: Caller, decisions: Decisions, seed: int, late_after_s: float | None) -> None:
+        """Keep the parts; ids that have ended are prepared again after this time, None for never."""
         self._caller = caller
         self._decisions = decisions
         self._seed = seed
-        self._repeated_within_s = horizon_s / 2
-        self._used_again_after_s = used_again_after_s
-        self._again: deque[tuple[float, Plan]] = deque()
-        self._names: dict[str, tuple[str | None, str]] = {}
-        """For reused ids: the key of the first message, and the history's name of that use."""
+        self._late_after_s = late_after_s
+        self._late: deque[tuple[float, Plan]] = deque()
         self._held = count()
-        self.used_again = 0
+        self.id_of: Callable[[str], str] = born_now
+        """Makes the ids of clients."""
+        self.refused_late = 0
+        """Prepares with the id of an ended transaction, past the horizon, that were refused as they must be."""
         self.begun: Counter[str] = Counter()
         self.stored = 0
         """Transactions whose prepare was acknowledged."""
@@ -129,11 +136,11 @@ class Producers:
         async def work(worker: int) -> None:
             while self.stored < transactions or (worker < AFTERWARDS and not broken_enough()):
                 await turn()
-                if self._again and self._again[0][0] <= asyncio.get_running_loop().time():
-                    await self._use_again(self._again.popleft()[1])
+                if self._late and self._late[0][0] <= asyncio.get_running_loop().time():
+                    await self._prepare_late(self._late.popleft()[1])
                     continue
                 number = next(numbers)
-                plan = Plan(self._seed, number)
+                plan = Plan(self._seed, number, id_of=self.id_of)
                 self.begun[plan.behaviour.__name__] += 1
                 await plan.behaviour(self, plan)
 
@@ -141,24 +148,10 @@ class Producers:
             for worker in range(side_by_side):
                 workers.create_task(work(worker))
 
-    def name_of(self, transaction: str, first_key: str | None) -> str:
-        """Return the history's name of the use of an id whose first message has this key."""
-        key, name = self._names.get(transaction, (None, transaction))
-        return name if key == first_key else transaction
-
-    def name_now(self, transaction: str) -> str:
-        """Return the history's name of the last use of an id so far."""
-        return self._names.get(transaction, (None, transaction))[1]
-
-    async def _use_again(self, plan: Plan) -> None:
-        """Prepare another content with an id whose outcome is forgotten, and end it."""
-        assert plan.id is not None
-        key = plan.messages[0].key
-        self._names[wire_id(plan.id)] = (None if key is None else key.decode(), plan.id)
+    async def _prepare_late(self, plan: Plan) -> None:
+        """Prepare an ended id whose outcome is forgotten, with its content or another one, as a client that retries."""
         answer = await self._caller.prepare(plan.ref, plan.group, plan.messages, plan.id)
-        if _id_of(answer) is not None:
-            self.used_again += 1
-            await self._caller.end(plan.id, self.decide(plan.id, plan.outcome), group=plan.group)
+        self.refused_late += answer.status == _GONE
 
     async def prepare(self, plan: Plan) -> str | None:
         """Prepare, and return the id if it was acknowledged as pending."""
@@ -200,12 +193,10 @@ class Producers:
             if plan.chance.random() < 0.5:
                 await self._end(plan, transaction, self.decide(transaction, plan.outcome))
             return
-        # After a single try no request is in flight that could reach the next use of its id.
-        at_once = ended.status == _OK and ended.tries == 1 and plan.tries == 1
-        if self._used_again_after_s is not None and plan.id is not None and at_once and plan.group == PUSHED:
-            repeated_plan = Plan(self._seed, int(plan.ref[1:]), f"u{plan.ref[1:]}")
-            repeated_plan.id, repeated_plan.group = f"{plan.id}{LIFE}1", PUSHED
-            self._again.append((asyncio.get_running_loop().time() + self._used_again_after_s, repeated_plan))
+        if self._late_after_s is not None and ended.status == _OK and plan.chance.random() < _LATE:
+            late = plan if plan.chance.random() < 0.5 else Plan(self._seed, int(plan.ref[1:]), f"u{plan.ref[1:]}")
+            late.ref, late.id, late.group = f"{plan.ref}z", transaction, plan.group
+            self._late.append((asyncio.get_running_loop().time() + self._late_after_s, late))
 
     async def silent(self, plan: Plan) -> None:
         """Decide, but do not end: the check does."""
@@ -227,35 +218,23 @@ class Producers:
 
     async def repeat(self, plan: Plan) -> None:
         """Do everything several times, also at the same moment."""
-        if plan.id is None:
-            plan.id = f"{self._seed}-{plan.ref}"
-        until = self._repeated_until()
-        prepared = await asyncio.gather(
-            *(_in_time(self._prepare(plan, ref), until) for ref in (plan.ref, f"{plan.ref}b"))
-        )
+        plan.id = plan.own_id
+        prepared = await asyncio.gather(*(self._prepare(plan, ref) for ref in (plan.ref, f"{plan.ref}b")))
         transaction = next((one for one in prepared if one is not None), None)
         if transaction is None:
             return
         outcome = self.decide(transaction, plan.outcome)
         await asyncio.gather(*(self._end(plan, transaction, outcome) for _ in range(plan.chance.choice((2, 3)))))
-        await _in_time(self._prepare(plan, f"{plan.ref}c"), until)
+        await self._prepare(plan, f"{plan.ref}c")
         await self._end(plan, transaction, outcome)
 
     async def _prepare(self, plan: Plan, ref: str) -> str | None:
         answer = await self._caller.prepare(ref, plan.group, plan.messages, plan.id, way=plan.way)
         transaction = _id_of(answer)
-        plan.tries += answer.tries
         if transaction is not None and not plan.stored:
             plan.stored = True
             self.stored += 1
         return transaction
-
-    def _repeated_until(self) -> float:
-        """Return when an id must not be prepared again: past the horizon that would be another use of it.
-
-        Half of it is left for clocks that are a minute ahead, and for requests that are still in flight.
-        """
-        return asyncio.get_running_loop().time() + self._repeated_within_s
 
     async def contradict(self, plan: Plan) -> None:
         """Send both outcomes: at the same moment, or one after the other. halfway keeps one."""
@@ -273,31 +252,27 @@ class Producers:
 
     async def reuse(self, plan: Plan) -> None:
         """Prepare another content with the same id, at the same moment or later."""
-        if plan.id is None:
-            plan.id = f"{self._seed}-{plan.ref}"
+        plan.id = plan.own_id
         other = Plan(self._seed, -1 - int(plan.ref[1:]))
         other.ref, other.id, other.group, other.stored = f"{plan.ref}b", plan.id, plan.group, True
-        until = self._repeated_until()
         if plan.chance.random() < 0.5:
-            found = await asyncio.gather(*(_in_time(self.prepare(one), until) for one in (plan, other)))
+            found = await asyncio.gather(*(self.prepare(one) for one in (plan, other)))
             transaction = next((one for one in found if one is not None), None)
         else:
-            transaction = await _in_time(self.prepare(plan), until)
-            await _in_time(self.prepare(other), until)
+            transaction = await self.prepare(plan)
+            await self.prepare(other)
         if transaction is not None:
             await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
     async def change(self, plan: Plan) -> None:
         """Give up a prepare whose answer does not come at once, and retry with other content; end what is stored."""
-        if plan.id is None:
-            plan.id = f"{self._seed}-{plan.ref}"
+        plan.id = plan.own_id
         other = Plan(self._seed, -1 - int(plan.ref[1:]))
         other.ref, other.id, other.group, other.way = f"{plan.ref}b", plan.id, plan.group, plan.way
-        until = self._repeated_until()
         await _broken_off(self.prepare(plan), plan.chance)
-        transaction = await _in_time(self.prepare(other), until)
+        transaction = await self.prepare(other)
         if transaction is None:  # perhaps because the first one was stored
-            transaction = await _in_time(self._prepare(plan, f"{plan.ref}c"), until)
+            transaction = await self._prepare(plan, f"{plan.ref}c")
         if transaction is not None:
             await self._end(plan, transaction, self.decide(transaction, plan.outcome))
 
@@ -310,14 +285,6 @@ class Producers:
         if transaction is not None:
             outcome = self.decide(transaction, plan.outcome)
             await _broken_off(self._end(plan, transaction, outcome), plan.chance)
-
-
-async def _in_time(prepared: Awaitable[str | None], until: float) -> str | None:
-    try:
-        async with asyncio.timeout_at(until):
-            return await prepared
-    except TimeoutError:
-        return None
 
 
 async def _broken_off(call: Awaitable[object], chance: random.Random) -> None:

@@ -51,8 +51,8 @@ from tests.chaos.topic_faults import TopicFaults
 PREFIX: Final = "_halfway."
 REST_WITHIN_S: Final = 400.0
 """When everything runs again, fewer must be pending after each period: denied ends are retried after 300 s."""
-USED_AGAIN_AFTER_S: Final = 30.0
-"""Beyond the horizon: by then no request of the former use is in flight."""
+LATE_AFTER_S: Final = 30.0
+"""How long after the horizon an ended id is prepared again."""
 CLOCK_STEPS_S: Final = (-4 * 3600, -3600, -60, -5, 5, 60, 600, 2 * 3600, 3 * 3600)
 _LOOK_AGAIN_S: Final = 1.0
 _OPERATOR_LOOKS_S: Final = 3.0
@@ -98,7 +98,7 @@ class RunOptions:
     broker_gap_s: float = 20.0
     topic_gap_s: float = 15.0
     horizon_s: float = 900.0
-    """Of outcomes; if it is short, ids are used again and clocks are not set far ahead."""
+    """Of outcomes; if it is short, ended ids are prepared again past it, and clocks are not set far ahead."""
     long_faults: bool = False
     """Whether some last for minutes."""
     kinds: tuple[str, ...] = ()
@@ -164,9 +164,7 @@ async def run(options: RunOptions, directory: Path, say: Callable[[str], None]) 
         effects=effects,
         forged=chaos.endpoints.forged,
         admitted=chaos.stage.admitted,
-        audit=agreement(
-            rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name}), began=chaos.started
-        ),
+        audit=agreement(rows, evidence.cases, verdict.findings, emptied=frozenset({FLEETING.name})),
     )
 
 
@@ -238,13 +236,13 @@ class _Chaos:
         self._history, self._decisions = history, decisions
         self.caller = Caller(session, self._instances, history, self._chance("caller"))
         self._stack.push_async_callback(self.caller.streams.close)
-        again_after_s = self._options.horizon_s + USED_AGAIN_AFTER_S if self._forgets_soon else None
-        self.producers = Producers(self.caller, decisions, self._options.seed, self._options.horizon_s, again_after_s)
+        late_after_s = self._options.horizon_s + LATE_AFTER_S if self._forgets_soon else None
+        self.producers = Producers(self.caller, decisions, self._options.seed, late_after_s)
         self.endpoints = CheckEndpoints(decisions, self.producers, history, self._options.seed)
         await self.endpoints.start()
         self._stack.push_async_callback(self.endpoints.stop)
         self.fetcher = Fetcher(self.caller, self.endpoints, len(self._instances))
-        self.operator = Operator(self.caller, decisions, self._chance("operator"), self.producers.name_now)
+        self.operator = Operator(self.caller, decisions, self._chance("operator"))
         self.probes = Probes(self.caller, self._instances, history, SHARDS)
         self._topics = Topics(self.cluster.bootstrap_servers, prefix=PREFIX, topics=tuple(TOPICS))
         self.follower = Follower.of(self._topics, self.dump_path)
@@ -265,7 +263,6 @@ class _Chaos:
         of_topics = TopicFaults(self.stage, history, FLEETING, STRICT, PREFIX)
         self.faults = Faults(self.stage, of_topics, self._options.kinds)
         wall = int(time.time() * 1000)
-        self.started = wall - history.now()
         history.write(
             Run(
                 seed=self._options.seed,
@@ -381,7 +378,7 @@ class _Chaos:
             remaining,
             self.stage,
             self.caller.answers,
-            self.producers.used_again,
+            self.producers.refused_late,
             {place: times for place, times in self._forgotten.items() if not place.startswith(f"{FLEETING.name}-")},
         )
         for line in effects.lines(self.faults.without_effect()):

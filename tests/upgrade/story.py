@@ -28,8 +28,8 @@ from tests.chaos.decisions import Decisions
 from tests.chaos.follower import Follower
 from tests.chaos.groups import register, use_keys
 from tests.chaos.operator import Operator
-from tests.chaos.producers import DROPPING, LEAVING, PULLED, TOPICS, Producers
-from tests.chaos.run import OPERATOR_KEY, PREFIX, RunOptions
+from tests.chaos.producers import DROPPING, LEAVING, PULLED, TOPICS, Producers, born_now
+from tests.chaos.run import OPERATOR_KEY, PREFIX
 from tests.chaos.stage import SHARDS
 from tests.support.coordinator.process import halfway_command
 from tests.support.coordinator.topics import Cluster
@@ -149,11 +149,12 @@ class _Story:
         self._caller = Caller(session, self._members, self._history, random.Random(self._seed))
         self._caller.streams_served = False
         self._stack.push_async_callback(self._caller.streams.close)
-        self._producers = Producers(self._caller, decisions, self._seed, RunOptions.horizon_s, None)
+        self._producers = Producers(self._caller, decisions, self._seed, None)
+        self._producers.id_of = lambda name: name  # the earlier release takes any text
         self._endpoints = CheckEndpoints(decisions, self._producers, self._history, self._seed)
         await self._endpoints.start()
         self._stack.push_async_callback(self._endpoints.stop)
-        self._operator = Operator(self._caller, decisions, random.Random(self._seed), self._producers.name_now)
+        self._operator = Operator(self._caller, decisions, random.Random(self._seed))
         topics = Topics(kafka.bootstrap_servers, prefix=PREFIX, topics=tuple(TOPICS))
         self._follower = Follower.of(topics, self._directory / "topics.jsonl")
         self._history.write(
@@ -181,6 +182,7 @@ class _Story:
         held = await eventually(self._held, lambda found: all(found.values()), within_s=REST_WITHIN_S)
         self._stack.callback(asyncio.create_task(self._operator.run(_OPERATOR_LOOKS_S)).cancel)
 
+        self._producers.id_of = born_now
         for member in self._members:
             await asyncio.to_thread(member.stop)
             member.replace()

@@ -22,7 +22,7 @@ BODY = json.dumps({"id": "o-42", "group": "shop", "attempt": PLAIN_FROM, "nonce"
 
 @pytest.fixture
 async def endpoints(tmp_path: Path) -> AsyncIterator[CheckEndpoints]:
-    producers = SimpleNamespace(name_of=lambda transaction, _: transaction, undecided=set())
+    producers = SimpleNamespace(undecided=set())
     decisions = Decisions(tmp_path / "decisions.db")
     with HistoryWriter(tmp_path / "history.jsonl") as history:
         made = CheckEndpoints(decisions, cast("Any", producers), history, 1)

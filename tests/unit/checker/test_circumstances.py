@@ -23,7 +23,7 @@ from checker.history import (
     Taken,
 )
 from checker.judge import judge
-from checker.records import Op, Parked, Real
+from checker.records import Op, Real
 from tests.support.checker.forgeries import SAME, History, Topics, at_end, content, good, half, no_op, real, without
 
 WALL = 1_000_000_000
@@ -194,48 +194,35 @@ def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_sooner() -> None:
     }
 
 
-def test_each_use_of_an_id_is_a_transaction_of_its_own() -> None:
-    """Past the horizon it is prepared with another content: its records are told apart by that."""
+def test_an_id_is_decided_once_also_past_the_horizon() -> None:
+    """A prepare that comes then is refused; what is accepted is a second outcome, whatever its content."""
     history, topics = good()
+    history[0] = Run(seed=7, topics=TOPICS, wall=WALL, horizon_s=150)
+    topics[:] = [msgspec.structs.replace(one, at=WALL) if isinstance(one, Op) else one for one in topics]
+    late = 200 * SECOND
     at_end(
         history,
-        Prepare(at=21, ref="r9", group="g", contents=(content("z"), content("y")), id="d#1"),
-        Prepared(at=21, sent_at=21, ref="r9", status=201, id="d#1", state="prepared"),
-        End(at=21, id="d#1", outcome="rollback"),
-        Ended(at=21, sent_at=21, id="d#1", outcome="rollback", status=200, state="rolled_back", changed=True),
+        Prepare(at=late, ref="r9", group="g", contents=(content("z"),), id="d"),
+        Prepared(at=late, sent_at=late, ref="r9", status=410, id="d", error_code="outcome_expired"),
     )
-    topics += [
-        half("d", content("z"), content("y"), offset=30),
-        half("d", offset=31),
-        Op(shard=0, offset=30, id="d", kind="ROLLED_BACK", cause="producer", half_offset=30),
-    ]
     assert found(history, topics) == set()
-    stray: list[Real | Op] = [real("d", "2/2", content("y"), offset=9)]
-    assert ("leaked", "message_without_commit_marker", "d#1") in found(history, [*topics, *stray])
-    again = [*topics, Op(shard=0, offset=40, id="d", kind="ROLLED_BACK", cause="producer", half_offset=30)]
-    assert found(history, again) == {("contradicted", "resolved_twice", "d#1")}
+    at_end(history, Prepared(at=late, sent_at=late, ref="r9", status=201, id="d", state="prepared"))
+    topics += [half("d", content("z"), offset=30), half("d", offset=31)]
+    topics.append(Op(shard=0, offset=40, id="d", kind="ROLLED_BACK", cause="check", half_offset=30, at=WALL + late))
+    at_end(history, Checked(at=late, id="d", said="rollback"))
+    assert found(history, topics) == {
+        ("contradicted", "outcome_taken_back", "d"),
+        ("contradicted", "resolved_twice", "d"),
+        ("contradicted", "two_contents_acknowledged", "d"),
+        ("contradicted", "two_outcomes", "d"),
+    }
 
 
-def test_what_ends_a_parked_use_of_an_id_is_no_outcome_of_its_former_use() -> None:
-    """Its half is a tombstone by then, so its op names none: it follows the op by which it was parked."""
+def test_an_id_that_is_refused_for_its_age_while_it_is_pending_is_lost() -> None:
+    """Halfway says 410 of what it does not know: that is as good as 404."""
     history, topics = good()
-    contents = (content("z"),)
-    at_end(
-        history,
-        Prepare(at=21, ref="r9", group="g", contents=contents, id="d#1"),
-        Prepared(at=21, sent_at=21, ref="r9", status=201, id="d#1", state="prepared"),
-        End(at=22, id="d#1", outcome="rollback", by="operator"),
-        Ended(at=22, sent_at=22, id="d#1", outcome="rollback", status=200, state="rolled_back", changed=True),
-    )
-    topics += [
-        half("d", *contents, offset=30),
-        half("d", offset=31),
-        Parked(shard=0, offset=5, id="d", contents=contents),
-        Parked(shard=0, offset=6, id="d", tombstone=True),
-        Op(shard=0, offset=31, id="d", kind="ROLLED_BACK", cause="operator"),
-        Op(shard=0, offset=30, id="d", kind="PARKED", cause="policy", checks=2, half_offset=30),
-    ]
-    assert found(history, topics) == set()
+    at_end(history, Looked(at=21, sent_at=20, id="a", status=410, error_code="outcome_expired"))
+    assert ("lost", "acknowledged_prepare_is_unknown", "a") in found(history, topics)
 
 
 def away(since_s: int, until_s: int) -> tuple[Serving, Serving]:
