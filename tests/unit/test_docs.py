@@ -9,7 +9,7 @@ import pytest
 from halfway.app.settings import NOT_SETTINGS, VARIABLES
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md")])
 _TEST = re.compile(r"`(?P<folder>[\w/]*/)?(?P<file>test_\w+\.py)(?:::(?P<name>\w+))?")
 _TEST_ALONE = re.compile(r"`(?P<name>test_\w+)[`\[]")
 _LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
@@ -19,7 +19,7 @@ _PATH = re.compile(r"`(?P<path>[\w/]+(?:\.py|/))`")
 _MEMBER = re.compile(r"`(?P<owner>[A-Z]\w+)\.(?P<name>\w+)`")
 _OTHERS = re.compile(r"HALFWAY_(KAFKA(__|$)|TEST_|PIPELINE_|CLIENT_)")
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def _lines(page: Path) -> Iterator[tuple[int, str]]:

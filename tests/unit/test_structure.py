@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_167,
+    "lines of coordinator and adapters": 41_212,
     "files of coordinator and adapters": 184,
     "lines of halfway/protocol": 2_816,
-    "lines of halfway/coordinator": 8_668,
+    "lines of halfway/coordinator": 8_691,
     "lines of halfway/http": 5_706,
-    "lines of halfway/app": 4_081,
+    "lines of halfway/app": 4_103,
     "lines of halfway/kafka": 9_819,
     "lines of halfway/checks": 1_105,
     "lines of halfway/peers": 348,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_117,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_192,
+    "lines of tests": 66_373,
     "lines of bench": 3_998,
     "bytes of pages": 257_811,
     "settings": 55,

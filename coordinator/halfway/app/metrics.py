@@ -11,7 +11,7 @@ import platform
 import time
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -179,10 +179,8 @@ _BY_SHARD: Final = {
     "pending": ("halfway_pending", "Pending transactions"),
     "parked": ("halfway_parked", "Parked transactions"),
     "ended": ("halfway_outcomes", "Outcomes in memory"),
-    "oldest_pending_s": ("halfway_oldest_pending_seconds", "Age of the oldest pending transaction"),
     "half_lag": ("halfway_half_cursor_lag", "Records of half between its cursor and its tail"),
     "op_lag": ("halfway_op_cursor_lag", "Records of op between its cursor and its tail"),
-    "due": ("halfway_agenda", "Transactions that a scan will examine: all pending ones"),
     "strays": ("halfway_strays", "Half records to correct"),
 }
 """The gauge of each figure in the statistics of a shard."""
@@ -396,8 +394,8 @@ class Metrics:
             self._shortened.labels(str(shard))
         for read in (
             partial(_figures_by_shard, shards),
-            partial(_figures_by_group, shards, self._groups),
-            partial(_figures_of, shards, api),
+            partial(_figures_by_group, coordinator, self._groups),
+            partial(_figures_of, coordinator, api),
         ):
             self.registry.register(_Read(read))
         text = "Ends and other changes without an answer, by what they wait for"
@@ -453,8 +451,12 @@ class _Read(Collector):
         return self._read()
 
 
-def _figures_of(shards: ShardTable, api: Api) -> Iterator[Metric]:
-    payloads, losses, in_flight = shards.payloads, shards.losses, api.in_flight
+def _figures_of(coordinator: Coordinator, api: Api) -> Iterator[Metric]:
+    shards, in_flight = coordinator.shards, api.in_flight
+    payloads, losses = shards.payloads, shards.losses
+    yield _gauge("halfway_shards", "The number of shards of all instances together", shards.count)
+    text = "Most pending and parked transactions of this instance"
+    yield _gauge("halfway_max_pending", text, coordinator.limits.max_pending)
     yield _gauge("halfway_payload_cache_bytes", "Payloads held in memory", payloads.bytes)
     yield _counter("halfway_payload_cache_hits", "Payloads found in memory", payloads.hits)
     yield _counter("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses)
@@ -480,14 +482,27 @@ def _figures_by_shard(shards: ShardTable) -> Iterator[Metric]:
         yield _gauges(metric, text, "shard", {shard: getattr(one, name) for shard, one in stats.items()})
 
 
-def _figures_by_group(shards: ShardTable, groups: _Groups) -> Iterator[Metric]:
-    pending, parked = Counts[str](), Counts[str]()
-    for group, counts in shards.group_counts().items():
+_BY_GROUP: Final = {
+    "pending": "Pending transactions of a group",
+    "parked": "Parked transactions of a group",
+    "checks_due": "Checks of a group that wait to be sent or fetched",
+    "breaker_open": "1: the endpoints of a group could not be reached, and only probes are sent",
+    "overdue_seconds": "For how long a check of a group has been due without a verdict: the longest",
+}
+"""The gauges of each group, without their prefix."""
+
+
+def _figures_by_group(coordinator: Coordinator, groups: _Groups) -> Iterator[Metric]:
+    found = {name: defaultdict[str, float](float) for name in _BY_GROUP}
+    for group, (pending, parked) in coordinator.shards.group_counts().items():
         label = groups.label(group)
-        pending[label] += counts[0]
-        parked[label] += counts[1]
-    yield _gauges("halfway_group_pending", "Pending transactions of a group", "group", pending)
-    yield _gauges("halfway_group_parked", "Parked transactions of a group", "group", parked)
+        _, due, until, overdue_s = coordinator.checks_of_group(group)
+        for name, number in (("pending", pending), ("parked", parked), ("checks_due", due)):
+            found[name][label] += number
+        for name, highest in (("breaker_open", until is not None), ("overdue_seconds", overdue_s)):
+            found[name][label] = max(found[name][label], highest)
+    for name, text in _BY_GROUP.items():
+        yield _gauges(f"halfway_group_{name}", text, "group", found[name])
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -146,6 +146,7 @@ class Coordinator:
         self._checks = CheckDispatcher(
             limits, self._shards, self._groups, self._lookup, self._ending, caller, clock, activity
         )
+        self.checks_of_group = self._checks.figures
         self._leases = FetchedChecks(limits, self._shards, self._groups, self._lookup, self._checks, clock, activity)
         self._scan = Scan(limits, self._shards, self._groups, self._ending, self._checks, cursors, clock, observer)
         self._queries = Queries(authority, self._shards, self._groups, self._lookup, self.turns)

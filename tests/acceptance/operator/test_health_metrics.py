@@ -1,9 +1,15 @@
 """The second port: liveness, readiness and metrics."""
 
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy.metrics import rows
 from halfway.embedded.broker import HOST, pick_port
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.rest_client import Rest, message
+from tests.support.queries import named, queries
 from tests.support.waiting import eventually
 
 HASTY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 1}
@@ -33,8 +39,51 @@ async def test_work_is_counted_by_group(rest: Rest, endpoint: CheckEndpoint, gro
     assert total(found, "check _total", group=group, verdict="unknown") == 1
     assert total(found, "pending", group=group) == 3
     assert total(found, "parked", group=group) == 1
-    for words in ("prepare seconds", "end seconds", "commit seconds", "batch", "lag", "oldest"):
+    for words in ("prepare seconds", "end seconds", "commit seconds", "batch", "lag", "overdue"):
         assert any(all(word in name for word in words.split()) for name, _ in found), words
-    assert total(found, "oldest", shard="0") + total(found, "oldest", shard="1") > 0
+    assert total(found, "overdue", group=group) == 0
     for transaction in pending:
         await rest.rollback(transaction)
+
+
+NOT_HERE = {
+    "halfway_audit_events_total",  # with keys
+    "halfway_changes_waiting",  # while something waits
+    "halfway_forwarded_seconds",  # with other instances
+    "halfway_forwarded_total",
+    "halfway_keys_age_seconds",  # with keys
+    "halfway_missing_transactions_total",  # with a fault of Kafka
+    "halfway_shard_not_acquired_seconds",
+    "halfway_stream_operations_total",  # with a stream
+}
+"""What this run does not export with each label."""
+
+
+async def test_queries_and_reference_fit_what_is_exported(
+    rest: Rest, endpoint: CheckEndpoint, group: str, topic: str
+) -> None:
+    """Each query of alerts and dashboard finds its metrics and labels; the reference has the labels of each sample."""
+    (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=HASTY)).expect(201)
+    await rest.commit(await rest.prepared(group, [message(topic)], check_after_s=3600))
+    await rest.until(await rest.prepared(group, [message(topic)]), "parked")
+    await eventually(lambda: samples(rest), lambda found: total(found, "to_outcome count", group=group) > 0)
+    status, text = await rest.health("/metrics")
+    assert status == 200
+    documented = {row.name: row for row in rows()}
+    exported: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        row = documented[family.name + {"counter": "_total"}.get(family.type, "")]
+        assert (row.type, row.text) == (family.type, family.documentation)
+        for sample in family.samples:
+            exported.setdefault(sample.name, set()).update(sample.labels)
+            for label, value in sample.labels.items():
+                known = row.labels.get(label)
+                assert label == "le" or isinstance(known, str) or value in (known or ()), sample
+    missing = set()
+    for query in queries():
+        for metric, labels in named(query).items():
+            if metric in exported:
+                assert labels.keys() - {"job", "instance"} <= exported[metric], query
+            elif metric != "up":
+                missing.add(re.sub(r"_(bucket|sum|count)$", "", metric))
+    assert missing <= NOT_HERE

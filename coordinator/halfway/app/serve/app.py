@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
         uvloop.run(main)
 
 
-class _Stage:
+class Stage:
     """The state of this instance for its two ports, which answer from the start to the end."""
 
     def __init__(self, pauses: LoopPauses, *, metrics_need_key: bool = False) -> None:
@@ -176,11 +177,8 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
     stop.on_signals()
     deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
-    text = "The longest pause of the event loop in the last minute"
-    metrics.show_gauge("halfway_loop_pause_seconds", text, pauses.longest_s)
-    stage = _Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
-    text = "What is unsafe on this instance, by check: the number of warnings in /health/ready"
-    metrics.show_gauges("halfway_warnings", text, "check", stage.warning_counts)
+    stage = Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
+    show_process(metrics, pauses, stage)
     tls = _tls(settings)
     async with AsyncExitStack() as stack:
         deaths.watch()
@@ -246,7 +244,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
 
 async def _run_backend(
     settings: Settings,
-    stage: _Stage,
+    stage: Stage,
     metrics: Metrics,
     ready: Ready,
     on_ready: Callable[[Ready], None] | None,
@@ -272,7 +270,7 @@ async def _run_backend(
             demand_host=demand_host(settings),
         )
         metrics.show(backend.coordinator, api)
-        _show_figures(metrics, backend, unsent)
+        show_backend(metrics, backend, unsent)
         if settings.peer_credentials:
             stage.peers = PeerPort(
                 backend.coordinator.peer_handler,
@@ -310,7 +308,16 @@ async def _run_backend(
         await asyncio.gather(api.drain(deadline), *([] if stage.peers is None else [stage.peers.drain(deadline)]))
 
 
-def _show_figures(metrics: Metrics, backend: Backend, unsent: Unsent) -> None:
+def show_process(metrics: Metrics, pauses: LoopPauses, stage: Stage) -> None:
+    text = "The longest pause of the event loop in the last minute"
+    metrics.show_gauge("halfway_loop_pause_seconds", text, pauses.longest_s)
+    text = "What is unsafe on this instance, by check: the number of warnings in /health/ready"
+    metrics.show_gauges("halfway_warnings", text, "check", stage.warning_counts)
+    metrics.show_gauge("halfway_ready", "1 if /health/ready is 200, else 0", lambda: not stage.reasons())
+    metrics.show_gauge("halfway_clock_seconds", "The time by this instance's clock, since the epoch", time.time)
+
+
+def show_backend(metrics: Metrics, backend: Backend, unsent: Unsent) -> None:
     text = "Answers that clients have not read yet"
     metrics.show_gauge("halfway_unsent_answer_bytes", text, lambda: unsent.bytes)
     if (keys := backend.keys) is not None:  # for that long, a revoked key may still be accepted
@@ -334,7 +341,7 @@ def _default_instance_url(settings: Settings, port: int) -> str:
     )
 
 
-async def _announce(stage: _Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
+async def _announce(stage: Stage, backend: Backend, ready: Ready, on_ready: Callable[[Ready], None] | None) -> None:
     """Announce that this instance is ready, once; raise ConfigurationError if it cannot become ready."""
     while stage.reasons():
         backend.demand_permission()

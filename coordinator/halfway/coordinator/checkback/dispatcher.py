@@ -160,6 +160,8 @@ class CheckQueue:
         self.slot_taken = 0
         self.slot_size = limits.check_queue
         self.breaker = Breaker(failures=limits.breaker_failures)
+        self.overdue: str | None = None
+        """The id whose check was offered first, of those that wait for a verdict, as far as offers have shown it."""
 
     @property
     def is_idle(self) -> bool:
@@ -285,7 +287,7 @@ class CheckDispatcher:
         elif first and entry.checked_at is not None and 0 <= now - entry.checked_at < self._floor_ms:
             shard.agenda.put(entry.id, look_at(self._groups, entry, now))  # it was checked just now
         elif queue.breaker.is_open and now < (again := queue.breaker.retry_at(now)) and not first:
-            entry.offered_at, entry.offered_since = now, min(now, entry.offered_since or now)
+            self._note_offer(queue, entry, now)
             shard.agenda.put(entry.id, queue.defer(again))
         else:
             self._queue(queue, shard, entry, now, first=first)
@@ -320,10 +322,23 @@ class CheckDispatcher:
 
     def _queue(self, queue: CheckQueue, shard: Shard, entry: Pending, now: int, *, first: bool) -> None:
         """Queue a check, and plan a look at its transaction in case no reply comes."""
-        entry.offered_at, entry.offered_since = now, min(now, entry.offered_since or now)
+        self._note_offer(queue, entry, now)
         queue.add(shard.number, entry.id, first=first)
         policy = self._groups.policy(entry.group)
         shard.agenda.put(entry.id, min(now + _LOST_MS, max(now + 1, entry.since + round(policy.max_age_s * 1000))))
+
+    def _note_offer(self, queue: CheckQueue, entry: Pending, now: int) -> None:
+        entry.offered_at, entry.offered_since = now, min(now, entry.offered_since or now)
+        before = self._offered_since(queue)
+        if before is None or entry.offered_since < before:
+            queue.overdue = entry.id
+
+    def _offered_since(self, queue: CheckQueue) -> int | None:
+        """Return when the check that waits longest for a verdict was offered first; None if none waits."""
+        if queue.overdue is None:
+            return None
+        entry = self.pending(self._shards.number_of(queue.overdue), queue.overdue)
+        return None if entry is None else entry.offered_since
 
     def _start_due(self, name: str, queue: CheckQueue) -> None:
         """Start due checks up to the group's limit of checks in flight.
@@ -424,10 +439,17 @@ class CheckDispatcher:
         self._observer.note_check_reply(entry.group, reply)
         return reply
 
-    def figures(self, group: str) -> tuple[int, int, int | None]:
-        """Return a group's checks in flight, its due checks, and until when its breaker is open (None if closed)."""
+    def figures(self, group: str) -> tuple[int, int, int | None, float]:
+        """Return a group's checks in flight, its due checks, and until when its breaker is open (None if closed).
+
+        The last figure is for how many seconds the check that waits longest for a verdict has been due.
+        """
         queue = self._queues.get(group)
-        return (0, 0, None) if queue is None else (queue.running, len(queue.due), queue.breaker.until)
+        if queue is None:
+            return 0, 0, None, 0.0
+        since = self._offered_since(queue)
+        overdue_s = 0.0 if since is None else max(0, self._clock.now_ms() - since) / 1000
+        return queue.running, len(queue.due), queue.breaker.until, overdue_s
 
     def is_open(self, number: int, transaction_id: str) -> bool:
         """Return whether a transaction is prepared and not being resolved."""

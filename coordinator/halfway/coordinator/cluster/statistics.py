@@ -209,7 +209,7 @@ class ClusterStatistics:
             names.sort(key=lambda name: sum(counts.get(name, (0, 0))), reverse=True)
         for name in names[:_OF_INSTANCE]:
             pending, parked = counts.get(name, (0, 0))
-            running, due, until = self._checks.figures(name)
+            running, due, until, _ = self._checks.figures(name)
             yield GroupFigures(
                 group=name,
                 pending=pending,

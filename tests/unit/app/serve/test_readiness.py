@@ -9,7 +9,7 @@ import pytest
 
 from halfway.app.metrics import LoopPauses
 from halfway.app.serve import backend as readiness
-from halfway.app.serve.app import _Stage
+from halfway.app.serve.app import Stage
 from halfway.app.serve.backend import WARNINGS, Backend, Readiness
 from halfway.coordinator.access import KeyFreshness
 from halfway.coordinator.ports import OwnerHint
@@ -172,6 +172,6 @@ def test_it_is_shown_for_how_long_a_shard_could_not_be_acquired(monkeypatch: pyt
 
 
 async def test_each_check_that_can_warn_has_a_sample_before_it_does() -> None:
-    stage = _Stage(LoopPauses())
+    stage = Stage(LoopPauses())
     stage.backend = backend(late_s=-1)
     assert stage.warning_counts() == {**dict.fromkeys(WARNINGS, 0), "tail": 1}

@@ -44,6 +44,25 @@ async def test_a_transaction_brings_its_own_first_check(world: World) -> None:
     assert len(world.memory.caller.requests) == 1
 
 
+async def test_only_what_has_waited_for_a_verdict_since_its_check_was_due_is_overdue(world: World) -> None:
+    """A long first check is no reason to alarm. A second one that is due does not hide the first; a verdict ends it."""
+    first, second = await world.prepare(check_after_ms=60_000), await world.prepare(check_after_ms=65_000)
+
+    def overdue_s() -> float:
+        return world.coordinator.checks_of_group("shop")[-1]
+
+    await world.scan(after_s=59)
+    assert overdue_s() == 0
+    for after_s in (1, 4, 1, 1):
+        await world.scan(after_s=after_s)
+    assert overdue_s() == 6
+    await world.end(first.id, Outcome.ROLLBACK)
+    await world.scan(after_s=30)
+    assert 30 <= overdue_s() <= 31
+    await world.end(second.id, Outcome.ROLLBACK)
+    assert overdue_s() == 0
+
+
 async def test_a_check_on_demand_is_refused_if_no_endpoint_may_be_called(world: World) -> None:
     """The operator may have changed the rules since the registration of the group; the refusal names the setting."""
     prepared = await world.prepare()

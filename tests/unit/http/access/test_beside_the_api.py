@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from halfway.app.metrics import LoopPauses, Metrics
-from halfway.app.serve.app import _Stage
+from halfway.app.serve.app import Stage
 from halfway.coordinator.records import PATH
 from halfway.http.console import Console
 from halfway.http.handlers.routes import OPERATIONS
@@ -38,7 +38,7 @@ WHO: dict[tuple[str, str, str], tuple[int, int, int, int, int]] = {
 @pytest.fixture
 async def ports(both: Guarded) -> AsyncIterator[dict[str, str]]:
     """Provide the URLs of both ports of an instance, built as `halfway serve` builds them."""
-    stage = _Stage(LoopPauses(), metrics_need_key=True)
+    stage = Stage(LoopPauses(), metrics_need_key=True)
     stage.backend = cast(Any, SimpleNamespace(coordinator=both.here.coordinator, not_ready=list))
     stage.api = both.here.api
     stage.peers = PeerPort(

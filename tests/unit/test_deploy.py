@@ -1,0 +1,53 @@
+"""What deploy/ has for operators fits the code: the reference of metrics, the alerts, the dashboard and the runbook."""
+
+import re
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from deploy.dashboard import dashboard
+from deploy.metrics import reference, rows
+from tests.support.queries import DEPLOY, Named, alerts, named, queries
+
+_OF_PROMETHEUS = {"job", "instance"}
+
+
+@pytest.mark.parametrize("file, generate", [("metrics.md", reference), ("grafana/halfway.json", dashboard)])
+def test_what_is_generated_is_as_the_code_generates_it(file: str, generate: Any) -> None:
+    """`python -m deploy.metrics` and `python -m deploy.dashboard` write them again."""
+    assert (DEPLOY / file).read_text(encoding="utf-8") == generate()
+
+
+def test_each_alert_has_a_place_in_the_runbook_and_a_series_in_which_it_fires() -> None:
+    names = [alert["alert"] for alert in alerts()]
+    headings = re.findall(r"^### (\w+)$", (DEPLOY / "runbook.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(names) == sorted(headings)
+    for alert in alerts():
+        assert alert["annotations"]["runbook_url"] == f"deploy/runbook.md#{alert['alert'].lower()}"
+        assert alert["labels"]["severity"] in ("critical", "warning")
+    tests = YAML(typ="safe").load(DEPLOY / "prometheus" / "halfway.rules.test.yml")["tests"]
+    fire = [sample["labels"] for one in tests[1]["promql_expr_test"] for sample in one["exp_samples"]]
+    assert sorted(re.findall(r'alertname="(\w+)"', "".join(fire))) == sorted(names)
+
+
+def test_each_query_names_metrics_labels_and_values_that_there_are() -> None:
+    """A misspelt label would match nothing, and the alert would never fire."""
+    documented = {row.name: row for row in rows()}
+    for query in queries():
+        for metric, labels in named(query).items():
+            if metric == "up":
+                continue
+            row = documented.get(metric) or documented[re.sub(r"_(bucket|sum|count)$", "", metric)]
+            assert labels.keys() <= row.labels.keys() | _OF_PROMETHEUS | {"le"}, query
+            for label, values in labels.items():
+                known = row.labels.get(label)
+                assert not isinstance(known, list) or values <= set(known), query
+
+
+def test_a_query_is_read_to_its_labels() -> None:
+    """Those of matchers, and of the aggregations and comparisons that it is in."""
+    query = 'max by (job) (a{x=~"b|c", y!="d"}) / on (job, z) rate(e{instance=~"$instance"}[5m])'
+    expected: Named = {"a": {"x": {"b", "c"}, "y": {"d"}, "job": set(), "z": set()}, "e": {"instance": set()}}
+    expected["e"] |= {"job": set(), "z": set()}
+    assert named(query) == expected
