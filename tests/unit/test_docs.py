@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfway.app.settings import NOT_SETTINGS, VARIABLES
+from tests.support.structure.settings_table import FIRST, LAST, PAGE, table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md")])
@@ -122,10 +123,9 @@ def test_every_setting_that_is_named_is_one(page: Path) -> None:
     assert not unknown, unknown
 
 
-def test_every_setting_is_documented() -> None:
-    """Each has its name in docs/operating.md."""
-    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    assert [variable for variable in VARIABLES if variable not in text] == []
+def test_the_table_of_settings_is_that_of_the_model() -> None:
+    """If it is not: `python -m tests.support.structure.settings_table`."""
+    assert f"{FIRST}{table()}{LAST}" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_map_names_files_and_methods_that_exist() -> None:

@@ -100,19 +100,24 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     kafka: dict[str, SecretStr] = {}
     """Properties of librdkafka; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""
     kafka_prefix: str = KafkaConfig.prefix
+    """The prefix of all internal topics, consumer groups and transactional ids."""
 
     host: str = "0.0.0.0"  # noqa: S104 - a sidecar in a container must be reachable from outside
+    """The address of the API."""
     port: Port = 8080
+    """The port of the API."""
     health_host: str = "0.0.0.0"  # noqa: S104
+    """The address of health and metrics."""
     health_port: Port = 8081
+    """The port of health and metrics."""
     instance_url: str | None = None
-    """The URL of this instance for other instances; http://<host name>:<port> if it is not set."""
+    """The URL at which other instances reach this one; else the address from which it reaches Kafka, and the port."""
     master_secret: SecretStr | None = None
-    """The other secrets are derived from it. It is the same on all instances. If it is set, callers need keys."""
+    """The secret that others are derived from, the same everywhere, 32 bytes or more. With it callers need keys."""
     master_secret_previous: SecretStr | None = None
     """The previous master secret, which is also valid during a rotation."""
     hide_payloads_from_operators: bool = False
-    """Whether only a group itself may read its payloads over REST."""
+    """Whether operators get no messages and no checks, and cannot list by message key."""
     peer_credential: SecretStr | None = None
     """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
     peer_credential_previous: SecretStr | None = None
@@ -122,6 +127,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     tls_certificate_file: FilePath | None = None
     """The certificate chain (PEM) of the API's port. If it is set, the port speaks https only."""
     tls_key_file: FilePath | None = None
+    """The key (PEM) of the certificate."""
     tls_client_ca_file: FilePath | None = None
     """The authorities (PEM) of client certificates. A client without a certificate shows a key."""
     health_tls: bool = False
@@ -135,19 +141,20 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     open_metrics: bool = False
     """Whether metrics are served without a key although other calls need one."""
     console: Literal["api", "health", "off"] = "api"
-    """The port of the console. If that is the health port, it serves the API too."""
+    """The port of the console and of /docs: `api`, `health` (which then serves the API too) or `off`."""
     keepalive_s: Seconds = IDLE_S
-    """How long the API keeps a connection open without a request."""
+    """How long the API keeps an idle connection open: longer than your load balancer does."""
     drain_s: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 5
-    """How long a stop serves on, and is not ready, before the port closes."""
+    """How long an instance serves on after SIGTERM, and is not ready, before its port closes."""
 
     policy: Policy = CheckPolicy()
     """The default policy of groups."""
     check_timeout_s: Seconds = 10
+    """The time-out of one check over all endpoints; connecting may take three tenths of it."""
     check_demand_nonce: bool = False
     """Whether an answer counts as a verdict only if it repeats the nonce of the check."""
     check_hosts: Hosts = ()
-    """Host names of allowed check endpoints, `*` for any characters; empty: all."""
+    """Host names that may be checked, separated by commas, `*` for any characters; empty: all."""
     check_networks: Networks = ()
     """Allowed networks; empty: all except loopback, link-local, metadata, multicast and the like."""
     check_also_networks: Networks = ()
@@ -160,7 +167,9 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Certificate authorities (PEM) of https endpoints, instead of the system's."""
 
     log_format: Literal["json", "console"] = "json"
+    """`json` or `console`; logs go to standard error."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """`debug`, `info`, `warning` or `error`."""
 
     _removed: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

@@ -200,13 +200,15 @@ class SharedSettings:
     """The settings that the service and the Kafka adapter both use."""
 
     shards: Annotated[int, Field(ge=1, le=10_000)] = 8
+    """The number of shards; stored at the first start, it never changes. Topics are created for at most 512."""
     outcome_horizon_s: Seconds = 900.0
+    """How long outcomes are remembered; the same on all instances."""
     op_retention_ms: Annotated[int, Field(ge=1)] = 7 * 24 * 3_600_000
-    """The retention of op markers."""
+    """The retention of the op topic, in milliseconds."""
     payload_cache_bytes: Count = 256 * 1024 * 1024
-    """The payloads that the acquisitions of all shards together keep for the service."""
+    """Memory for payloads; others are read back from Kafka."""
     max_prepare_bytes: Count = 4 * 1024 * 1024
-    """The largest payload of a prepare: the keys, values and headers of all its messages."""
+    """The largest payload of a prepare: keys, values and headers of its messages. A body may have twice as much."""
 
     @property
     def max_messages(self) -> int:
@@ -224,7 +226,9 @@ class ServiceSettings(SharedSettings):
     """The settings that only the service uses."""
 
     max_outcomes_per_shard: Count = 1_000_000
+    """Outcomes that a shard holds in memory; more shorten the horizon."""
     max_pending: Count = 2_000_000
+    """Pending and parked transactions of one instance; above it prepares get 429."""
     group_max_pending: Count | None = None
     """Transactions that one group may have pending, over all instances."""
     group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
@@ -236,7 +240,9 @@ class ServiceSettings(SharedSettings):
     check_concurrency: Count = 16
     """Checks in flight for one group."""
     lease_s: Seconds = 30.0
+    """How long a fetched check is leased."""
     reject_prepares: bool = False
+    """Whether new transactions are refused while ends work, to drain the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The records in the internal topics, and the form that their messages and times have in JSON.
 
-docs/protocol.md#topics has the topics, docs/api.md#prepare the JSON, docs/operating.md#the-audit-trail the events of
+docs/protocol.md#topics has the topics, docs/api.md#prepare the JSON, docs/operating.md#the-action-log the events of
 the audit trail; `schemas/` has the Avro schemas. Times are milliseconds since the epoch. Hashes are the first 16 bytes
 of SHA-256.
 """

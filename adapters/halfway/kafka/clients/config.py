@@ -122,9 +122,11 @@ class KafkaSettings(SharedSettings):
     """The settings of the Kafka adapter: waiting, work in flight, and the configuration of the internal topics."""
 
     replication_factor: Annotated[int, Field(ge=1, le=32_767)] | None = None
-    """None: 3 if the cluster has three brokers, else 1."""
+    """Replicas of the internal topics; without it 3 if the cluster has three brokers at the first start, else 1."""
     session_timeout_s: Annotated[float, Field(gt=0, le=_MAX_SESSION_TIMEOUT_S)] = 10
+    """After this time a silent instance loses its shards; within the brokers' limits (by default 6 to 300 s)."""
     transaction_timeout_s: Seconds = 45
+    """`transaction.timeout.ms` of the lane, in seconds."""
     skip_records: tuple[str, ...] = ()
     """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
 

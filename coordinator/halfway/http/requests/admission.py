@@ -40,6 +40,7 @@ class ApiSettings:
     """The settings of the interface, in seconds, bytes and counts."""
 
     request_timeout_s: Seconds = 15.0
+    """The time-out of every request."""
     max_requests: Count = 4096
     """Requests in flight; more are answered with 429."""
 
