@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
-from uuid_utils import uuid7
 
 from bench.plan import GROUP, KEYS
 from halfway.coordinator import changes
@@ -29,7 +28,7 @@ from halfway.kafka.ownership.incarnation import lane_producers, new_incarnation_
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, InternalRecord, RecordLimits, encode
 from halfway.protocol.entries import Pending
-from halfway.protocol.ids import placed
+from halfway.protocol.ids import IdMaker
 from halfway.protocol.policy import reanchor_distance
 from halfway.protocol.records import Half, Message, Origin, fingerprint
 from halfway.protocol.transactions import Cause, State
@@ -174,13 +173,14 @@ class Writer:
         """Produce half records as a prepare does; the offset of each is added to its list."""
         plan, topic = self._plan, self._config.half_topic
         wave: list[Prepared] = []
+        ids = IdMaker(plan.shards)
         start = self._prepared_count
         for number in range(start, start + count):
             at = self._clock + round((number - start) * 1000 / plan.rate_per_s)
             shard = self._shards[number % len(self._shards)]
             messages, content = self._payloads[number % len(self._payloads)]
             half = Half(
-                id=placed(str(uuid7(timestamp=at // 1000, nanos=at % 1000 * 1_000_000)), shard.number, plan.shards),
+                id=ids.make(at, shard.number),
                 group=plan.group,
                 messages=messages,
                 prepared_at=at,

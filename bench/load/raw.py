@@ -29,7 +29,6 @@ from uuid import uuid4
 
 import msgspec
 from confluent_kafka import Producer
-from uuid_utils import uuid7
 
 from bench.plan import GROUP, KEYS, SHARDS, VALUE_BYTES, RawPlan, RawResult
 from bench.system import Broker
@@ -39,7 +38,7 @@ from halfway.kafka.clients.transactional_producer import TransactionalProducer, 
 from halfway.kafka.records.codec import encode_half, half_headers
 from halfway.kafka.records.lane_records import Encoded, RecordLimits, encode
 from halfway.protocol.entries import Pending
-from halfway.protocol.ids import placed
+from halfway.protocol.ids import IdMaker
 from halfway.protocol.records import Half, Message, fingerprint
 from halfway.protocol.transactions import Cause, State
 
@@ -117,6 +116,9 @@ def _end(config: KafkaConfig, producer: TransactionalProducer, group: Sequence[R
     producer.commit(_STALL_S)
 
 
+_IDS: Final = IdMaker(SHARDS)
+
+
 def _groups(config: KafkaConfig, plan: RawPlan) -> list[list[Records]]:
     """Return one group for each shard."""
     return [
@@ -129,7 +131,7 @@ def _records(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records
     now = time.time_ns() // 1_000_000
     messages = (Message(topic=topic, key=key, value=b"x" * VALUE_BYTES),)
     half = Half(
-        id=placed(str(uuid7()), shard, SHARDS),
+        id=_IDS.make(now, shard),
         group=GROUP,
         messages=messages,
         prepared_at=now,

@@ -7,7 +7,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from uuid_utils import uuid7
 
 from halfway.coordinator import prepare_rules
 from halfway.coordinator.changes import Record
@@ -24,7 +23,7 @@ from halfway.protocol.errors import (
     OutcomeUnknownError,
     RetryableError,
 )
-from halfway.protocol.ids import placed
+from halfway.protocol.ids import IdMaker
 from halfway.protocol.principal import Permission
 from halfway.protocol.records import Half, Origin, fingerprint
 from halfway.protocol.transactions import State
@@ -96,6 +95,7 @@ class Preparer(Path[Preparation]):
         self._lookup = lookup
         self._topics = topics
         self._clock = clock
+        self._ids = IdMaker(shards.count)
         self._activity = activity
         self._ending = ending
         self._reserved: dict[str, Preparation] = {}
@@ -310,8 +310,7 @@ class Preparer(Path[Preparation]):
         request, now = preparation.request, self._clock.now_ms()
         transaction_id, prepared_at = request.id, now
         if transaction_id is None:
-            made = uuid7(timestamp=now // 1000, nanos=now % 1000 * 1_000_000)
-            transaction_id = placed(str(made), shard.number, self._shards.count)
+            transaction_id = self._ids.make(now, shard.number)
         else:
             # The clock may have been set back since an outcome was forgotten. Checks go by the clock all the same.
             prepared_at = max(now, shard.state.reusable_from)

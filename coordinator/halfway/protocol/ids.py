@@ -8,8 +8,9 @@ such an id is read and ended where a log has it, and no prepare may bring it ane
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
-from itertools import count
+from array import array
+from functools import cache
+from os import urandom
 from struct import unpack_from
 from typing import Final
 
@@ -23,9 +24,11 @@ _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 _SEED: Final = 0x9747B28C
-_KEPT_DIGITS: Final = 32
-"""The digits of a new id that `placed` keeps: whole words of the hash."""
-_TAILS: Final = 4096
+_LENGTH: Final = 36
+_WORDS: Final = 4096
+_ODD: Final = 40_503
+"""It spreads the numbers of 12 bits over those of 16."""
+_REMEMBERED: Final = 1 << 14
 
 
 def canonical(transaction_id: str) -> str:
@@ -43,36 +46,84 @@ def birth_of(transaction_id: str) -> int | None:
     return None if old is None else birth_of(old[2])
 
 
-@lru_cache(maxsize=1 << 14)
 def shard_of(transaction_id: str, shards: int) -> int | None:
     """Return the shard that an id belongs to, None for an id of an old form that names a shard that does not exist."""
-    old = _OLD_SERVER_ID.match(transaction_id)
-    if old is None:
-        return partition_for_key(transaction_id.encode(), shards)
-    shard = int(old[1])
-    return shard if shard < shards else None
+    try:
+        return _shards[transaction_id, shards]
+    except KeyError:
+        old = _OLD_SERVER_ID.match(transaction_id)
+        shard = partition_for_key(transaction_id.encode(), shards) if old is None else int(old[1])
+        return _remember(transaction_id, shards, shard if shard < shards else None)
 
 
-def placed(made: str, shard: int, shards: int) -> str:
-    """Return a new id that belongs to a shard: a UUIDv7 with other last digits. It takes about `shards` attempts."""
-    tails, m, mask = _tails(), _M, _MASK
-    kept, first = made[:_KEPT_DIGITS], int(made[-3:], 16)
-    for attempt in count(first):
-        state = _add_words(_SEED ^ len(made), kept.encode()) * m & mask
-        for number in range(first, first + _TAILS):
-            tail, word = tails[number % _TAILS]
-            h = state ^ word
-            h = (h ^ h >> 13) * m & mask
-            if ((h ^ h >> 15) & _POSITIVE) % shards == shard:
-                return kept + tail
-        kept = kept[:-4] + tails[attempt % _TAILS][0]  # there are about as many shards as last digits
-    raise AssertionError
+_shards: dict[tuple[str, int], int | None] = {}
+"""The shards of ids that were made or looked up last: an id is looked up several times, and its hash takes 4 µs."""
+
+
+def _remember(transaction_id: str, shards: int, shard: int | None) -> int | None:
+    if len(_shards) >= _REMEMBERED:
+        _shards.clear()
+    _shards[transaction_id, shards] = shard
+    return shard
+
+
+class IdMaker:
+    """Makes ids that belong to a given shard, by attempts: about as many as there are shards.
+
+    The ids of one millisecond share their first 24 characters, whose hash is computed once, with 26 random bits. The
+    next 12 bits count from a random number, so that they never repeat, and 24 random bits follow.
+    """
+
+    def __init__(self, shards: int) -> None:
+        """Take the number of shards."""
+        self._shards = shards
+        self._ms = -1
+        self._head = ""
+        self._hash = 0
+        self._counted = 0
+        self._counter = 0
+        self._words = _words()
+        self._random: list[int] = []
+
+    def make(self, at: int, shard: int) -> str:
+        """Return a new id that was born at a time (ms since the epoch) and belongs to a shard."""
+        words, m, mask, shards = self._words, _M, _MASK, self._shards
+        while True:
+            if at != self._ms or self._counted == _WORDS:
+                self._begin(at)
+            self._counted += 1
+            counted, one = words[(self._counter + self._counted) % _WORDS]
+            drawn = self._draw()
+            middle, other = words[drawn & 0xFFF]
+            state = ((self._hash ^ one) * m & mask ^ other) * m & mask
+            first = drawn >> 12 & 0xFFF
+            for attempt in range(first, first + _WORDS):
+                last, word = words[attempt % _WORDS]
+                h = state ^ word
+                h = (h ^ h >> 13) * m & mask
+                if ((h ^ h >> 15) & _POSITIVE) % shards == shard:
+                    made = f"{self._head}{counted}{middle}{last}"
+                    _remember(made, shards, shard)
+                    return made
+
+    def _begin(self, at: int) -> None:
+        """Begin a millisecond, or go on in one whose counter is used up."""
+        drawn, time = self._draw(), f"{at:012x}"
+        self._head = f"{time[:8]}-{time[8:]}-7{drawn & 0xFFF:03x}-{0x8000 | drawn >> 12 & 0x3FFF:04x}-"
+        self._hash = _add_words(_SEED ^ _LENGTH, self._head.encode()) * _M & _MASK
+        self._ms, self._counted, self._counter = at, 0, self._draw()
+
+    def _draw(self) -> int:
+        """Return 32 random bits. The operating system is asked for many at once."""
+        if not self._random:
+            self._random = array("I", urandom(4096)).tolist()
+        return self._random.pop()
 
 
 @cache
-def _tails() -> list[tuple[str, int]]:
-    """Return last digits: as text, and as a word of the hash."""
-    return [(text := f"{number << 4 | 8:04x}", _add_words(0, text.encode())) for number in range(_TAILS)]
+def _words() -> list[tuple[str, int]]:
+    """Return four digits for each number of 12 bits: as text, and as a word of the hash."""
+    return [(text := f"{number * _ODD & 0xFFFF:04x}", _add_words(0, text.encode())) for number in range(_WORDS)]
 
 
 def partition_for_key(key: bytes, partitions: int) -> int:

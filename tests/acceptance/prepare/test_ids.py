@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import Counter
+from time import time_ns
 from uuid import uuid4
 
 import pytest
-from uuid_utils import uuid7
 
+from halfway.protocol.ids import IdMaker
 from tests.support.coordinator.rest_client import QUIET, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 
@@ -73,7 +74,8 @@ class TestPreparingAgain:
 @pytest.mark.parametrize("call", ["get", "commit", "rollback", "unknown", "check", "resume"])
 async def test_an_unknown_one_is_not_found_which_does_not_mean_rolled_back(rest: Rest, call: str) -> None:
     """Ids of clients, of the server's form, and of the server's form with a shard that does not exist."""
-    for unknown in (f"order-{uuid4()}", f"0-{uuid7()}", f"1-{uuid7()}", f"9-{uuid7()}", f"65000-{uuid7()}"):
+    made = IdMaker(1).make(time_ns() // 1_000_000, 0)
+    for unknown in (f"order-{uuid4()}", made, f"0-{made}", f"1-{made}", f"9-{made}", f"65000-{made}"):
         if call in {"get", "check", "resume"}:
             answer = await getattr(rest, call)(unknown)
         else:

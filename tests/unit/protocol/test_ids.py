@@ -3,11 +3,10 @@
 from uuid import UUID
 
 import pytest
-import uuid_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.protocol.ids import ID, LEGAL_ID, birth_of, canonical, murmur2, partition_for_key, placed, shard_of
+from halfway.protocol.ids import ID, LEGAL_ID, IdMaker, birth_of, canonical, murmur2, partition_for_key, shard_of
 
 JAVA_VECTORS = [
     (b"21", -973932308),
@@ -64,24 +63,26 @@ def test_an_id_tells_when_it_was_born(millis: int, random: int) -> None:
     assert LEGAL_ID.match(made), "every id is legal in a path"
 
 
-def test_a_uuid7_as_it_is_made() -> None:
-    made = uuid_utils.uuid7(timestamp=1_760_000_000, nanos=123_000_000)
-    assert birth_of(str(made)) == 1_760_000_000_123
-
-
-@given(st.integers(0, 2**48 - 1), st.integers(0, 2**74 - 1), st.integers(1, 100), st.data())
-def test_a_new_id_is_placed_in_a_shard(millis: int, random: int, shards: int, data: st.DataObject) -> None:
-    """It keeps the time and all but the last digits, so no two places give one id."""
-    made, shard = str(uuid7(millis, random)), data.draw(st.integers(0, shards - 1))
-    own = placed(made, shard, shards)
+@given(st.integers(0, 2**48 - 1), st.integers(1, 100), st.data())
+def test_a_new_id_is_a_uuid7_of_its_shard(millis: int, shards: int, data: st.DataObject) -> None:
+    shard = data.draw(st.integers(0, shards - 1))
+    own = IdMaker(shards).make(millis, shard)
     assert ID.match(own)
-    assert shard_of(own, shards) == shard
-    assert own[:32] == made[:32]
+    assert birth_of(own) == millis
+    assert partition_for_key(own.encode(), shards) == shard == shard_of(own, shards)
 
 
-def test_an_id_is_placed_among_more_shards_than_it_has_last_digits() -> None:
-    own = placed(MADE, 54_321, 100_000)
-    assert (ID.match(own) is not None, shard_of(own, 100_000), own[:28]) == (True, 54_321, MADE[:28])
+def test_the_ids_of_one_millisecond_differ() -> None:
+    """Also when there are more of them than its counter counts, and a reader of one cannot tell the next."""
+    maker = IdMaker(2)
+    made = [maker.make(1_760_000_000_123, number % 2) for number in range(10_000)]
+    assert len(set(made)) == len(made)
+    assert len({own[-8:] for own in made}) > len(made) - 10, "32 random bits"
+
+
+def test_an_id_is_made_for_more_shards_than_it_has_last_digits() -> None:
+    own = IdMaker(100_000).make(1_760_000_000_123, 54_321)
+    assert (ID.match(own) is not None, partition_for_key(own.encode(), 100_000)) == (True, 54_321)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from uuid_utils import uuid7
 
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
@@ -15,7 +14,11 @@ from tests.unit.http.stream.conftest import Connects, Raw
 
 IDS: dict[str, str] = {}
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
-PAGE = re.sub(r"\bID-\d", lambda placeholder: IDS.setdefault(placeholder[0], str(uuid7())), PAGE)
+PAGE = re.sub(
+    r"\bID-\d",
+    lambda placeholder: IDS.setdefault(placeholder[0], IdMaker(1).make(time.time_ns() // 1_000_000, 0)),
+    PAGE,
+)
 EXAMPLES = re.compile(r"^```stream\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
