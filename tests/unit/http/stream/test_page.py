@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from halfway.protocol.ids import IdMaker
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 from tests.unit.http.stream.conftest import Connects, Raw
