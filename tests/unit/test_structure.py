@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_230,
+    "lines of coordinator and adapters": 41_280,
     "files of coordinator and adapters": 184,
-    "lines of halfway/protocol": 2_816,
-    "lines of halfway/coordinator": 8_697,
+    "lines of halfway/protocol": 2_867,
+    "lines of halfway/coordinator": 8_696,
     "lines of halfway/http": 5_707,
     "lines of halfway/app": 4_112,
     "lines of halfway/kafka": 9_821,
@@ -25,8 +25,8 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_117,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_427,
-    "lines of bench": 3_998,
+    "lines of tests": 66_434,
+    "lines of bench": 4_000,
     "bytes of pages": 220_280,
     "settings": 55,
     "REST operations": 22,
