@@ -44,7 +44,7 @@ def run(kafka: Broker, options: Options, say: Say) -> Record:
     rows: list[Row] = []
     for verdict in VERDICTS:
         with Rig(kafka, f"checks-{verdict}", settings=settings) as rig:
-            warm_up(rig, 0 if rows else options.warm_up, say)
+            warm_up([rig], 0 if rows else options.warm_up, say)
             rows.append(_measure(rig, verdict, options, say))
     return Record(title=f"checks, {options.concurrency} in flight; CPU in µs a check", rows=rows)
 

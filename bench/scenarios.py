@@ -243,11 +243,16 @@ def audited(rig: Rig, plan: LoadPlan) -> tuple[LoadResult, Audit]:
     return result, audit
 
 
-def warm_up(rig: Rig, seconds: float, say: Say) -> None:
-    """Load the broker's JVM until its speed is steady; 0 skips this."""
+def warm_up(warmed: Sequence[Rig], seconds: float, say: Say) -> None:
+    """Load the broker's JVM until its speed is steady; 0 skips this.
+
+    All versions that are compared get the same load, since outcomes that a coordinator keeps cost it a little for each
+    later transaction.
+    """
     for scenario in (ALL["single-64"], ALL["batch-100"]) if seconds else ():
-        say(f"warm-up: {scenario.name}")
-        load(rig, plan_of(rig, scenario, Phase(name="warm-up", seconds=seconds / 2)))
+        for rig in warmed:
+            say(f"warm-up: {scenario.name}")
+            load(rig, plan_of(rig, scenario, Phase(name="warm-up", seconds=seconds / 2 / len(warmed))))
 
 
 def run(kafka: Broker, options: Options, say: Say, *, rows: str = "main") -> Record:
@@ -263,7 +268,8 @@ def measure(rigs: Rigs, scenarios: Sequence[Scenario], options: Options, say: Sa
         if options.before:
             jobs[scenario.name + BEFORE] = (scenario, True)
         jobs[scenario.name] = (scenario, False)
-    warm_up(rigs.of(ALL["single-64"]) if options.warm_up else rigs.of(scenarios[0]), options.warm_up, say)
+    versions = {bool(options.before), False}
+    warm_up([rigs.of(ALL["single-64"], before=before) for before in versions], options.warm_up, say)
     turns: dict[str, list[Turn]] = {name: [] for name in jobs}
     for number in range(options.turns):
         for name in list(jobs)[:: -1 if number % 2 else 1]:
