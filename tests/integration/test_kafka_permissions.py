@@ -1,13 +1,14 @@
 """A broker with authentication: missing ACLs are named, not retried."""
 
 import asyncio
+import dataclasses
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # public, but not for mypy
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.topics.metadata import TopicMetadata
-from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.kafka.topics.provisioning import Finding, InternalTopics
 from halfway.protocol.errors import ConfigurationError, NotAuthorisedError
 from tests.support.brokers.guarded import USERS, GuardedKafka
 from tests.support.ownership.cluster_harness import PATIENCE_S, config_of, create_topics
@@ -57,6 +58,51 @@ async def test_each_missing_acl_is_named_until_all_are_there(guarded_kafka: Guar
         assert named in caught.value.detail
     guarded_kafka.allow(USER, transactional, config.prefix, AclOperation.WRITE)
     await ensure(config)
+
+
+async def examined(config: KafkaConfig, *destinations: str) -> dict[str, Finding]:
+    topics = InternalTopics(config)
+    try:
+        return {one.check: one for one in await topics.examine(destinations, timeout_s=PATIENCE_S)}
+    finally:
+        topics.close()
+
+
+async def test_a_look_at_everything_names_each_missing_acl_with_its_command_and_changes_nothing(
+    guarded_kafka: GuardedKafka,
+) -> None:
+    """Where a start ends with the first. What Kafka shows only of existing topics is unknown before there are any."""
+    config = guarded_config(guarded_kafka)
+    destination = config.prefix.strip("_.")
+    create_topics(config_of(guarded_kafka.bootstrap_servers), {destination: 1})
+    found = await examined(config, destination)
+    own, others = f"topics {config.prefix}*", f"topic {destination}"
+    operations = ("Describe", "DescribeConfigs", "Write")
+    for check in (*(f"{operation} on {what}" for operation in operations for what in (own, others)), f"Read on {own}"):
+        assert found[check].ok is False, check
+        assert f"--operation {check.split()[0]}" in found[check].detail
+        assert f"'{destination}'" in found[check].detail or "prefixed" in found[check].detail
+    for check in (f"Read and Describe on group {config.cursors_group}", f"topic {config.half_topic}"):
+        assert "kafka-acls.sh" in found[check].detail
+    assert "--transactional-id" in found[f"Write and Describe on transactional ids {config.prefix}*"].detail
+
+    topic, group, transactional = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID
+    operation = AclOperation
+    guarded_kafka.allow(USER, topic, config.prefix, operation.CREATE, operation.DESCRIBE, operation.DESCRIBE_CONFIGS)
+    guarded_kafka.allow(USER, topic, config.prefix, operation.WRITE)
+    guarded_kafka.allow(USER, topic, destination, operation.WRITE, operation.DESCRIBE_CONFIGS)
+    guarded_kafka.allow(USER, group, config.prefix, operation.READ)
+    guarded_kafka.allow(USER, transactional, config.prefix, operation.WRITE)
+    found = await examined(config, destination)
+    assert [one for one in found.values() if one.ok is False] == []
+    assert {one.check for one in found.values() if one.ok is None} == {f"Read on {own}", f"Write on {own}"}
+    assert "first start creates it" in found[f"topic {config.half_topic}"].detail
+
+    guarded_kafka.allow(USER, topic, config.prefix, operation.READ)
+    await ensure(config)
+    assert {one.ok for one in (await examined(config, destination)).values()} == {True}
+    fewer = dataclasses.replace(config, shards=config.shards - 1)
+    assert f"HALFWAY_SHARDS={config.shards}" in (await examined(fewer))["HALFWAY_SHARDS"].detail
 
 
 async def test_a_topic_that_halfway_may_not_see_is_not_authorised(guarded_kafka: GuardedKafka) -> None:

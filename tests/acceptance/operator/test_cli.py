@@ -116,6 +116,12 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     assert missing.status == 1
     assert coordinator.topic("half") in missing.out + missing.err
 
+    looked = await command_line.run(tmp_path, "doctor", "--json", settings=settings)
+    assert looked.status == 0, looked
+    results = {finding["check"]: finding["result"] for finding in json.loads(looked.out)}
+    assert results[f"Describe on topics {coordinator.prefix}*"] == "ok"
+    assert results[f"Write on topics {coordinator.prefix}*"] == "unknown"
+
     created = await command_line.run(tmp_path, "topics", "create", settings=settings)
 
     assert created.status == 0, created
@@ -126,6 +132,9 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     listed = await command_line.run(tmp_path, "topics", "list", settings=settings)
     assert listed.status == 0, listed
     assert all(name in listed.out for name in names)
+    looked = await command_line.run(tmp_path, "doctor", settings={**settings, "HALFWAY_SHARDS": "3"})
+    assert looked.status == 1, looked
+    assert "HALFWAY_SHARDS=2" in looked.out
     coordinator.start()
 
 

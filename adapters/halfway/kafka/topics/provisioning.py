@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -48,7 +50,7 @@ from halfway.kafka.topics.required_config import (
     require_tested_shard_count,
     surplus_partitions,
 )
-from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
+from halfway.protocol.errors import ConfigurationError, HalfwayError, KafkaUnavailableError
 
 log = structlog.get_logger(__name__)
 
@@ -159,11 +161,30 @@ _VERIFYING_VERSION: Final = 4
 _MAX_TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 _ADDED_LATER: Final = ("audit", "keys")
 """Topics that older releases did not have: if one is missing, nothing was lost."""
+_MISSING: Final = "the topic is missing"
 _NEEDED_OPERATIONS: Final = (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE)
 
 
 def _count_nothing(_topic: str, _reason: str) -> None:
     """Count nothing; the command line has no metrics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What was looked at; whether it is right, None if that cannot be known yet; and what was found, or the remedy."""
+
+    check: str
+    ok: bool | None
+    detail: str
+
+    @classmethod
+    def of(cls, check: str, look: Callable[[], object]) -> Finding:
+        """Look: an error says what is wrong, a text what was found."""
+        try:
+            found = look()
+        except HalfwayError as error:
+            return cls(check=check, ok=False, detail=error.detail)
+        return cls(check=check, ok=True, detail=found if isinstance(found, str) else "ok")
 
 
 class InternalTopics:
@@ -196,6 +217,10 @@ class InternalTopics:
 
         """
         return await self._call(lambda session: session.watch(), timeout_s)
+
+    async def examine(self, destinations: Sequence[str], *, timeout_s: float = 30.0) -> list[Finding]:
+        """Look at all that a start needs, and at the permissions on topics of others; change nothing, raise nothing."""
+        return await self._call(lambda session: list(session.examine(destinations)), timeout_s)
 
     async def plans(self, *, timeout_s: float = 10.0) -> list[TopicPlan]:
         """Return the topics as `ensure` would create them in this cluster; errors as for `watch`."""
@@ -254,7 +279,8 @@ class _Session:
             raise ConfigurationError(
                 "unsafe topics:\n" + "\n".join(f"  {problem}" for problem in unsafe), problems=unsafe
             )
-        self._verify_groups()
+        for group in (self._config.cursors_group, self._config.members_group):
+            self._verify_group(group)
         verify_transactional_ids(self._config, time.monotonic() + self._requests.left(), self._requests.cancelled)
         if layout is None or overwritten:
             record.write(layout)
@@ -265,6 +291,78 @@ class _Session:
     def watch(self) -> list[Problem]:
         planned = self.plans()
         return self._problems(planned, self._describe(planned), recorded=True)
+
+    # --- looking at everything, where a start ends with the first that is wrong
+
+    def examine(self, destinations: Sequence[str]) -> Iterator[Finding]:
+        yield Finding.of("properties of Kafka clients", lambda: demand_properties(self._config))
+        brokers: list[int] = []
+        yield Finding.of(f"Kafka at {self._requests.bootstrap}", lambda: brokers.extend(self._requests.brokers()))
+        if not brokers:
+            return
+        for broker in brokers:
+            yield Finding.of(f"broker {broker}", partial(self._verify_brokers, [broker]))
+        planned, found = plans(self._config, len(brokers)), dict[str, FoundTopic]()
+        yield from self._permissions(f"topics {self._config.prefix}*", [plan.name for plan in planned])
+        for plan in planned:
+            yield Finding.of(f"topic {plan.name}", partial(self._find, plan, found))
+        for problem in problems(planned, found, bootstrap=self._requests.bootstrap, recorded=True):
+            if problem.setting != "topic":
+                yield Finding(check=f"{problem.setting} of {problem.topic}", ok=False, detail=str(problem))
+        if self._config.owners_topic in found:
+            yield Finding.of("HALFWAY_SHARDS", self._verify_shards)
+        for group in (self._config.cursors_group, self._config.members_group):
+            yield Finding.of(f"Read and Describe on group {group}", partial(self._verify_group, group))
+        until = time.monotonic() + self._requests.left()
+        verify = partial(verify_transactional_ids, self._config, until, self._requests.cancelled)
+        yield Finding.of(f"Write and Describe on transactional ids {self._config.prefix}*", verify)
+        for name in destinations:
+            yield from self._permissions(f"topic {name}", [name], reads=False)
+
+    def _permissions(self, what: str, names: Sequence[str], *, reads: bool = True) -> Iterator[Finding]:
+        """Yield a finding for each operation: denied for one of the topics, allowed for all, or not known yet."""
+        denied: set[str] = set()
+        known = False
+        for name in names:
+            found = Finding.of(name, partial(self._allowed, name, denied))
+            known = known or found.detail != _MISSING
+            if not found.ok:
+                denied |= {"Describe", "Read", "Write"}  # the others include Describe
+            if not Finding.of(name, partial(self._settings, [name])).ok:
+                denied.add("DescribeConfigs")
+        for operation in ("Describe", "DescribeConfigs", "Write", *(["Read"] if reads else [])):
+            command = acl_command(self._config, acl_flags(self._config, f"topic {names[0]}"), [operation])
+            detail = f"allow it with {command}"
+            # Whether it may be described, Kafka says of a missing topic too.
+            ok = False if operation in denied else True if known or operation.startswith("Describe") else None
+            if ok is not False:
+                detail = "ok" if ok else f"Kafka shows it only once the topics exist; {detail}"
+            yield Finding(check=f"{operation} on {what}", ok=ok, detail=detail)
+
+    def _allowed(self, name: str, denied: set[str]) -> str | None:
+        request = self._requests.admin.describe_topics(
+            TopicCollection([name]), include_authorized_operations=True, request_timeout=self._requests.left()
+        )[name]
+        try:
+            allowed = self._requests.result(request, "Describe", f"topic {name}").authorized_operations
+        except KafkaException:
+            return _MISSING
+        denied |= {one.name.title() for one in _NEEDED_OPERATIONS if allowed and one not in allowed}
+        return None
+
+    def _find(self, plan: TopicPlan, found: dict[str, FoundTopic]) -> str | None:
+        """Add a topic to those found; if it is missing, raise ConfigurationError if it could not be created."""
+        found |= self._describe([plan])
+        if plan.name in found:
+            return None
+        self._create([plan], validate_only=True)
+        return "it is missing: the first start creates it"
+
+    def _verify_shards(self) -> None:
+        record = ShardCountRecord(self._config, self._skipped, self._requests.deadline, self._requests.check)
+        layout, _ = record.read()
+        if layout is not None:
+            record.verify(layout)
 
     def _problems(
         self, planned: Sequence[TopicPlan], found: Mapping[str, FoundTopic], *, recorded: bool
@@ -308,10 +406,9 @@ class _Session:
             if not check_broker(broker, settings, self._config, watch.versions.get(broker)):
                 log.warning("brokers_not_verified", broker=broker, reason=reason)
 
-    def _verify_groups(self) -> None:
-        for group in (self._config.cursors_group, self._config.members_group):
-            described = self._described_group(group)
-            self._require_operations((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
+    def _verify_group(self, group: str) -> None:
+        described = self._described_group(group)
+        self._require_operations((AclOperation.READ,), described.authorized_operations, f"consumer group {group}")
 
     def _described_group(self, group: str) -> Any:
         """Describe a group. In a new cluster the first request creates the group's coordinator and gets no answer.
@@ -382,17 +479,18 @@ class _Session:
             settings[resource.name] = {name: entry.value for name, entry in entries.items() if entry.value is not None}
         return settings
 
-    def _create(self, missing: Iterable[TopicPlan]) -> None:
+    def _create(self, missing: Iterable[TopicPlan], *, validate_only: bool = False) -> None:
         new = [NewTopic(plan.name, plan.partitions, plan.replication, config=plan.settings) for plan in missing]
         left = self._requests.left()
         for name, request in self._requests.admin.create_topics(
-            new, request_timeout=left, operation_timeout=left
+            new, request_timeout=left, operation_timeout=left, validate_only=validate_only
         ).items():
             try:
                 self._requests.result(request, "Create", f"topic {name}")
             except KafkaException:
                 continue  # another instance was faster; its topic is verified like any other
-            log.info("topic_created", topic=name)
+            if not validate_only:
+                log.info("topic_created", topic=name)
 
     def _describe_created(self, planned: Sequence[TopicPlan]) -> dict[str, FoundTopic]:
         """Describe the topics as soon as the brokers know all of them."""

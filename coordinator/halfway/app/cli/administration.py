@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ from halfway.app.cli.remote import HEALTH_DOUBT, Remote, objects_of, path_of
 from halfway.app.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
 from halfway.app.terminal import FiniteRange, complain, json_line, printable, say, say_rows
 from halfway.kafka.log.audit_trail import read_events
-from halfway.kafka.topics.provisioning import InternalTopics
+from halfway.kafka.topics.provisioning import Finding, InternalTopics
 from halfway.kafka.topics.required_config import plans
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.keys import RANDOM_BYTES, key_text
@@ -170,6 +171,34 @@ def prepare(settings: Settings) -> int:
         return 0
 
     return _with_topics(settings, ensure)
+
+
+def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -> int:
+    """Print what a start needs and whether it is there; return exit status 1 if something is wrong."""
+    from halfway.app.serve.app import demand_guarded
+    from halfway.app.serve.backend import authorities, check_authorities
+    from halfway.app.serve.process import configure, raise_limit
+
+    configure(form=settings.log_format, level="error")
+    peers = partial(authorities, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    findings = [
+        Finding.of("access to the API", partial(demand_guarded, settings)),
+        Finding.of("authorities of check endpoints", partial(check_authorities, settings)),
+        Finding.of("authorities of other instances", peers),
+        Finding.of("open files", lambda: f"enough for {raise_limit():,} connections of clients"),
+    ]
+
+    async def look(topics: InternalTopics) -> int:
+        findings.extend(await topics.examine(destinations))
+        return 0
+
+    _with_topics(settings, look)
+    shown = {True: "ok", False: "wrong", None: "unknown"}
+    if as_json:
+        say(json_line([{"check": one.check, "result": shown[one.ok], "detail": one.detail} for one in findings]))
+    else:
+        say_rows(("result", "check", "detail"), [(shown[one.ok], one.check, one.detail) for one in findings])
+    return int(any(one.ok is False for one in findings))
 
 
 def not_acquired(health_url: str) -> int:

@@ -114,6 +114,17 @@ def audit_log(config: Path | None, since_s: float, group: str | None, actor: str
     sys.exit(show(_load(config), since_s=since_s, group=group, actor=actor, as_json=as_json))
 
 
+@halfway.command()
+@config_option
+@click.option("--topic", "topics", multiple=True, help="A topic that messages go to; can be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(config: Path | None, topics: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Look at Kafka and the settings as a start does, show all that is wrong with its remedy, and change nothing."""
+    from halfway.app.cli.administration import examine
+
+    sys.exit(examine(_load(config), topics, as_json=as_json))
+
+
 @topics.command("list")
 @config_option
 def list_topics(config: Path | None) -> None:
