@@ -9,11 +9,11 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_418,
+    "lines of coordinator and adapters": 41_428,
     "files of coordinator and adapters": 184,
     "lines of halfway/protocol": 2_867,
     "lines of halfway/coordinator": 8_696,
-    "lines of halfway/http": 5_707,
+    "lines of halfway/http": 5_717,
     "lines of halfway/app": 4_152,
     "lines of halfway/kafka": 9_919,
     "lines of halfway/checks": 1_105,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_117,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_489,
+    "lines of tests": 66_513,
     "lines of bench": 4_006,
-    "bytes of pages": 220_690,
+    "bytes of pages": 218_458,
     "settings": 55,
     "REST operations": 22,
     "calls between instances": 11,

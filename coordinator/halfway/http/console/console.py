@@ -1,4 +1,4 @@
-"""Serves the files of the console, which are part of the package (docs/console.md#security)."""
+"""Serves the files of the console and of the API reference, which are part of the package (docs/console.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiohttp import web
 from halfway.http.responses.problems import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
 
 ROOT: Final = "/console"
-INDEX: Final = f"{ROOT}/"
+ROOTS: Final = (ROOT, "/docs")
 _METHODS: Final = ("GET", "HEAD")
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -50,24 +50,25 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Console:
-    """The handler of `/console/` and the paths below it. It keeps all files in memory, compressed once."""
+    """The handler of `/console/` and `/docs/`. It keeps all files in memory, compressed once."""
 
     def __init__(self) -> None:
         """Read the files of the package."""
-        self.files = {f"{ROOT}/{path}": _load(path, file) for path, file in _walk(files(__package__) / "static")}
-        self.files[INDEX] = self.files.pop(f"{ROOT}/index.html")
+        self.files = {_address(path): _load(path, file) for path, file in _walk(files(__package__) / "static")}
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer with a file, with 304 if the browser has it, or with a problem."""
         if request.method not in _METHODS:
             return _problem(MethodNotAllowedError(request.method, _METHODS))
         path = request.rel_url.raw_path
-        if path == ROOT:
+        if path in ROOTS:
             # The location is relative, so that it is right behind a proxy that adds a prefix to the path.
-            return web.Response(status=308, headers={**HEADERS, "Location": "console/"})
+            return web.Response(status=308, headers={**HEADERS, "Location": f"{path[1:]}/"})
         file = self.files.get(path)
         if file is None:
-            return _problem(UnknownPathError(f"the console has no such file: it starts at {INDEX}"))
+            return _problem(
+                UnknownPathError(f"there is no such file: the console starts at {ROOT}/, the API reference at /docs/")
+            )
         gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
         etag = f'"{file.etag}{"-gzip" if gzipped else ""}"'
         headers = {**HEADERS, "ETag": etag}
@@ -77,6 +78,16 @@ class Console:
             headers["Content-Encoding"] = "gzip"
         headers["Content-Type"] = file.content_type
         return web.Response(body=file.compressed if gzipped else file.plain, headers=headers)
+
+
+def serves(path: str) -> bool:
+    """Return whether a path is one of the console or of the API reference."""
+    return path.startswith(ROOTS) and path.split("/")[1] in ("console", "docs")
+
+
+def _address(path: str) -> str:
+    """Return where a file is served: a page at its folder, the reference beside the console."""
+    return ("/" if path.startswith("docs/") else f"{ROOT}/") + path.removesuffix("index.html")
 
 
 def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:

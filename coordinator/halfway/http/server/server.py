@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from halfway.http.console.console import INDEX, ROOT, Console
+from halfway.http.console.console import Console, serves
 from halfway.http.responses.problems import CONTENT_TYPE, BadHttpError, InternalError, refusal
 from halfway.http.responses.slices import Unsent
 from halfway.protocol.errors import ConfigurationError
@@ -406,9 +406,8 @@ class _Server(web.Server):
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
     def _dispatch(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-        """Pass requests for the console's path to the console, and all others to the handler."""
-        path = request.rel_url.raw_path
-        if self._console is not None and (path == ROOT or path.startswith(INDEX)):
+        """Pass requests for the console's paths to the console, and all others to the handler."""
+        if self._console is not None and serves(request.rel_url.raw_path):
             return self._console(request)
         return self._handler(request)
 
