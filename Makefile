@@ -29,7 +29,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots test test-quick incident barrier cleaning effects chaos upgrade audits model check bench format lock clean
+.PHONY: help demo dev browser screenshots test test-quick incident barrier cleaning effects chaos upgrade audits model check deploy-test bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -90,6 +90,9 @@ check: $(STAMP) ## Lint, format, types, layers, and the built distributions
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python .ci/wheel.py
+
+deploy-test: $(STAMP) ## Test deploy/ with helm, kubeconform, promtool and actionlint; needs Go, which builds those that are not installed
+	deploy/test.sh
 
 bench: $(STAMP) ## Measure throughput, latency and CPU, and audit what was written; ARGS=NAME for other runs
 	$(BIN)/python -m bench $(ARGS)
