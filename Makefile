@@ -29,7 +29,7 @@ STAMP := .venv/.installed
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots test test-quick incident barrier cleaning effects chaos upgrade audits model check deploy-test bench format lock clean
+.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos upgrade audits model check deploy-test bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -62,6 +62,9 @@ screenshots: $(STAMP) browser ## Take the pictures of docs/console.md from the r
 
 incident: $(STAMP) browser ## Park many transactions and resume them in the console: make incident PARKED=10000
 	HALFWAY_TEST_CONSOLE_TRANSACTIONS=$(PARKED) $(BIN)/python -m pytest -n 0 tests/console/test_story.py $(ARGS)
+
+docs: $(STAMP) ## Build the site of these pages in build/site: strict, and without another host
+	$(BIN)/python -m docs.site.build
 
 barrier: $(STAMP) ## Interleave local transactions and checks on real databases: make barrier STORIES=10000 SEED=1; MYSQL=1 for MySQL itself
 	HALFWAY_TEST_MYSQL=$(MYSQL) HALFWAY_TEST_BARRIER_STORIES=$(STORIES) HALFWAY_TEST_BARRIER_SEED=$(SEED) $(BIN)/python -m pytest -n 0 tests/barrier/test_stories.py $(ARGS)
