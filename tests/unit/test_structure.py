@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_117,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_543,
+    "lines of tests": 66_596,
     "lines of bench": 4_006,
     "bytes of pages": 218_650,
     "settings": 55,
