@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_428,
+    "lines of coordinator and adapters": 41_454,
     "files of coordinator and adapters": 184,
     "lines of halfway/protocol": 2_867,
     "lines of halfway/coordinator": 8_696,
     "lines of halfway/http": 5_717,
-    "lines of halfway/app": 4_152,
+    "lines of halfway/app": 4_178,
     "lines of halfway/kafka": 9_919,
     "lines of halfway/checks": 1_105,
     "lines of halfway/peers": 348,
@@ -27,7 +27,7 @@ BOUNDS = {
     "files of halfway/pipeline": 33,
     "lines of tests": 66_596,
     "lines of bench": 4_006,
-    "bytes of pages": 218_650,
+    "bytes of pages": 218_729,
     "settings": 55,
     "REST operations": 22,
     "calls between instances": 11,

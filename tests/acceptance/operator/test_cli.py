@@ -18,7 +18,7 @@ from halfway.protocol.records import OpKind
 from tests.support.coordinator import command_line
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
-from tests.support.coordinator.rest_client import NEVER_S, Rest, message
+from tests.support.coordinator.rest_client import NEVER_S, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
 from tests.support.waiting import until_true
 
@@ -107,9 +107,9 @@ async def test_a_coordinator_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 async def test_topics_are_created_listed_and_verified_without_a_coordinator(
-    new_coordinator: NewCoordinator, cluster: Cluster, tmp_path: Path
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """For operators whose coordinator may not create topics."""
+    """For operators whose coordinator may not create topics. The doctor says what is still missing, or wrong."""
     coordinator = new_coordinator()
     settings = coordinator.settings
     missing = await command_line.run(tmp_path, "topics", "verify", settings=settings)
@@ -135,7 +135,14 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     looked = await command_line.run(tmp_path, "doctor", settings={**settings, "HALFWAY_SHARDS": "3"})
     assert looked.status == 1, looked
     assert "HALFWAY_SHARDS=2" in looked.out
+
     coordinator.start()
+    (await connect(coordinator).put_group("shop", topics=["orders"], urls=["http://shop:9000/check"])).expect(201)
+    looked = await command_line.run(tmp_path, "doctor", settings=settings)
+    assert looked.status == 0, looked
+    looked = await command_line.run(tmp_path, "doctor", settings={**settings, "HALFWAY_CHECK_HOSTS": "*.svc"})
+    assert looked.status == 1
+    assert "HALFWAY_CHECK_HOSTS" in next(line for line in looked.out.splitlines() if "endpoints of group shop" in line)
 
 
 @pytest.mark.parametrize(

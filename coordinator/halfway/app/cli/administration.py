@@ -21,7 +21,9 @@ import msgspec
 from halfway.app.cli.remote import HEALTH_DOUBT, Remote, objects_of, path_of
 from halfway.app.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
 from halfway.app.terminal import FiniteRange, complain, json_line, printable, say, say_rows
+from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.kafka.log.audit_trail import read_events
+from halfway.kafka.log.registries import KafkaGroups
 from halfway.kafka.topics.provisioning import Finding, InternalTopics
 from halfway.kafka.topics.required_config import plans
 from halfway.protocol.errors import HalfwayError
@@ -189,7 +191,14 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
     ]
 
     async def look(topics: InternalTopics) -> int:
-        findings.extend(await topics.examine(destinations))
+        found = await topics.examine(destinations)
+        findings.extend(found)
+        if all(one.ok for one in found):
+            findings.extend(await _endpoints(settings))
+        delayed = f"Kafka delayed these requests by {THROTTLING.seconds:.1f} s: raise the quota of halfway's user"
+        findings.append(
+            Finding(check="quotas", ok=not THROTTLING.seconds, detail=delayed if THROTTLING.seconds else "ok")
+        )
         return 0
 
     _with_topics(settings, look)
@@ -199,6 +208,23 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
     else:
         say_rows(("result", "check", "detail"), [(shown[one.ok], one.check, one.detail) for one in findings])
     return int(any(one.ok is False for one in findings))
+
+
+async def _endpoints(settings: Settings) -> list[Finding]:
+    """Look at whether the settings let the check endpoints of each registered group be called."""
+    from halfway.app.metrics import Metrics
+    from halfway.app.serve.backend import check_caller
+
+    table, caller = KafkaGroups(settings.kafka_config(""), Metrics()), check_caller(settings)
+    try:
+        await table.start(deadline=asyncio.get_running_loop().time() + _ANSWER_S)
+        refused = {group.name: list(filter(None, map(caller.refusal, group.urls))) for group in table.all()}
+    finally:
+        await table.stop()
+    return [
+        Finding(check=f"check endpoints of group {name}", ok=not reasons, detail="; ".join(reasons) or "ok")
+        for name, reasons in refused.items()
+    ]
 
 
 def not_acquired(health_url: str) -> int:
