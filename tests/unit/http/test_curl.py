@@ -26,11 +26,9 @@ def calls(page: str) -> Iterator[tuple[str, str, dict[str, str], str | None, int
             match words.pop(0):
                 case "-X":
                     method = words.pop(0)
-                case "-H":
-                    name, _, value = words.pop(0).partition(": ")
-                    headers[name] = value
-                case "-d":
-                    body = words.pop(0)
+                case "--json":
+                    body, headers["content-type"] = words.pop(0), "application/json"
+                    method = "POST" if method == "GET" else method
                 case address if not address.startswith("-"):
                     pass
                 case other:
