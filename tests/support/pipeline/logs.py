@@ -1,7 +1,7 @@
 """Logs in memory: what the topics hold, read by an audit as of any time."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources.duckdb import RECORD
-from halfway.pipeline.sources.pinned import WHOLE, Rows
+from halfway.pipeline.sources.pinned import UNSETTLED, Part, Rows, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.sources.spark import nothing
 
@@ -90,10 +90,8 @@ class Log:
             record.gone |= record is not last[record.key] or (tombstones and record.value is None)
 
 
-class LogSource:
+class LogSource(Source):
     """A log as of a time."""
-
-    others = None
 
     def __init__(
         self,
@@ -110,59 +108,35 @@ class LogSource:
         self._log = log
         self._at = at
         self._committed_until = at if open_since is None else open_since
-        self._begun = Pins(at=0, topics={})
-        self._again = False
         self._clock = at if clock is None else clock
-        self.pins = Pins(at=self._clock, topics={})
-        self.prefix = prefix
+        super().__init__(prefix, Pins(at=self._clock, topics={}))
         self.when_settled: Callable[[], None] = lambda: None
 
-    def pin(self, topics: Sequence[str]) -> None:
+    def _present(self, topics: Sequence[str]) -> Iterator[TopicPin]:
         for topic in topics:
-            if self._again or topic in self.pins.topics or topic in self._log.missing:
+            if topic in self._log.missing:
                 continue
             there = [record for record in self._log.records if record.topic == topic and record.at <= self._at]
             end = sum(record.at <= self._committed_until for record in there)
             start = self._log.starts.get(topic, 0)
             first = next((record.told_at for record in there if record.offset >= start), None)
             one = PartitionPin(partition=0, start=min(start, end), end=end, high=len(there), first_at=first)
-            pin = TopicPin(
+            yield TopicPin(
                 topic=topic, at=self._clock, partitions=(one,), compacted=topic in self._log.compacted,
                 made=f"{self._log.made.get(topic, 0)}", kept_ms=self._log.kept_ms,
             )  # fmt: skip
-            self.pins = replace(self.pins, topics={**self.pins.topics, topic: self._begun.followed_by(pin)})
 
     def extend_unsettled(self, topic: str) -> None:
         self.when_settled()
-
-    def continue_from(self, pins: Pins) -> None:
-        self._begun = pins.without(PREFIX + "groups", PREFIX + "owners")
-
-    def cover(self, pins: Pins) -> None:
-        now = self.reopened()
-        now.pin(list(pins.topics))
-        self.pins = pins.again(now.pins)
-        self._again = True
 
     def reopened(self) -> "LogSource":
         """Return it with everything that is written later too, as of the same moment."""
         now = max((record.at for record in self._log.records), default=self._at)
         return LogSource(self._engine, self._log, max(now, self._at), clock=self._clock)
 
-    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
-        return self._read({name: (pin.start, pin.end) for name, pin in self._pinned(topics)}, rows)
-
-    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
-        return self._read({name: (pin.end, pin.high) for name, pin in self._pinned(topics)}, rows, aborted=True)
-
-    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Any:
-        return self._read({name: parts[0] for name, parts in self.pins.behind(topics, now).items()}, rows)
-
-    def _pinned(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
-        return [(name, self.pins.topics[name].partitions[0]) for name in topics if name in self.pins.topics]
-
-    def _read(self, ranges: dict[str, tuple[int, int]], wanted: Rows, *, aborted: bool = False) -> Any:
-        rows = [
+    def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Any:
+        ranges = {topic: bounds for topic, _, *bounds in parts}
+        records = [
             {
                 "key": record.key,
                 "value": record.value,
@@ -177,12 +151,12 @@ class LogSource:
             }
             for record in self._log.records
             if not record.gone
-            and (aborted or not record.aborted)
+            and (what == UNSETTLED or not record.aborted)
             and record.topic in ranges
             and record.offset >= self._log.starts.get(record.topic, 0)
             and ranges[record.topic][0] <= record.offset < ranges[record.topic][1]
         ]
-        return self._engine.query(wanted.sql, records=frame_of(self._engine, pa.Table.from_pylist(rows, RECORD)))
+        return self._engine.query(rows.sql, records=frame_of(self._engine, pa.Table.from_pylist(records, RECORD)))
 
 
 def frame_of(engine: DuckEngine | SparkEngine, records: pa.Table) -> Any:

@@ -24,7 +24,7 @@ from halfway.kafka.records import codec
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.sources.duckdb import RECORD
-from halfway.pipeline.sources.pinned import WHOLE, Rows
+from halfway.pipeline.sources.pinned import UNSETTLED, Part, Rows, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Parked
@@ -478,10 +478,8 @@ class Worlds:
         return wrong
 
 
-class WorldSource:
+class WorldSource(Source):
     """Worlds as an audit sees it that begins at a time; `step` says how long each thing takes, in ms."""
-
-    others = None
 
     def __init__(self, engine: DuckEngine | Engine, world: Worlds, at: int, step: Callable[[], int]) -> None:
         """Pin nothing yet."""
@@ -489,17 +487,11 @@ class WorldSource:
         self._world = world
         self._at = at
         self._step = step
-        self._before = Pins(at=0, topics={})
-        self._fixed = False
-        self.prefix = PREFIX
-        self.pins = Pins(at=at, topics={})
+        super().__init__(PREFIX, Pins(at=at, topics={}))
 
-    def pin(self, topics: Sequence[str]) -> None:
-        wanted = [name for name in topics if name not in self.pins.topics and not self._fixed]
-        if wanted:
-            self._at += self._step()
-            found = {pin.topic: self._before.followed_by(pin) for pin in map(self._pin, wanted) if pin.partitions}
-            self.pins = replace(self.pins, topics={**self.pins.topics, **found})
+    def _present(self, topics: Sequence[str]) -> list[TopicPin]:
+        self._at += self._step()
+        return [pin for pin in map(self._pin, topics) if pin.partitions]
 
     def _pin(self, topic: str) -> TopicPin:
         partitions = {PREFIX + "owners": 1, **dict.fromkeys(INTERNAL, self._world.shards), **self._world.real}
@@ -523,41 +515,13 @@ class WorldSource:
         first = next((record.told_at for record in kept), None)
         return PartitionPin(partition=number, start=min(start, end), end=end, high=high, first_at=first)
 
-    def extend_unsettled(self, topic: str) -> None:
-        self._at += self._step()
-        pin = self.pins.topics[topic].reaching_to(self._pin(topic))
-        self.pins = replace(self.pins, topics={**self.pins.topics, topic: pin})
-
-    def continue_from(self, pins: Pins) -> None:
-        self._before = pins.without(PREFIX + "groups", PREFIX + "owners")
-
-    def cover(self, pins: Pins) -> None:
-        now = self.reopened()
-        now.pin(list(pins.topics))
-        self.pins, self._fixed = pins.again(now.pins), True
-
     def reopened(self) -> "WorldSource":
         self._at += self._step()
         return WorldSource(self._engine, self._world, self._at, self._step)
 
-    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
-        return self._read({place: (pin.start, pin.end) for place, pin in self._pinned(topics)}, rows)
-
-    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
-        return self._read({place: (pin.end, pin.high) for place, pin in self._pinned(topics)}, rows, aborted=True)
-
-    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Any:
-        behind = self.pins.behind(topics, now)
-        ranges = {(name, number): bounds for name, parts in behind.items() for number, bounds in parts.items()}
-        return self._read(ranges, rows)
-
-    def _pinned(self, topics: Sequence[str]) -> list[tuple[Place, PartitionPin]]:
-        pins = self.pins.topics
-        return [((name, each.partition), each) for name in topics if name in pins for each in pins[name].partitions]
-
-    def _read(self, ranges: dict[Place, tuple[int, int]], wanted: Rows, *, aborted: bool = False) -> Any:
+    def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Any:
         self._at += self._step()
-        rows = [
+        records = [
             {
                 "key": record.key,
                 "value": record.value,
@@ -570,12 +534,12 @@ class WorldSource:
                     for name, value in record.headers
                 ],
             }
-            for place, (start, end) in ranges.items()
-            for world in (self._world.world(place),)
-            for record in world.place(*place)[max(start, world.start_at(place, self._at)) : end]
-            if record.gone_at > self._at and (aborted or not record.aborted)
+            for topic, number, start, end in parts
+            for world in (self._world.world((topic, number)),)
+            for record in world.place(topic, number)[max(start, world.start_at((topic, number), self._at)) : end]
+            if record.gone_at > self._at and (what == UNSETTLED or not record.aborted)
         ]
-        return self._engine.query(wanted.sql, records=frame_of(self._engine, pa.Table.from_pylist(rows, RECORD)))
+        return self._engine.query(rows.sql, records=frame_of(self._engine, pa.Table.from_pylist(records, RECORD)))
 
 
 def _millis(time: datetime | None) -> int | None:

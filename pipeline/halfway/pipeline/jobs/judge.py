@@ -14,7 +14,7 @@ from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.engines.spark_session import require_packages, session_of_job
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.sources.pinned import WHOLE, Fixed, Rows
+from halfway.pipeline.sources.pinned import COMMITTED, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.sources.spark import COLUMNS, nothing
 from halfway.pipeline.transforms import verdict
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from halfway.pipeline.sources.pinned import Part, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +78,13 @@ def _moved(frame: DataFrame, session: SparkSession) -> DataFrame:
     return moved
 
 
-class _Given(Fixed):
+class _Given(Source):
     """The records of a DataFrame as a source. Nothing is ever added to them or removed."""
 
     def __init__(
         self, engine: SparkEngine, records: DataFrame, prefix: str, at_ms: int | None, compacted: Sequence[str]
     ) -> None:
         self._engine, self._records = engine, records
-        self.prefix = prefix
         at = round(time.time() * 1000) if at_ms is None else at_ms
         bounds = records.groupBy("topic", "partition").agg(
             F.min("offset").alias("start"),
@@ -111,18 +112,13 @@ class _Given(Fixed):
             empty = (PartitionPin(partition=number, start=begin, end=begin, high=begin) for number in range(shards))
             partitions = tuple(there.get(pin.partition, pin) for pin in empty)
             found[name] = replace(found[name], partitions=partitions)
-        self.pins = Pins(at=at, topics=found)
+        super().__init__(prefix, Pins(at=at, topics=found), fixed=True)
 
     def reopened(self) -> _Given:
         return self
 
-    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
-        return self._engine.query(rows.sql, records=self._records.where(F.col("topic").isin(list(topics))))
-
-    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Any:
-        del topics
-        return self._engine.query(rows.sql, records=nothing(self._engine.spark))
-
-    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Any:
-        del now
-        return self.unsettled(topics, rows)
+    def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Any:
+        if what != COMMITTED:
+            return self._engine.query(rows.sql, records=nothing(self._engine.spark))
+        topics = list({part[0] for part in parts})
+        return self._engine.query(rows.sql, records=self._records.where(F.col("topic").isin(topics)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.sources.pins import Brokers, Pins, TopicPin
+from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
@@ -45,44 +46,85 @@ class Rows:
 WHOLE: Final = Rows()
 
 
-class Source(Protocol):
-    """Records of pinned topics."""
+class Source(ABC):
+    """Records of pinned topics: what is pinned, and which part of a topic is asked for. A subclass reads it."""
 
-    @property
-    def prefix(self) -> str:
-        """The prefix of the names of halfway's own topics."""
+    prefix: str
+    """The prefix of the names of halfway's own topics."""
+    others: int | None = None
+    """The number of records of other producers among those that were read; None if they are not counted."""
 
-    @property
-    def pins(self) -> Pins:
-        """Everything pinned so far."""
+    def __init__(self, prefix: str, pins: Pins, *, fixed: bool = False) -> None:
+        """Begin with pins. If they are fixed, nothing else is pinned."""
+        self.prefix = prefix
+        self.pins = pins
+        self._fixed = fixed
+        self._before = Pins(at=0, topics={})
 
-    def pin(self, topics: Sequence[str]) -> None:
-        """Pin topics at their present ends. A pinned topic stays as it is; a topic that does not exist is left out."""
-
-    def extend_unsettled(self, topic: str) -> None:
-        """Extend the unsettled part of a pinned topic to its present end."""
-
-    @property
-    def others(self) -> int | None:
-        """The number of records of other producers among those that were read; None if they are not counted."""
-
+    @abstractmethod
     def reopened(self) -> Source:
         """Return the same source with nothing pinned. A comparison of both pins shows what Kafka has removed since."""
 
+    def _present(self, topics: Sequence[str]) -> Iterable[TopicPin]:
+        """Return the present pins of those of these topics that exist; none if the pins are fixed."""
+        del topics
+        return ()
+
+    @abstractmethod
+    def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Frame:
+        """Return rows of records: COMMITTED, UNSETTLED or LATER ones."""
+
+    def pin(self, topics: Sequence[str]) -> None:
+        """Pin topics at their present ends. A pinned topic stays as it is; a topic that does not exist is left out."""
+        wanted = [topic for topic in topics if topic not in self.pins.topics]
+        if wanted and not self._fixed:
+            self._add(self._before.followed_by(pin) for pin in self._present(wanted))
+
+    def extend_unsettled(self, topic: str) -> None:
+        """Extend the unsettled part of a pinned topic to its present end."""
+        pin = self.pins.topics.get(topic)
+        if pin is not None and not self._fixed:
+            self._add(pin.reaching_to(now) for now in self._present([topic]))
+
     def continue_from(self, pins: Pins) -> None:
         """Begin each topic that is pinned from now on at the end of earlier pins, except groups and owners."""
+        self._require_present()
+        self._before = pins.without(self.prefix + "groups", self.prefix + "owners")
 
     def cover(self, pins: Pins) -> None:
         """Read everything that earlier pins and the runs before them cover, as far as Kafka still has it."""
+        self._require_present()
+        now = self.reopened()
+        now.pin(list(pins.topics))
+        self.pins = pins.again(now.pins)
+        self._fixed = True
 
     def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
-        """Return rows of the committed records of those of these topics that are pinned."""
+        """Return rows of the records below the last stable offset, without those of aborted transactions."""
+        parts = [(topic, each.partition, each.start, each.end) for topic, each in self._of(topics)]
+        return self._read(COMMITTED, parts, rows)
 
     def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
         """Return rows of the records behind the committed part, those of unfinished Kafka transactions included."""
+        parts = [(topic, each.partition, each.end, each.high) for topic, each in self._of(topics)]
+        return self._read(UNSETTLED, parts, rows)
 
     def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
         """Return rows of what was committed in these topics between their pins and pins that were taken later."""
+        behind = self.pins.behind(topics, now)
+        parts = [(topic, number, *part) for topic, found in behind.items() for number, part in found.items()]
+        return self._read(LATER, parts, rows)
+
+    def _require_present(self) -> None:
+        if self._fixed:
+            raise SourceError("an archive, or what an earlier run has read, cannot be continued or cross-checked")
+
+    def _add(self, pins: Iterable[TopicPin]) -> None:
+        self.pins = replace(self.pins, topics={**self.pins.topics, **{pin.topic: pin for pin in pins}})
+
+    def _of(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
+        pins = self.pins.topics
+        return [(topic, each) for topic in topics if topic in pins for each in pins[topic].partitions]
 
 
 class Reader(Protocol):
@@ -99,20 +141,18 @@ class Reader(Protocol):
         """Return rows of the records in folders of Parquet, each given with the name of its topic."""
 
 
-class KafkaSource:
+class KafkaSource(Source):
     """Topics in Kafka."""
 
     def __init__(self, reader: Reader, access: KafkaAccess, pins: Pins | None = None) -> None:
         """Read up to the present ends or, given the pins of an earlier run, exactly what that run read."""
+        now = round(time.time() * 1000)
+        super().__init__(access.prefix, pins or Pins(at=now, topics={}), fixed=pins is not None)
         self._reader = reader
         self._access = access
-        self._fixed = pins is not None
-        self._before = Pins(at=0, topics={})
-        self.pins = pins or Pins(at=round(time.time() * 1000), topics={})
-        self.prefix = access.prefix
 
     @property
-    def others(self) -> int:
+    def others(self) -> int:  # type: ignore[override]
         """The number of records of other producers among those that were read."""
         return self._reader.others
 
@@ -120,112 +160,34 @@ class KafkaSource:
         """Return the same topics with nothing pinned."""
         return KafkaSource(self._reader, self._access)
 
-    def pin(self, topics: Sequence[str]) -> None:
-        """Pin topics at their present ends. The pins of an earlier run are never extended."""
-        wanted = [topic for topic in topics if topic not in self.pins.topics]
-        if wanted and not self._fixed:
-            self._add(self._before.followed_by(pin) for pin in Brokers(self._access).pin(wanted))
+    def _present(self, topics: Sequence[str]) -> list[TopicPin]:
+        return Brokers(self._access).pin(topics)
 
-    def extend_unsettled(self, topic: str) -> None:
-        """Extend the unsettled part of a pinned topic to its present end."""
-        pin = self.pins.topics.get(topic)
-        if pin is not None and not self._fixed:
-            self._add(pin.reaching_to(now) for now in Brokers(self._access).pin([topic]))
-
-    def _add(self, pins: Iterable[TopicPin]) -> None:
-        self.pins = replace(self.pins, topics={**self.pins.topics, **{pin.topic: pin for pin in pins}})
-
-    def continue_from(self, pins: Pins) -> None:
-        """Begin each topic that is pinned from now on at the end of earlier pins."""
-        self._before = pins.without(self.prefix + "groups", self.prefix + "owners")
-
-    def cover(self, pins: Pins) -> None:
-        """Read everything that earlier pins and the runs before them cover, as far as Kafka still has it."""
-        now = self.reopened()
-        now.pin(list(pins.topics))
-        self.pins = pins.again(now.pins)
-        self._fixed = True
-
-    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
-        """Return rows of the records below the last stable offset, without those of aborted transactions."""
-        parts = [
-            (pin.topic, each.partition, each.start, each.end) for pin in self._of(topics) for each in pin.partitions
-        ]
-        return self._read(parts, "read_committed", rows)
-
-    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
-        """Return rows of the records from the last stable offset to the end of the log."""
-        parts = [
-            (pin.topic, each.partition, each.end, each.high) for pin in self._of(topics) for each in pin.partitions
-        ]
-        return self._read(parts, "read_uncommitted", rows)
-
-    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
-        """Return rows of the records between the last stable offset and that of later pins."""
-        behind = self.pins.behind(topics, now)
-        parts = [(topic, number, *part) for topic, found in behind.items() for number, part in found.items()]
-        return self._read(parts, "read_committed", rows)
-
-    def _read(self, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
+    def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Frame:
+        level = "read_uncommitted" if what == UNSETTLED else "read_committed"
         return self._reader.topics(self._access, [part for part in parts if part[2] < part[3]], level, rows)
 
-    def _of(self, topics: Sequence[str]) -> list[TopicPin]:
-        return [self.pins.topics[topic] for topic in topics if topic in self.pins.topics]
 
-
-class Fixed:
-    """A source with the pins that it was made with."""
-
-    others: int | None = None
-
-    def pin(self, topics: Sequence[str]) -> None:
-        """Change nothing."""
-
-    def extend_unsettled(self, topic: str) -> None:
-        """Change nothing."""
-
-    def continue_from(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
-        """Refuse."""
-        raise SourceError("an archive cannot be continued")
-
-    def cover(self, pins: Pins) -> None:  # noqa: ARG002 - as of every source
-        """Refuse."""
-        raise SourceError("an archive cannot be read as of another time")
-
-
-class Archive(Fixed):
-    """An archive that the job `archive` wrote."""
+class Archive(Source):
+    """An archive that the job `archive` wrote. It has the records of a kind in a folder for each topic."""
 
     def __init__(self, reader: Reader, folder: Files, *, with_later: bool = False) -> None:
         """Open an archive; SourceError if the folder holds none, or one that was not finished."""
+        pins = Pins.from_json(folder.read(PINS))
+        super().__init__(str(json.loads(folder.read(ABOUT))["prefix"]), pins, fixed=True)
         self._reader = reader
         self._folder = folder
         self._with_later = with_later
-        self.pins = Pins.from_json(folder.read(PINS))
-        self.prefix = str(json.loads(folder.read(ABOUT))["prefix"])
 
     def reopened(self) -> Archive:
         """Return the same archive with what was written while it was made."""
         return Archive(self._reader, self._folder, with_later=True)
 
-    def committed(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
-        """Return rows of the committed records."""
-        return self._read((COMMITTED, LATER) if self._with_later else (COMMITTED,), topics, rows)
-
-    def unsettled(self, topics: Sequence[str], rows: Rows = WHOLE) -> Frame:
-        """Return rows of the records that were not settled."""
-        return self._read((UNSETTLED,), topics, rows)
-
-    def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
-        """Return rows of the records that were written while the archive was made, without values."""
-        del now
-        return self._read((LATER,), topics, rows)
-
-    def _read(self, parts: Sequence[str], topics: Sequence[str], rows: Rows) -> Frame:
+    def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Frame:
         found = [
-            (name, self._folder.path(part, f"topic={name}"))
-            for part in parts
-            for name in topics
-            if name in self.pins.topics and self._folder.names(part, f"topic={name}")
+            (topic, self._folder.path(kind, f"topic={topic}"))
+            for kind in ((COMMITTED, LATER) if what == COMMITTED and self._with_later else (what,))
+            for topic in dict.fromkeys(part[0] for part in parts)
+            if self._folder.names(kind, f"topic={topic}")
         ]
         return self._reader.files(found, rows)
