@@ -72,7 +72,7 @@ def last_in(folder: Path) -> Expected:
 def made_at(shard: int, at: int) -> str:
     """Return an id as halfway makes it."""
     digits = f"{at:012x}"
-    return f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{shard:012x}"
+    return f"{digits[:8]}-{digits[8:]}-7000-8000-{shard:012x}"
 
 
 def committed(count: int, *, since: int = START) -> Log:

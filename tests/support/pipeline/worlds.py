@@ -166,7 +166,11 @@ class World:
         if self.random.random() < 0.6:
             shard = self.random.choice([*self._skew])
             digits = f"{at + self._skew[shard]:012x}"
-            name = f"{shard}-{digits[:8]}-{digits[8:]}-7000-8000-{self._number:012x}"
+            made = f"{digits[:8]}-{digits[8:]}-7000-8000-{self._number:08x}"
+            names = (f"{made}{more:04x}" for more in count())
+            hashed = (name for name in names if partition_for_key(name.encode(), SHARDS * self.among) == shard)
+            # Earlier releases put the shard before it.
+            name = self.random.choice((next(hashed), f"{shard}-{made}0000"))
         else:
             # An id that a client chooses is of one shard of all; only those of this world will do.
             names = (f"client-{self._number}-{more}" for more in count())

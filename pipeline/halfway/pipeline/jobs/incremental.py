@@ -3,7 +3,7 @@
 A run reads each topic from the end of the previous run, and appends what it reads to the table `events`. It judges the
 ids of new records and those without a final verdict, with everything that was ever read about them. From the previous
 run it reads what that carried over (`carried`: everything about the ids without a final verdict). For other ids it
-reads the runs that can know something about them; an id that halfway made shows which ones.
+reads the runs that can know something about them; a UUIDv7 shows which ones.
 
 Each step reads the tables of the step before it, so that Spark plans every step by itself. `audit --cross-check`
 (`compare`) is a whole audit of what the runs have read. Both must agree.
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     at: int
     """When the run began."""
     latest: int
-    """When halfway made the youngest id that the run has judged or left out; -1 if there is none."""
+    """The time in the youngest UUIDv7 that the run has judged or left out; -1 if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: Sta
                 select id, min(case when kind in ('halves', 'parked') then coalesce(prepared_at, "at")
                     else prepared_at end) as first_at
                 from $whole where kind in ('ops', 'messages', 'halves', 'parked')
-                    and not {headers.server_made(engine.dialect)} group by id
+                    and not {headers.lives_once(engine.dialect)} group by id
             ) known on known.id = earlier.id
             where earlier.prepared_at < least(known.first_at, {kept_since})""",  # noqa: S608
             every=every,
@@ -234,7 +234,7 @@ def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: Sta
 def _first_run(engine: Engine, ids: Frame, before: State) -> int | None:
     """Return the first run that can have read something about these ids: one with an id as young as the oldest of them.
 
-    Return the first that is kept if a client chose one of the ids, because it may have been used at any time.
+    Return the first that is kept if one of the ids is no UUIDv7, because it may have been used at any time.
     """
     sql = f"""select min(made_at) as oldest, count(*) - count(made_at) as brought
     from (select {headers.made_at(engine.dialect)} as made_at from $ids) times"""  # noqa: S608
@@ -469,7 +469,7 @@ def _differences(
         when (whole = 'lost' and messages = 0 or whole = 'leaked' and "group" is null)
             and continued in ('pending', 'parked') then false
         when whole in ('pending', 'parked') and continued in ('committed_ok', 'rolled_back_ok')
-            and not {headers.server_made(d)} then false
+            and not {headers.lives_once(d)} then false
         when whole = continued then whole in {verdict.ANOMALIES} and not reported and prepared_at >= {since}
         when whole in {verdict.ANOMALIES} and continued not in {verdict.ANOMALIES} then true
         when continued = 'contradicted' then false

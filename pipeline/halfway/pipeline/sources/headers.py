@@ -19,22 +19,22 @@ UNREADABLE: Final = "halfway-unreadable"
 """The only header of a record whose headers the client cannot read."""
 _TRANSACTION: Final = "halfway-transaction-id"
 _ID: Final = "[A-Za-z0-9._~-]{1,128}"
-_SERVER_MADE: Final = "(0|[1-9][0-9]{0,4})-[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_SHARD: Final = "(0|[1-9][0-9]{0,4})-"
+_UUID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _PLACE: Final = "[1-9][0-9]{0,8}/[1-9][0-9]{0,8}"
 _MILLIS: Final = "[0-9]{1,15}"
 """Other forms (1e3, 0x10, 1_000, with spaces) are numbers to one engine only."""
-_UUID: Final = "^[0-9]+-([0-9a-f]{8})-([0-9a-f]{4})-"
 
 
-def server_made(dialect: Dialect, text: str = "id") -> str:
-    """Return whether halfway made an id. Such an id is never used twice."""
-    return dialect.matches(text, _SERVER_MADE)
+def lives_once(dialect: Dialect, text: str = "id") -> str:
+    """Return whether an id is never used twice: a UUIDv7, which earlier releases put behind a shard."""
+    return dialect.matches(text, f"({_SHARD})?{_UUID}")
 
 
 def shards_of(engine: Engine, ids: Frame, shards: int) -> Frame:
-    """Return `shard_id` and `shard` of ids: one that halfway made names its shard, any other is hashed as a key.
+    """Return `shard_id` and `shard` of ids: one that an earlier release made names it, any other is hashed as a key.
 
-    The hash is Kafka's murmur2, as in `halfway.protocol.transactions.partition_for_key`. An id is ASCII.
+    The hash is Kafka's murmur2, as in `halfway.protocol.ids.partition_for_key`. An id is ASCII.
     """
     d, mask, factor = engine.dialect, 0xFFFFFFFF, 0x5BD1E995
 
@@ -54,7 +54,7 @@ def shards_of(engine: Engine, ids: Frame, shards: int) -> Frame:
     )
     whole = f"case when length(id) % 4 = 0 then mixed else {times(d.xor('mixed', little_endian('words', 3)))} end"
     sql = f"""
-    select id as shard_id, case when {server_made(d)} then try_cast(split_part(id, '-', 1) as bigint)
+    select id as shard_id, case when {d.matches("id", _SHARD + _UUID)} then try_cast(split_part(id, '-', 1) as bigint)
         else ({d.xor("last", d.shifted("last", 15))} & {0x7FFFFFFF}) % {shards} end as shard
     from (
         select id, {times(d.xor("whole", d.shifted("whole", 13)))} as last from (
@@ -167,9 +167,9 @@ def content(key_hash: str, value_hash: str) -> str:
 
 
 def made_at(d: Dialect, of_id: str = "id") -> str:
-    """Return the time in ms that an id contains if halfway made it, null for any other id."""
-    digits = f"concat(regexp_extract({of_id}, '{_UUID}', 1), regexp_extract({of_id}, '{_UUID}', 2))"
-    return f"case when {server_made(d, of_id)} then {d.number_of_hex(digits)} end"
+    """Return the time in ms that an id with a UUIDv7 contains, null for any other id."""
+    digits = f"concat(substr(right({of_id}, 36), 1, 8), substr(right({of_id}, 36), 10, 4))"
+    return f"case when {lives_once(d, of_id)} then {d.number_of_hex(digits)} end"
 
 
 def _at(d: Dialect) -> str:
@@ -178,7 +178,7 @@ def _at(d: Dialect) -> str:
 
 
 def _prepared_at(d: Dialect, of_id: str) -> str:
-    """Return the time of the prepare by a header or by an id that halfway made, null if neither has a possible one."""
+    """Return the time of the prepare by a header or by the id, null if neither has a possible one."""
     header = d.header("halfway-prepared-at")
     millis = f"try_cast(case when {d.matches(header, _MILLIS)} then {header} end as bigint)"
     return f"coalesce(case when {millis} <= {LATEST_MS} then {millis} end, {made_at(d, of_id)})"

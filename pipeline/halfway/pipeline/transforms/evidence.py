@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.engines.engine import union
-from halfway.pipeline.sources.headers import COMMITTED, content, server_made
+from halfway.pipeline.sources.headers import COMMITTED, content, lives_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Limits:
     deleted by age. `op_kept_since`: the time since which, by op's configuration, none is. `created_at`: when the
     deployment's topics were created, 0 if unknown. `half_kept_since`: the time since which half keeps a tombstone, None
     if it is not known. `halves_since`: a half of before may have lost its tombstone unread. `horizon_ms`: the time
-    after which an id that a client chose can be used again. `slack_ms`: how much clocks, and times and offsets of a
+    after which an id that is no UUIDv7 can be used again. `slack_ms`: how much clocks, and times and offsets of a
     log, can differ. `now`: nothing can have been written later; None means the same as `cut`.
     """
 
@@ -164,14 +164,14 @@ def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
 def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     """Return the events of each use of an id, with its number (`life`), and whether the id was `used_again` later.
 
-    A use begins if its first event is a horizon after everything before it. An id that halfway made has one use. After
+    A use begins if its first event is a horizon after everything before it. A UUIDv7 has one use. After
     a coordinator's clock was set back, the time between two uses looks shorter: for records of the lane less than a
     horizon is enough. For a half the whole horizon is needed, because it can be a late repeat, for which the
     coordinator writes a tombstone. Records that were written to op `later` begin a use, and belong to none that is
     judged. A message that belongs to a use by halfway's own records does not prolong it, because anyone can write a
     message: one with a date between two uses would join them.
     """
-    made = server_made(engine.dialect)
+    made = lives_once(engine.dialect)
     # Both are used more than once.
     evidence = replace(
         evidence,

@@ -52,7 +52,7 @@ def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     known) cannot have lost it and, in a compacted topic, if no later record has its key. A message without op is
     leaked, and a half that has gone without op is lost, only if the op partition of its id's shard cannot have lost the
     op, and if a later use of the same id cannot have compacted it away. A transaction is
-    an id and, if a client chose the id, one use of it: an id that is prepared a horizon after its outcome is a new
+    an id and, if it is no UUIDv7, one use of it: an id that is prepared a horizon after its outcome is a new
     transaction, as for the coordinator. Messages that were prepared before the topics were created, and that nothing
     else mentions, are of another deployment and have no row.
     """
