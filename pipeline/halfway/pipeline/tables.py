@@ -228,7 +228,7 @@ class Tables:
 
         """
         if not self._begun:
-            with _conflicts(self._folder):
+            with self._conflicts():
                 self.engine.save(self.engine.table([], _COLUMNS), self._folder.path(STATE))
         if anew:
             self._versions = {}
@@ -240,7 +240,7 @@ class Tables:
                     "same backup as the other tables, or give another folder"
                 )
             if head > version:
-                with _conflicts(self._folder):
+                with self._conflicts():
                     self.engine.restore(self._folder.path(name), version)
         self._heads = {name: self._version(name) for name in TABLES}
         return self.run + 1
@@ -274,39 +274,37 @@ class Tables:
         """
         run, attempt, path = self.run + 1, uuid4().hex, self._folder.path(STATE)
         row = (run, at, attempt, json.dumps(self._versions), json.dumps(content))
-        with _conflicts(self._folder):
+        with self._conflicts():
             self.engine.save(self.engine.table([row], _COLUMNS), path, replace=True, once=Once(_APPLICATION, run))
         [there] = self.engine.rows(self.engine.load(path))
         if there["attempt"] != attempt:
-            raise _conflict(self._folder)
+            raise self._conflict()
         self.run, self.content = run, content
 
     def _commit(self, name: str, change: Any, *, least: int = 1, most: int = 1) -> None:
         """Change a table by a number of commits."""
         before = self._heads[name]
-        with _conflicts(self._folder):
+        with self._conflicts():
             change(self._folder.path(name))
         head = self._version(name)
         if not least <= head - before <= most:
-            raise _conflict(self._folder)
+            raise self._conflict()
         self._heads[name] = self._versions[name] = head
 
     def _version(self, name: str) -> int:
         """Return the number of the last commit of a table, -1 if it does not exist."""
         return next(iter(versions(self._folder, name)), -1)
 
+    def _conflict(self) -> SourceError:
+        folder = self._folder.path()
+        return SourceError(f"another audit has written into {folder!r} at the same time: run one at a time")
 
-def _conflict(folder: Files) -> SourceError:
-    return SourceError(f"another audit has written into {folder.path()!r} at the same time: run one at a time")
-
-
-@contextmanager
-def _conflicts(folder: Files) -> Iterator[None]:
-    """Report a commit that Delta refuses because of another one."""
-    try:
-        yield
-    except Exception as error:
-        # Each of the two libraries has classes of its own for it, and Spark wraps them.
-        if "oncurrent" in str(error) or type(error).__name__ == "CommitFailedError":
-            raise _conflict(folder) from error
-        raise
+    @contextmanager
+    def _conflicts(self) -> Iterator[None]:
+        """Report a commit that Delta refuses because of another one."""
+        try:
+            yield
+        except Exception as error:
+            if self.engine.overtaken(error):
+                raise self._conflict() from error
+            raise

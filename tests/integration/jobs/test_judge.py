@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from halfway.pipeline.engines.decoding import LIMITS
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs.judge import Judged, judge
 from tests.support.pipeline.archives import AT, HISTORY, PREFIX, verdicts_of, write_archive
@@ -49,6 +50,22 @@ def test_what_lies_before_the_records_proves_nothing(spark: "SparkSession", tmp_
     part = records.where(f"topic like '{PREFIX}%' or offset >= 100")
     found = judge(part, at_ms=AT + 60_000).verdicts.groupBy("verdict").count().collect()
     assert {row["verdict"]: row["count"] for row in found} == {"committed_ok": 100, "unproved": 102, "doubled": 1}
+
+
+def test_nothing_of_the_callers_jvm_is_changed(spark: "SparkSession", tmp_path: Path) -> None:
+    """A job of halfway bounds what Avro allocates, for all that decodes in its JVM. This one is somebody else's."""
+    write_archive(tmp_path / "archive", **HISTORY)
+    jvm: Any = spark._jvm
+    system = jvm.java.lang.System
+    before = {name: system.getProperty(name) for name in LIMITS}
+    for name in LIMITS:
+        system.clearProperty(name)
+    try:
+        judge(spark.read.parquet(str(tmp_path / "archive" / "committed")), at_ms=AT + 60_000)
+        assert {system.getProperty(name) for name in LIMITS} == {None}
+    finally:
+        for name, value in before.items():
+            system.setProperty(name, value)
 
 
 def test_records_without_headers_are_refused(spark: "SparkSession") -> None:

@@ -222,6 +222,12 @@ class DuckEngine:
     def _reader(self, frame: Frame) -> pa.RecordBatchReader:
         return self.database.sql(self._whole(frame)).to_arrow_reader(_BATCH)
 
+    def overtaken(self, error: Exception) -> bool:
+        """Return whether the error is Delta's for a conflict."""
+        from deltalake.exceptions import CommitFailedError
+
+        return isinstance(error, CommitFailedError)
+
     def doing(self) -> Doing | None:
         """Return what is read or decoded now, else how much of the present query is done."""
         if self.reading is not None:

@@ -79,6 +79,7 @@ Frame = Any
 """A table of an engine: Spark's DataFrame, or the name of one of DuckDB's."""
 INPUT: Final = re.compile(r"\$([a-z_]+)")
 _NUMBERS: Final = count()
+_CONFLICT: Final = "org.apache.spark.sql.delta.DeltaConcurrentModificationException"
 _TXN: Final = "spark.databricks.delta.write.txn"
 """With the name of a number, a setting for the commit of a statement that is no write of a frame."""
 
@@ -273,6 +274,9 @@ class Engine(Protocol):
     def tidy(self, path: str, outdated: str = "false") -> None:
         """Delete outdated rows of a Delta table, combine small files, and delete those that are out of use for long."""
 
+    def overtaken(self, error: Exception) -> bool:
+        """Return whether Delta has refused a commit because of another one."""
+
     def doing(self) -> Doing | None:
         """Return what the engine does now. Another thread may ask."""
 
@@ -417,6 +421,18 @@ class SparkEngine:
         table = _named(path)
         for does in (f"delete from {table} where {outdated}", f"optimize {table}", f"vacuum {table}"):  # noqa: S608
             self.spark.sql(does)
+
+    def overtaken(self, error: Exception) -> bool:
+        """Return whether the error, or a cause of it, is Delta's for a conflict."""
+        cause: Any = getattr(error, "java_exception", None)
+        while cause is not None:
+            kind = cause.getClass()
+            while kind is not None:
+                if kind.getName() == _CONFLICT:
+                    return True
+                kind = kind.getSuperclass()
+            cause = cause.getCause()
+        return False
 
     def doing(self) -> Doing | None:
         """Return how many tasks of the present stages are done. A stage reads, judges or writes a part of it all."""

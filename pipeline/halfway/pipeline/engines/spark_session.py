@@ -191,6 +191,9 @@ _ON_ONE_MACHINE: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 """The same for a local master."""
+_OF_FEW: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""The same for few records. Java's second compiler is left out too: together half of the CPU of such a job."""
+_ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 _OF_THE_SESSION: Final = {
     # Both engines then quote identifiers in the same way.
     "spark.sql.ansi.doubleQuotedIdentifiers": "true",
@@ -222,6 +225,8 @@ class SparkOptions:
     jars: Sequence[str] = ()
     """The jars of Spark's packages for Kafka, Avro and Delta. Without any they are resolved by name."""
     conf: Mapping[str, str] = field(default_factory=dict)
+    few: bool = False
+    """Whether there are few records, so that compiling costs more than it saves."""
 
 
 def is_submitted() -> bool:
@@ -258,6 +263,8 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         # Spark's configuration and the options go before it.
         os.environ.setdefault("SPARK_DRIVER_MEMORY", "2g")
+        if options.few:
+            os.environ.setdefault("SPARK_SUBMIT_OPTS", _ONE_COMPILER)
         # spark-submit turns it on for every session that it has not started as a program.
         asked.setdefault("spark.ui.showConsoleProgress", "false")
         if options.memory is not None:
@@ -268,7 +275,7 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
     def start() -> SparkSession:
         from pyspark.sql import SparkSession
 
-        conf = _configuration(name, asked, submitted=submitted)
+        conf = _configuration(name, asked, submitted=submitted, few=options.few)
         spark = session_of_job(SparkSession.builder.config(conf=conf).getOrCreate())
         if not submitted and conf.get("spark.log.level") is None:
             spark.sparkContext.setLogLevel("ERROR")
@@ -299,25 +306,23 @@ def session_of_job(spark: SparkSession) -> SparkSession:
     return session
 
 
-def require_packages(spark: SparkSession, *, tables: bool = True) -> None:
-    """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM.
+NO_PACKAGES: Final = "Spark has no package for Kafka, Avro or Delta: submit with --packages "
 
-    Only `tables` need the package for Delta.
-    """
+
+def require_packages(spark: SparkSession) -> None:
+    """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM."""
     from py4j.java_gateway import JavaClass
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
-    needed = [jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions]
-    for there in [*needed, jvm.io.delta.tables.DeltaTable] if tables else needed:
+    needed = (jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions)
+    for there in (*needed, jvm.io.delta.tables.DeltaTable):
         if not isinstance(there, JavaClass):
-            raise ConnectorError(
-                "Spark has no package for Kafka, Avro or Delta: submit with --packages " + ",".join(packages())
-            )
+            raise ConnectorError(NO_PACKAGES + ",".join(packages()))
     for key, value in LIMITS.items():
         jvm.java.lang.System.setProperty(key, value)
 
 
-def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool) -> SparkConf:
+def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool, few: bool) -> SparkConf:
     """Return what Spark's files, spark-submit and the options say, and the defaults of halfway for the rest."""
     from pyspark import SparkConf, SparkContext
 
@@ -338,8 +343,10 @@ def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool) -> S
     conf.setIfMissing("spark.master", "local[*]")
     if _DELTA[_EXTENSIONS] not in (extensions := conf.get(_EXTENSIONS) or ""):
         conf.set(_EXTENSIONS, ",".join(filter(None, [extensions, _DELTA[_EXTENSIONS]])))
-    on_one_machine = is_one_machine(str(conf.get("spark.master")))
-    for key, value in (_DEFAULTS | _DELTA | (_ON_ONE_MACHINE if on_one_machine else {})).items():
+    defaults = _DEFAULTS | _DELTA
+    if is_one_machine(str(conf.get("spark.master"))):
+        defaults |= _ON_ONE_MACHINE | (_OF_FEW if few else {})
+    for key, value in defaults.items():
         conf.setIfMissing(key, value)
     return conf
 

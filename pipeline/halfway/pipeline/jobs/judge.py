@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import DEFAULT_PREFIX
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.engines.spark_session import require_packages, session_of_job
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.engines.spark_session import NO_PACKAGES, packages, session_of_job
+from halfway.pipeline.errors import ConnectorError, SourceError
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources.pinned import COMMITTED, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
@@ -59,7 +60,10 @@ def judge(
         raise SourceError(f"the records have no column {', '.join(missing)}: read them with includeHeaders=true")
     caller = records.sparkSession
     session = session_of_job(caller)
-    require_packages(session, tables=False)
+    try:
+        session.sql("select from_avro(X'', '\"long\"', map())").schema  # noqa: B018 - it is found out here
+    except AnalysisException as error:
+        raise ConnectorError(NO_PACKAGES + ",".join(packages())) from error
     engine = SparkEngine(session)
     source = _Given(engine, engine.keep(_moved(records.select(*COLUMNS), session)), prefix, at_ms, compacted)
     read = audit.evidence(engine, source, options or audit.AuditOptions())

@@ -92,6 +92,22 @@ def test_of_two_runs_that_take_back_the_same_commits_at_once_one_fails(
     engine.close()
 
 
+@pytest.mark.parametrize("name", ["spark", "duckdb"])
+def test_an_error_that_only_speaks_of_concurrency_is_no_conflict(
+    spark: "SparkSession", tmp_path: Path, name: str
+) -> None:
+    """It is reported as it is: whoever read of another audit would look for one that never ran."""
+    engine: Engine = SparkEngine(spark) if name == "spark" else DuckEngine()
+    tables = Tables(engine, LocalFolder(str(tmp_path)))
+    tables.begin()
+    text = "KafkaConsumer is not safe for concurrent access"
+    fails = f"{'raise_error' if name == 'spark' else 'error'}('{text}')"
+    with pytest.raises(Exception, match=text) as raised:
+        tables.write(VERDICTS, engine.query(f"select cast({fails} as bigint) as run"))
+    assert not isinstance(raised.value, SourceError)
+    engine.close()
+
+
 def test_the_tables_are_tidied_without_a_word(
     engines: tuple[Engine, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
