@@ -6,7 +6,6 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,23 +16,21 @@ from halfway.pipeline.commands import alerts
 from halfway.pipeline.commands.alerts import FOUND_ANOMALIES, print_table, write_sweep_metrics
 from halfway.pipeline.commands.parameters import command, require_fitting, require_order
 from halfway.pipeline.commands.running import (
-    PARTS,
     Name,
     Places,
-    chosen,
+    engine_of,
     kafka_access,
     opened,
     reporting_failures,
     running,
 )
-from halfway.pipeline.engines.spark_session import is_submitted
 from halfway.pipeline.jobs import archive as archive_job
 from halfway.pipeline.jobs import audit as audit_job
 from halfway.pipeline.jobs import incremental
 from halfway.pipeline.jobs import ledger as ledger_job
 from halfway.pipeline.jobs import report as report_job
 from halfway.pipeline.jobs import sweep as sweep_job
-from halfway.pipeline.tables import ANOMALIES, DIFFERENCES, QUARANTINE, is_local
+from halfway.pipeline.tables import ANOMALIES, DIFFERENCES, QUARANTINE
 from halfway.pipeline.transforms.verdict import UNPROVED
 
 _SHOWN_TOPICS: Final = 20
@@ -87,14 +84,11 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             snapshot=snapshot,
             offsets=offsets,
             access=kafka,
-            against=against,
+            tables=[against],
             topics=topics,
             continued=on,
         )
-        spark_asked = is_submitted() or any(kafka_options[name] for name in ("master", "conf", *PARTS))
-        choice = chosen(engine, places, spark_asked=spark_asked, memory=kafka_options["memory"])
-        if engine == "auto" and not spark_asked and choice.engine == "spark":
-            click.echo(f"halfway-pipeline audit: runs on Spark: {choice.because}", err=True)
+        choice = engine_of("audit", engine, places, kafka_options)
     options = audit_job.AuditOptions(
         topics=topics,
         grace_ms=round(grace_s * 1000),
@@ -107,6 +101,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     with opened(
         "audit",
         quick=choice.engine == "duckdb",
+        few=choice.few,
         output=output,
         tables=[folder for folder in (output, against) if folder is not None],
         kafka=kafka is not None,
@@ -285,15 +280,14 @@ def report(  # noqa: PLR0913 - one for each option
     if snapshot is not None and not trail:
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
     require_order(since, until)
-    folders = [folder for folder in (output, snapshot, ledger_folder, audit_folder) if folder is not None]
     wanted = report_job.Wanted(since_ms=since, until_ms=until, objectives=dict(objectives))
     reads_kafka = trail and snapshot is None
     with reporting_failures("report"):
         kafka = access.load(file=config) if reads_kafka else None
-    asked = is_submitted() or any(spark_options[name] for name in ("master", "conf"))
-    fits = all(map(is_local, folders)) and find_spec("duckdb") is not None
-    quick = engine == "duckdb" or (engine == "auto" and not asked and fits)
-
+        places = Places(
+            output=output, snapshot=snapshot, offsets=None, access=kafka, tables=[ledger_folder, audit_folder]
+        )
+        quick = engine_of("report", engine, places, spark_options, sized=False).engine == "duckdb"
     tables = [folder for folder in (ledger_folder, audit_folder) if folder is not None]
     with opened(
         "report", quick=quick, output=output, tables=tables, kafka=reads_kafka, config=config, **spark_options

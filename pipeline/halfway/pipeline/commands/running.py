@@ -23,7 +23,7 @@ import click
 from halfway.pipeline import access
 from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit, free_memory
 from halfway.pipeline.engines.engine import SparkEngine, told
-from halfway.pipeline.engines.spark_session import SparkOptions, prepared
+from halfway.pipeline.engines.spark_session import SparkOptions, is_submitted, prepared
 from halfway.pipeline.errors import PipelineError, SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.jobs.incremental import State
@@ -94,6 +94,7 @@ def running(
         connector_version=connection["connector_version"],
         jars=[jar for jar in connection["jars"].split(",") if jar],
         conf={name: value for name, _, value in pairs},
+        few=connection.get("few", False),
     )
     with reporting_failures(job) as interruption, ExitStack() as stack:
         if kafka:
@@ -177,6 +178,8 @@ MOST: Final = 10_000_000
 """Records of half and op (more than three million transactions). With more an audit runs on Spark."""
 MOST_REAL: Final = 100_000_000
 """Records of real topics, those of other producers included, which are read and left out."""
+FEW: Final = 100_000
+"""Records of half and op up to which Spark compiles less."""
 _BYTES_EACH: Final = 1_600
 """Memory that DuckDB needs for a record of half or op and everything that belongs to it.
 
@@ -197,8 +200,8 @@ class Places:
     snapshot: str | None
     offsets: str | None
     access: KafkaAccess | None
-    against: str | None = None
-    """The folder of an audit with --continue to compare with."""
+    tables: Sequence[str | None] = ()
+    """Folders of tables that are read."""
     topics: Sequence[str] = ()
     """Real topics of the command line."""
     continued: bool = False
@@ -211,15 +214,28 @@ class Chosen:
 
     engine: Literal["duckdb", "spark"]
     because: str
+    few: bool = False
+    """Whether there are so few records that Spark's start and its plans take longest."""
 
 
-def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None) -> Chosen:
+def engine_of(job: str, name: Name, places: Places, options: Mapping[str, Any], *, sized: bool = True) -> Chosen:
+    """Return the engine for a job with options of the command line, and say so if the job's size asks for Spark."""
+    asked = is_submitted() or any(options.get(each) for each in ("master", "conf", *PARTS))
+    choice = chosen(name, places, spark_asked=asked, memory=options["memory"], sized=sized)
+    if name == "auto" and not asked and choice.engine == "spark":
+        click.echo(f"halfway-pipeline {job}: runs on Spark: {choice.because}", err=True)
+    counts = sized and choice.engine == "spark" and not is_submitted() and _hindrance(places) is None
+    return replace(choice, few=counts and _records(places)[0] <= FEW)
+
+
+def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None, sized: bool = True) -> Chosen:
     """Return the engine of the command line, else DuckDB if this machine is enough, else Spark.
 
-    With `memory`, the limit for DuckDB, the free memory does not matter, because DuckDB then uses the disk.
+    With `memory`, the limit for DuckDB, the free memory does not matter, because DuckDB then uses the disk. The size
+    of what is read matters only if the job is `sized`.
 
     Raises:
-        SourceError: the command line chooses DuckDB, which cannot do this audit, or the disk is too small for DuckDB.
+        SourceError: the command line chooses DuckDB, which cannot do this job, or the disk is too small for DuckDB.
 
     """
     hindrance = _hindrance(places)
@@ -231,7 +247,7 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
         return Chosen(engine="spark", because="spark-submit, or options or variables of Spark, ask for it")
     if name == "auto" and hindrance is not None:
         return Chosen(engine="spark", because=hindrance)
-    own, real = _records(places)
+    own, real = _records(places) if sized else (0, 0)
     found = _by_size(own, real, memory)
     if name == "duckdb":
         found = Chosen(engine=name, because="the command line chooses it")
@@ -273,7 +289,7 @@ def _gib(size: int) -> str:
 def _hindrance(places: Places) -> str | None:
     if find_spec("duckdb") is None:
         return "there is no duckdb"
-    for folder in (places.output, places.snapshot, places.offsets, places.against):
+    for folder in (places.output, places.snapshot, places.offsets, *places.tables):
         if not is_local(folder or ""):
             return f"{folder!r} is not on this machine"
     return None

@@ -85,6 +85,28 @@ def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPat
         chosen("duckdb", places, spark_asked=False, memory="1g")
 
 
+@pytest.mark.parametrize("records, few", [(running.FEW, True), (running.FEW + 2, False)])
+def test_spark_knows_that_there_are_few_records(tmp_path: Path, records: int, few: bool) -> None:
+    """Whatever has chosen it. It then compiles less, because its start and its plans take longest."""
+    options = {"master": "local[1]", "memory": None}
+    for name in ("auto", "spark"):
+        found = running.engine_of("audit", name, archive(tmp_path, records), options)
+        assert (found.engine, found.few) == ("spark", few)
+
+
+def test_a_report_chooses_its_engine_as_an_audit_does() -> None:
+    """By where its folders are, whatever their size. DuckDB cannot read one that is elsewhere, and says so."""
+    report = ["report", "--audit", "s3a://bucket/audit", "--output", "report"]
+    found = CliRunner().invoke(cli.pipeline, [*report, "--engine", "duckdb"])
+    assert (found.exit_code, found.stderr) == (
+        2,
+        "halfway-pipeline report: --engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine\n",
+    )
+    places = Places(output="report", snapshot=None, offsets=None, access=None, tables=["audit", None])
+    assert chosen("auto", places, spark_asked=False, sized=False).engine == "duckdb"
+    assert chosen("auto", places, spark_asked=True, sized=False).engine == "spark"
+
+
 def test_a_full_disk_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As what could not be done, if the estimate was too low."""
     archive(tmp_path, 2)
