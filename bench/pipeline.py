@@ -1,13 +1,12 @@
 """`python -m bench pipeline`: what the audit and the sweep cost by the size of the topics, on Spark and on DuckDB.
 
-For each size an archive of made-up topics is written, as `halfway-pipeline archive` does; some of its transactions are
-damaged in each way that an audit must find. Then `halfway-pipeline audit` and `sweep` read it, each as a process of its
-own as a user starts it. Wall time and CPU time are those of the whole process with its children; memory is the most
-that one of them held; shuffle is what Spark wrote between its stages, by its own event log.
+Each job, as a process of its own, reads an archive as `halfway-pipeline archive` writes it, in which some transactions
+have an anomaly. CPU time is that of all processes, memory the most of one, shuffle what Spark wrote between its stages.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 from uuid import UUID
@@ -31,6 +31,7 @@ from bench.system import RigError
 from halfway.kafka.records import codec
 from halfway.pipeline.sources.duckdb import RECORD
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause
 
@@ -51,6 +52,8 @@ _START: Final = 1_750_000_000_000
 _PER_MS: Final = 10
 _ENDED_AFTER_MS: Final = 20
 _MIB: Final = 1 << 20
+_SET_CHILD_SUBREAPER: Final = 36
+"""Of prctl(2)."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     halves: Annotated[tuple[int, ...], Meta(description="transactions of an archive")] = (100_000, 1_000_000)
     job: Annotated[tuple[str, ...], Meta(description="audit, duckdb (the audit on DuckDB) or sweep")] = JOBS
+    before: Annotated[str, Meta(description="the Python of an earlier release, which does the same in turn")] = ""
     folder: Annotated[str, Meta(description="where there is room for the archives")] = "build/bench-pipeline"
     memory: Annotated[str, Meta(description="of Spark")] = "4g"
     duckdb_memory: Annotated[str, Meta(description="limit of DuckDB, such as 1GB; by default all that is free")] = ""
@@ -76,16 +80,19 @@ def run(_: None, options: Options, say: Say) -> Record:
             say(f"{count:,} halves (seed {options.seed}) are written")
             write(archive, count, seed=options.seed)
         for job in options.job:
-            say(f"{job} of {count:,} halves")
-            rows.append(measure(job, count, archive, folder / "scratch", options))
+            for python in filter(None, (sys.executable, options.before)):
+                say(f"{job} of {count:,} halves with {python}")
+                rows.append(measure(python, job, count, archive, folder / "scratch", options))
         if not options.keep:
             shutil.rmtree(archive)
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     return Record(title="jobs over archives; bytes in MiB", rows=rows)
 
 
-def measure(job: str, halves: int, archive: Path, scratch: Path, options: Options) -> Row:
+def measure(python: str, job: str, halves: int, archive: Path, scratch: Path, options: Options) -> Row:
     """Run one job over an archive and check its result."""
+    # The JVM outlives the process that started it by a moment. It then becomes a child of this one.
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     output, events = scratch / job, scratch / f"{job}-events"
     for folder in (output, events):
         shutil.rmtree(folder, ignore_errors=True)
@@ -99,22 +106,26 @@ def measure(job: str, halves: int, archive: Path, scratch: Path, options: Option
         conf = [part for name, value in log.items() for part in ("--conf", f"spark.eventLog.{name}={value}")]
         command += ["--memory", options.memory, "--conf", f"spark.local.dir={scratch / 'local'}", *conf]
     began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - commands of this file
+    command = [python, "-m", *command]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:  # noqa: S603 - commands of this file
         printed = process.stdout.read() if process.stdout else ""
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.monotonic() - began
+    seconds, spent = time.monotonic() - began, [used]
+    with suppress(ChildProcessError):
+        while True:
+            spent.append(os.wait4(-process.pid, 0)[2])
     if process.returncode not in (0, 1):
         raise RigError(f"{' '.join(command)} failed")
     _require(job, halves, json.loads(printed))
     shuffled, spilled = _shuffled(events)
     shutil.rmtree(output, ignore_errors=True)
     return {
-        "job": job,
+        "job": job if python == sys.executable else f"{job}, before",
         "halves": halves,
         "seconds": seconds,
-        "CPU s": used.ru_utime + used.ru_stime,
-        "memory": 1024 * used.ru_maxrss // _MIB,
+        "CPU s": sum(each.ru_utime + each.ru_stime for each in spent),
+        "memory": 1024 * max(each.ru_maxrss for each in spent) // _MIB,
         "shuffled": None if job == "duckdb" else shuffled // _MIB,
         "spilled": None if job == "duckdb" else spilled // _MIB,
     }
@@ -168,14 +179,8 @@ def write(folder: Path, halves: int, *, seed: int) -> None:
                 topic.flush(folder)
     now = _START + halves // _PER_MS + 60_000
     counts = {**{name: topic.written for name, topic in topics.items()}, PREFIX + "parked": 0}
-    pins = {
-        name: TopicPin(
-            topic=name,
-            at=now,
-            partitions=(PartitionPin(partition=0, start=0, end=count, high=count, first_at=_START),),
-        )
-        for name, count in counts.items()
-    }
+    ends = {n: PartitionPin(partition=0, start=0, end=end, high=end, first_at=_START) for n, end in counts.items()}
+    pins = {name: TopicPin(topic=name, at=now, partitions=(end,)) for name, end in ends.items()}
     (folder / "archive.json").write_text(json.dumps({"prefix": PREFIX}) + "\n", encoding="utf-8")
     (folder / "offsets.json").write_text(Pins(at=now, topics=pins).to_json(), encoding="utf-8")
 
@@ -216,28 +221,23 @@ class _Writer:
             for _ in range(_CONTENTS)
         ]
         self._digests = [tuple(map(MessageDigest.of, messages)) for messages in self._contents]
-        half = Half(
-            id="x",
-            group=GROUP,
-            messages=tuple(self._contents[0]),
-            prepared_at=_START,
-            since=_START,
-            fingerprint=bytes(range(16)),
-        )
+        messages, print_ = tuple(self._contents[0]), bytes(range(16))
+        half = Half(id="x", group=GROUP, messages=messages, prepared_at=_START, since=_START, fingerprint=print_)
         self._half = codec.encode_half(half)  # its id does not matter, because no job decodes it
 
     def transaction(self, number: int) -> None:
         """Write what there is of a transaction: half records, op markers, messages."""
-        verdict, shard, at = verdict_of(number), number % SHARDS, _START + number // _PER_MS
+        verdict, at = verdict_of(number), _START + number // _PER_MS
         made = UUID(int=at << 80 | 0x7 << 76 | self._rng.getrandbits(12) << 64 | 0x2 << 62 | self._rng.getrandbits(62))
-        name, content = f"{shard}-{made}", self._rng.randrange(_CONTENTS)
+        name, content = str(made), self._rng.randrange(_CONTENTS)
+        shard = partition_for_key(name.encode(), SHARDS)
         self._internal("half", name, self._half, shard, at, "prepared")
         if verdict == "pending":
             return
         rolled_back = verdict in {"rolled_back_ok", "leaked"}
-        kinds = [OpKind.ROLLED_BACK] if rolled_back else [OpKind.COMMITTED]
         ended_at = at + _ENDED_AFTER_MS
-        for kind in kinds + [OpKind.ROLLED_BACK] * (verdict == "contradicted"):
+        contradicted = [OpKind.ROLLED_BACK] * (verdict == "contradicted")
+        for kind in [OpKind.ROLLED_BACK if rolled_back else OpKind.COMMITTED, *contradicted]:
             op = Op(
                 kind=kind,
                 id=name,
