@@ -14,13 +14,14 @@ DEPTH = 100_000
 MEMORY_MB = 6_000
 
 OWNERSHIP, POLICY, FOLD, TAIL = "halfway.pml", "policy.pml", "fold.pml", "tail.pml"
-CONTENT = "content.pml"
+CONTENT, IDS = "content.pml", "ids.pml"
 Sizes = dict[str, int]
 SMALL: Sizes = {"LANES": 1, "INCARNATIONS": 2, "ACQUISITIONS": 3}
 SEARCHES: tuple[tuple[str, Sizes], ...] = (
     (FOLD, {}),
     (TAIL, {}),
     (CONTENT, {"PREPARES": 4}),
+    (IDS, {}),
     (POLICY, {"CHECKS": 2, "LOSSES": 2, "RESUMES": 1}),
     (OWNERSHIP, SMALL),
     (OWNERSHIP, SMALL | {"STUCK": 1}),
@@ -47,6 +48,7 @@ REVIVED = "an ended transaction is pending again"
 FORGOTTEN = "an acknowledged transaction is unknown"
 OTHER_CONTENT = "another content than the acknowledged one is found"
 KEPT = "an own record is kept after the tail has passed it"
+NOT_ONCE = "an id is decided twice"
 ASSERTIONS = {
     DECIDED_TWICE: "decided[id[l].tx]==0",
     LEAKED: "(first[0]+second[0])==0",
@@ -65,6 +67,7 @@ ASSERTIONS = {
     FORGOTTEN: "&&(known==0)))",
     OTHER_CONTENT: "(it[o].held==acknowledged)",
     KEPT: "(own[n]==0)",
+    NOT_ONCE: "(outcome==0)",
 }
 
 
@@ -123,6 +126,13 @@ MUTANTS = (
     Mutant("NOT_READ", CONTENT, OTHER_CONTENT, {}),
     Mutant("NOT_FINAL", CONTENT, OTHER_CONTENT, {}),
     Mutant("DOUBT_DROPPED", CONTENT, OTHER_CONTENT, {}),
+    Mutant("AGE_IGNORED", IDS, NOT_ONCE, {}),
+    Mutant("CLOCK_ALONE", IDS, NOT_ONCE, {}),
+    Mutant("END_ALONE", IDS, NOT_ONCE, {}),
+    Mutant("NO_MINUTE", IDS, NOT_ONCE, {}),
+    Mutant("FORGOTTEN_EARLY", IDS, NOT_ONCE, {}),
+    Mutant("FOLD_ALONE", IDS, NOT_ONCE, {}),
+    Mutant("UNREAD", IDS, NOT_ONCE, {}),
 )
 
 
