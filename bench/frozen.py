@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Annotated, Any, Final, Self
-from uuid import uuid4
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -23,6 +22,7 @@ from bench.figures import Record, Row, Say
 from bench.plan import GROUP
 from bench.scenarios import FLEET_SHARDS
 from bench.system import SPARE_S, Broker, Instance, Rig, RigError, until
+from halfway.client.ids import CoordinatorClock
 from halfway.protocol.ids import shard_of
 from tests.faults.plan import Fault, Faults
 
@@ -56,7 +56,7 @@ def _pause(kafka: Broker, instances: int, session: float, timeout: float, say: S
     say(f"one of {instances} is frozen: session {session:g} s, transaction time-out {timeout:g} s")
     settings = {"HALFWAY_SESSION_TIMEOUT_S": f"{session:g}", "HALFWAY_TRANSACTION_TIMEOUT_S": f"{timeout:g}"}
     with ExitStack() as stack:
-        name = f"frozen-{uuid4().hex[:6]}"
+        name = f"frozen-{CoordinatorClock().new_id()[-6:]}"
         rig = Rig(kafka, name, settings=settings, instances=instances - 1, shards=FLEET_SHARDS)
         stack.enter_context(rig)
         faults = Faults(rig.directory / "faults")
@@ -64,7 +64,7 @@ def _pause(kafka: Broker, instances: int, session: float, timeout: float, say: S
         victim.ready()
         victim.register(rig.topic)
         own = {shard for shard, owner in enumerate(rig.owners()) if owner is victim}
-        name = next(name for name in iter(lambda: uuid4().hex, "") if shard_of(name, FLEET_SHARDS) in own)
+        name = next(name for name in iter(CoordinatorClock().new_id, "") if shard_of(name, FLEET_SHARDS) in own)
         watch = stack.enter_context(_Watch(kafka.bootstrap_servers, rig.topic))
         _open_transaction(victim, faults, name, rig.topic, watch)
         victim.process.pause()
