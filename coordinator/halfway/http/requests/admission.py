@@ -40,7 +40,7 @@ class ApiSettings:
     """The settings of the interface, in seconds, bytes and counts."""
 
     request_timeout_s: Seconds = 15.0
-    """The time-out of every request."""
+    """The time-out of every request; storing a half may take a third of it, at most 5 s."""
     max_requests: Count = 4096
     """Requests in flight; more are answered with 429."""
 
