@@ -54,8 +54,8 @@ def main() -> int:
     parser.add_argument(
         "--horizon",
         type=float,
-        help="seconds; below 900 ids are used again, and clocks are set ahead by less than half of it (default: 150 "
-        "for odd seeds and coordinator_away, 8 hours for seeds divisible by 4, else 900)",
+        help="seconds; below 900 ended ids are prepared again past it, and clocks are set ahead by less than half of it"
+        " (default: 150 for odd seeds and coordinator_away, 8 hours for seeds divisible by 4, else 900)",
     )
     parser.add_argument("--long-faults", action="store_true", help="some last for minutes, as in long runs")
     parser.add_argument("--keep", action="store_true", help="keep the directory in any case")
