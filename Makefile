@@ -81,8 +81,15 @@ chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTION
 upgrade: $(STAMP) ## Upgrade a release without keys, from this history, under load, and turn on access control: make upgrade ARGS="--keep"
 	$(BIN)/python -m tests.upgrade $(ARGS)
 
-audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS=1000 SEED=1
-	HISTORIES=$(LOGS) FIRST_SEED=$(or $(SEED),1) $(BIN)/python -m pytest -n auto -q tests/integration/jobs/test_random_logs.py tests/integration/jobs/test_worlds.py -k seed $(ARGS)
+audits: $(STAMP) ## Audit random logs whose verdicts are known: make audits LOGS=1000; with the SEED that it prints it goes on
+	@seed=$(or $(SEED),$$(date +%s)); done=build/audits-$$seed; mkdir -p build; \
+	echo "To go on after an interruption: make audits LOGS=$(LOGS) SEED=$$seed"; \
+	each=$$(($(LOGS) < 125 ? $(LOGS) : 125)); failed=0; \
+	for first in $$(seq $$seed $$each $$((seed + $(LOGS) - 1))); do \
+		grep -qsx $$first $$done && continue; \
+		HISTORIES=$$each FIRST_SEED=$$first $(BIN)/python -m pytest -n auto -q tests/integration/jobs/test_random_logs.py \
+			tests/integration/jobs/test_worlds.py -k seed $(ARGS) && echo $$first >> $$done || failed=1; \
+	done; exit $$failed
 
 model: ## Check the protocol's model exhaustively; needs spin and a C compiler (Debian: spin, gcc)
 	$(PYTHON) model/check.py
