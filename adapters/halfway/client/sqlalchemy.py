@@ -57,9 +57,9 @@ class SessionProducer:
     ) -> str:
         """Send a message if the open transaction commits; return the id of the halfway transaction.
 
-        halfway gets nothing before the commit. If that comes later than its outcome horizon, another id is used. If the
-        prepare fails, the commit rolls the database transaction back and raises the error of `SyncHalfway.prepare`.
-        Raises NestedTransactionError inside a `transaction` of the same client.
+        halfway gets nothing before the commit, and that uses another id if this is refused for its time. If the prepare
+        fails, the commit rolls the database transaction back and raises the error of `SyncHalfway.prepare`. Raises
+        NestedTransactionError inside a `transaction` of the same client.
         """
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
         self._client.demand_no_block()

@@ -56,9 +56,9 @@ class AtomicProducer:
     ) -> str:
         """Send a message if the open atomic block commits; return the id of the halfway transaction.
 
-        halfway gets nothing before the commit. If the prepare fails, the commit rolls the database transaction
-        back and raises the error of `SyncHalfway.prepare`. Raises NoTransactionError outside `atomic()`, and
-        NestedTransactionError inside a `transaction` of the same client.
+        halfway gets nothing before the commit, and that uses another id if this is refused for its time. If the prepare
+        fails, the commit rolls the database transaction back and raises the error of `SyncHalfway.prepare`. Raises
+        NoTransactionError outside `atomic()`, and NestedTransactionError inside a `transaction` of the same client.
         """
         self._client.demand_no_block()
         connection = connections[self._using]
