@@ -21,6 +21,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint, Json
 from tests.support.coordinator.fleet import Fleet
 from tests.support.coordinator.rest_client import Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "console"
 MOST_BYTES: Final = 150 * 1024
@@ -65,8 +66,8 @@ async def _traffic(rest: Rest) -> AsyncIterator[None]:
         topics = ["orders", "coupons", "mails"]
         (await rest.put_group(name, topics=topics, urls=[endpoint.url], policy=policy)).expect(201)
     messages = [message("coupons", {"type": "JSON", "data": {"coupon": "SPRING", "percent": 10}}, key="customer-7")]
-    for number in range(PARKED):
-        (await rest.prepare("coupons", messages, as_id=f"coupon-{number:04}", retry=True)).expect(200, 201)
+    for _ in range(PARKED):
+        (await rest.prepare("coupons", messages, as_id=new_id(), retry=True)).expect(200, 201)
     served = asyncio.create_task(_serve(rest))
     try:
         yield

@@ -6,6 +6,7 @@ import pytest
 from playwright.async_api import Page, Route, expect
 
 from tests.support.console.browser import Conduct
+from tests.support.ids import named_id
 from tests.support.rest.guarded import Guarded
 
 
@@ -99,10 +100,14 @@ async def test_who_loses_the_key_is_back_at_the_login(page: Page, instances: Gua
 
 
 async def test_a_reader_looks_and_is_offered_nothing_to_do(page: Page, instances: Guarded) -> None:
-    prepare = {"group": "shop", "id": "read-1", "messages": [{"topic": "orders", "key": "k", "value": "secret-value"}]}
+    prepare = {
+        "group": "shop",
+        "id": named_id("read-1"),
+        "messages": [{"topic": "orders", "key": "k", "value": "secret-value"}],
+    }
     assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
     await sign_in(page, instances, "board", address="#/transactions")
-    await page.get_by_role("link", name="read-1").click()
+    await page.get_by_role("link", name=named_id("read-1")).click()
     await expect(page.get_by_text("Your key may not read its messages.")).to_be_visible()
     for action in ("Check now", "Commit…", "Roll back…", "Show the messages"):
         await expect(page.get_by_role("button", name=action)).to_have_count(0)
@@ -110,9 +115,13 @@ async def test_a_reader_looks_and_is_offered_nothing_to_do(page: Page, instances
 
 @pytest.mark.parametrize("caller", ["shop", "operator"])
 async def test_who_may_read_messages_sees_them_when_asking(page: Page, instances: Guarded, caller: str) -> None:
-    prepare = {"group": "shop", "id": "read-2", "messages": [{"topic": "orders", "key": "k", "value": "secret-value"}]}
+    prepare = {
+        "group": "shop",
+        "id": named_id("read-2"),
+        "messages": [{"topic": "orders", "key": "k", "value": "secret-value"}],
+    }
     assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
-    await sign_in(page, instances, caller, address="#/transactions/read-2")
+    await sign_in(page, instances, caller, address=f"#/transactions/{named_id('read-2')}")
     ask = page.get_by_role("button", name="Show the messages")
     await expect(ask).to_be_visible()
     assert "secret-value" not in await page.content()

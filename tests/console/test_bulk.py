@@ -40,7 +40,7 @@ async def test_a_preview_says_how_many_and_which_and_nothing_begins_without_a_re
     dialog = page.get_by_role("dialog")
     await expect(dialog).to_contain_text("12 transactions match")
     await expect(dialog.get_by_role("listitem")).to_have_count(5)
-    await expect(dialog).not_to_contain_text("other-1")
+    await expect(dialog).not_to_contain_text(shop.id("other-1"))
     await expect(dialog).to_contain_text("final")
     submit = dialog.get_by_role("button", name="Roll back 12")
     await expect(submit).to_be_disabled()
@@ -58,8 +58,9 @@ async def test_all_that_a_filter_finds_are_ended_with_the_reason_as_their_remark
     """It goes on while other views are opened, and says so to a screen reader too."""
     await shop.group("shop")
     await shop.prepared([f"j-{number}" for number in range(7)])
-    await shop.prepared(["not-1"])
-    await page.goto(shop.at("transactions?id=j-"))
+    await shop.group("mail")
+    await shop.prepared(["not-1"], group="mail")
+    await page.goto(shop.at("transactions?group=shop"))
     await page.get_by_role("button", name=f"{name} all…").click()
     await begin(page, "decided by hand", rate=5)
     await expect(page.locator("#bulk-title")).to_be_focused()
@@ -67,9 +68,9 @@ async def test_all_that_a_filter_finds_are_ended_with_the_reason_as_their_remark
     await expect(action(page).locator("[role=status]").first).to_contain_text("running")
     await expect(action(page)).to_contain_text("7 of 7")
     await expect(action(page).locator("[role=status]").first).to_have_text("done: 7 of 7, 0 failed")
-    shown = await shop.rest.show("j-3")
+    shown = await shop.rest.show(shop.id("j-3"))
     assert (shown["state"], shown["cause"], shown["remark"]) == (state, "operator", "decided by hand")
-    assert (await shop.rest.show("not-1"))["state"] == "prepared"
+    assert (await shop.rest.show(shop.id("not-1")))["state"] == "prepared"
     await page.get_by_role("button", name="Close").click()
     await expect(action(page)).to_have_count(0)
 
@@ -78,15 +79,15 @@ async def test_one_transaction_is_ended_by_itself_and_shown_at_once(page: Page, 
     """If it cannot be done, the dialog says why."""
     await shop.group("shop")
     await shop.prepared(["one-1", "one-2"])
-    await page.goto(shop.at("transactions/one-1"))
+    await page.goto(shop.at(f"transactions/{shop.id('one-1')}"))
     await page.get_by_role("button", name="Commit…").click()
     await begin(page)
     await expect(page.locator(".heading").get_by_text("committed")).to_be_visible()
-    assert (await shop.rest.show("one-1"))["remark"] == "endpoint mended"
-    assert (await shop.rest.show("one-2"))["state"] == "prepared"
-    await page.goto(shop.at("transactions/one-2"))
+    assert (await shop.rest.show(shop.id("one-1")))["remark"] == "endpoint mended"
+    assert (await shop.rest.show(shop.id("one-2")))["state"] == "prepared"
+    await page.goto(shop.at(f"transactions/{shop.id('one-2')}"))
     await page.get_by_role("button", name="Roll back…").click()
-    await shop.rest.commit("one-2")
+    await shop.rest.commit(shop.id("one-2"))
     await begin(page)
     await expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("already_ended")
 
@@ -111,11 +112,11 @@ async def test_it_is_stopped_with_the_keyboard_and_goes_on_with_the_rest(page: P
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")
     await expect(action(page)).to_contain_text("The rest is unchanged")
-    assert (await shop.rest.show("st-3"))["state"] == "prepared"
+    assert (await shop.rest.show(shop.id("st-3")))["state"] == "prepared"
     await action(page).get_by_role("button", name="Go on with the rest").click()
     await expect(action(page).locator("[role=status]").first).to_contain_text("done: ")
-    assert sent == ids
-    assert (await shop.rest.show("st-3"))["state"] == "rolled_back"
+    assert sent == [shop.id(name) for name in ids]
+    assert (await shop.rest.show(shop.id("st-3")))["state"] == "rolled_back"
 
 
 async def test_a_page_with_an_action_asks_before_it_is_closed(page: Page, shop: Shop) -> None:
@@ -155,12 +156,12 @@ async def test_a_batch_whose_answer_is_lost_is_not_sent_again(page: Page, shop: 
             await route.continue_()
 
     await page.route("**/v1/batch", lose)
-    await page.goto(shop.at("transactions?id=l-"))
+    await page.goto(shop.at("transactions?group=shop"))
     await page.get_by_role("button", name="Commit all…").click()
     await begin(page, rate=4)
     await expect(action(page)).to_contain_text("3 of 3")
     await expect(action(page).locator("[role=status]").first).to_contain_text("done: ")
-    assert sent == ids
+    assert sent == [shop.id(name) for name in ids]
 
 
 async def test_the_last_hundred_that_failed_are_named_and_the_others_are_done(page: Page, shop: Shop) -> None:
@@ -169,13 +170,13 @@ async def test_the_last_hundred_that_failed_are_named_and_the_others_are_done(pa
     await shop.group("shop")
     await shop.prepared([f"f-{number:03}" for number in range(130)])
     await page.route("**/v1/batch", lambda route: answer_items(route, {"status": 503, "problem": problem}))
-    await page.goto(shop.at("transactions?id=f-"))
+    await page.goto(shop.at("transactions?group=shop"))
     await page.get_by_role("button", name="Commit all…").click()
     await begin(page, rate=500)
     await expect(action(page).locator("[role=status]").first).to_have_text("done: 130 of 130, 130 failed")
     rows = action(page).get_by_role("table").locator("tbody tr")
     await expect(rows).to_have_count(100)
-    await expect(rows.last).to_contain_text("f-129")
+    await expect(rows.last).to_contain_text(shop.id("f-129"))
     await expect(rows.last).to_contain_text("create the topic, then send it again topic_unavailable")
     await page.unroute_all()
     await page.route("**/v1/batch", lambda route: answer_items(route, {"status": 409, "problem": {}}))

@@ -32,7 +32,7 @@ async def test_message_keys_values_and_headers(page: Page, shop: Shop, conduct: 
         "headers": [{"name": f"n{HOSTILE}", "value": f"h{HOSTILE}"}],
     }
     await shop.prepared(["x-1"], **fields)
-    await page.goto(shop.at("transactions/x-1"))
+    await page.goto(shop.at(f"transactions/{shop.id('x-1')}"))
     await page.get_by_role("button", name="Show the messages").click()
     for part in "kvnh":
         await shown_as_text(page, part + HOSTILE)
@@ -41,10 +41,10 @@ async def test_message_keys_values_and_headers(page: Page, shop: Shop, conduct: 
 async def test_a_remark_of_the_service(page: Page, shop: Shop, conduct: Conduct) -> None:
     await shop.group("shop")
     await shop.prepared(["x-2"])
-    (await shop.rest.end("x-2", "rollback", remark=HOSTILE)).expect(200)
+    (await shop.rest.end(shop.id("x-2"), "rollback", remark=HOSTILE)).expect(200)
     await page.goto(shop.at("transactions"))
     await shown_as_text(page)
-    await page.get_by_role("link", name="x-2").click()
+    await page.get_by_role("link", name=shop.id("x-2")).click()
     await shown_as_text(page)
 
 
@@ -55,8 +55,8 @@ async def test_a_remark_of_a_check_endpoint(page: Page, shop: Shop, endpoint: Ch
     )
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.prepared(["x-3"])
-    await shop.rest.until("x-3", "rolled_back")
-    await page.goto(shop.at("transactions/x-3"))
+    await shop.rest.until(shop.id("x-3"), "rolled_back")
+    await page.goto(shop.at(f"transactions/{shop.id('x-3')}"))
     await expect(page.locator(".heading").get_by_text("rolled back")).to_be_visible()
     assert await page.locator("img[src=x]").count() == 0
     assert "taken" not in await page.title()
@@ -69,8 +69,8 @@ async def test_the_error_body_of_a_check_endpoint_is_shown_nowhere(
     endpoint.answer(lambda _: web.Response(status=500, text=HOSTILE, content_type="text/html", reason="<b>no</b>"))
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.prepared(["x-5"])
-    await shop.rest.until("x-5", "parked")
-    await page.goto(shop.at("transactions/x-5"))
+    await shop.rest.until(shop.id("x-5"), "parked")
+    await page.goto(shop.at(f"transactions/{shop.id('x-5')}"))
     await expect(page.get_by_text("status 500, not 200").first).to_be_visible()
     assert "onerror" not in await page.content()
     await page.goto(shop.at("groups/shop"))
@@ -123,7 +123,7 @@ async def test_the_reason_and_the_failures_of_a_bulk_action(page: Page, shop: Sh
     await expect(page.get_by_text("1 of 1", exact=True)).to_be_visible()
     await shown_as_text(page)
     await page.get_by_role("button", name="Close").click()
-    await page.goto(shop.at("transactions/x-4"))
+    await page.goto(shop.at(f"transactions/{shop.id('x-4')}"))
     await shown_as_text(page)
     problem = {"error_code": "e", "detail": f"why{HOSTILE}"}
     await page.route("**/v1/batch", lambda route: answer_items(route, {"status": 413, "problem": problem}))

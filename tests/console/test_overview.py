@@ -11,6 +11,7 @@ from halfway.memory import Memory
 from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded
 
@@ -34,7 +35,7 @@ async def test_what_is_parked_needs_attention_with_its_evidence_and_is_resumed_t
 ) -> None:
     await shop.group(url=endpoint.url, policy=IMPATIENT)
     await shop.prepared(["at-1", "at-2"])
-    for own in ("at-1", "at-2"):
+    for own in (shop.id("at-1"), shop.id("at-2")):
         await shop.rest.until(own, "parked")
     endpoint.answer("commit")
     await page.goto(shop.at())
@@ -51,7 +52,7 @@ async def test_what_is_parked_needs_attention_with_its_evidence_and_is_resumed_t
 async def test_several_instances_are_shown_with_their_shards(page: Page, instances: Guarded) -> None:
     """Each instance shows the figures of all of them."""
     for number in range(6):
-        prepare = {"group": "shop", "id": f"i-{number}", "messages": [{"topic": "orders", "value": "v"}]}
+        prepare = {"group": "shop", "id": named_id(f"i-{number}"), "messages": [{"topic": "orders", "value": "v"}]}
         assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
     for world in (instances.here, instances.there):
         await page.goto(f"{world.url}/console/")
@@ -95,10 +96,10 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
     """In the meantime the data is marked as stale; afterwards it is loaded again automatically."""
     async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
-        await first.prepared(id="r-1")
+        await first.prepared(id=named_id("r-1"))
         port = first.port
         await page.goto(f"{first.url}/console/#/transactions")
-        await expect(page.get_by_role("link", name="r-1")).to_be_visible()
+        await expect(page.get_by_role("link", name=named_id("r-1"))).to_be_visible()
         await page.get_by_role("link", name="Overview").click()
         await expect(tile(page, "Pending")).to_have_text("1")
     await expect(page.get_by_role("alert").filter(has_text="Figures are stale")).to_be_visible()
@@ -107,8 +108,8 @@ async def test_a_coordinator_that_restarts_is_told_and_found_again(page: Page) -
     await expect(page.get_by_role("alert").filter(has_text="The console retries automatically")).to_be_visible()
     after = Memory(shards=2, log=first.memory.log, clock=first.memory.clock)
     async with RestWorld(memory=after, port=port) as second:
-        await expect(page.get_by_role("link", name="r-1")).to_be_visible()
-        await second.prepared(id="r-2")
+        await expect(page.get_by_role("link", name=named_id("r-1"))).to_be_visible()
+        await second.prepared(id=named_id("r-2"))
         await page.get_by_role("link", name="Overview").click()
         await expect(tile(page, "Pending")).to_have_text("2")
         await expect(page.get_by_role("alert")).to_have_count(0)

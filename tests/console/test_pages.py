@@ -15,6 +15,7 @@ from tests.support.console.heap import heap
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import QUIET, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 
 TRANSACTIONS = int(os.environ.get("HALFWAY_TEST_CONSOLE_PAGED", "3000"))
 OF_PAGE = 50
@@ -37,8 +38,8 @@ async def fill(rest: Rest, topic: str) -> None:
     async def prepare_part() -> None:
         for begin in numbers:
             items = [
-                {"group": "many", "id": f"m-{number:07}", "messages": [message(topic, key="k", value="v")]}
-                for number in range(begin, begin + OF_BATCH)
+                {"group": "many", "id": new_id(), "messages": [message(topic, key="k", value="v")]}
+                for _ in range(begin, begin + OF_BATCH)
             ]
             answers = (await rest.batch(prepare=items)).expect(200)["prepare"]
             assert {answer["status"] for answer in answers} == {201}

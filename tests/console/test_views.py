@@ -7,13 +7,14 @@ from halfway.memory import Memory
 from tests.console.conftest import NewPage
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 
 MANY = 150
 MESSAGES = 300
 SHOWS = {
     "overview": "Nothing is parked",
-    "transactions": "r-1",
+    "transactions": named_id("r-1"),
     "transactions/r-1": "Prepared",
     "groups": "shop",
     "groups/shop": "First check after",
@@ -26,7 +27,7 @@ async def test_each_view_is_found_again_after_a_restart(new_page: NewPage) -> No
     pages: dict[str, Page] = {}
     async with RestWorld(port=pick_port()) as first:
         await first.put_shop()
-        await first.prepared(id="r-1")
+        await first.prepared(id=named_id("r-1"))
         port = first.port
         for view, shown in SHOWS.items():
             page = pages[view] = await new_page()
@@ -45,7 +46,7 @@ async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_pa
     async with RestWorld() as world:
         await world.put_shop()
         messages = [{"topic": "orders", "key": f"k-{number}", "value": "v" * 200} for number in range(MESSAGES)]
-        await world.prepared(*messages, id="large")
+        await world.prepared(*messages, id=named_id("large"))
         activity = world.coordinator.statistics._activity
         for number in range(MANY):
             activity.note_refused_write(f"t-{number}", f"topic-{number}", "topic_unavailable", "it has no leader", 5)

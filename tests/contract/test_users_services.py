@@ -17,6 +17,7 @@ from halfway.client.barrier import Barrier, LateTransactionError
 from halfway.client.sqlalchemy import SessionProducer
 from halfway.testing import Server
 from tests.contract.test_users_servers import SOON, client, server, topic
+from tests.support.ids import new_id
 from tests.support.waiting import GENEROUS_S
 
 __all__ = ["client", "server", "topic"]
@@ -90,7 +91,7 @@ def test_one_that_is_parked_is_prepared_again_by_a_resume(server: Server, topic:
 def test_what_is_too_large_is_refused_alike(
     server: Server, client: SyncHalfway, topic: str, messages: Callable[[str], Any], status: int, code: str
 ) -> None:
-    body = {"group": f"shop-{topic}", "id": f"large-{topic}", "messages": messages(topic)}
+    body = {"group": f"shop-{topic}", "id": new_id(), "messages": messages(topic)}
     answered, problem = post(f"{server.url}/v1/transactions", body)
     assert (answered, problem["error_code"]) == (status, code)
     assert list(server.records(topic)) == []

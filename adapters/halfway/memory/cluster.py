@@ -49,6 +49,7 @@ from halfway.memory.log import (
     kept_headers,
 )
 from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
+from halfway.protocol.ids import AHEAD_MS
 from halfway.protocol.records import Barrier, Half, Op, Parked
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import State
@@ -150,13 +151,13 @@ class MemoryMembership:
             shard,
             log,
             self._cursors.load(shard),
-            remember_since=now - self._horizon_ms,
+            remember_since=now - self._horizon_ms - AHEAD_MS,
             horizon_ms=self._horizon_ms,
         )
         state.barrier = position - 1
         state.half_tail = position
         state.acquired_at = now
-        state.complete_fold()
+        state.complete_fold(now - self._horizon_ms)
         state.forget(now - self._horizon_ms)
         incarnation.shards.add(shard)
         listener.acquired(shard, state)

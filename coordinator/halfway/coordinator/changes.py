@@ -153,7 +153,7 @@ def decide(change: Change, entry: Entry) -> EndResult | None:
     """Return the answer if no write is needed, None if one is; raise an error if the state forbids the change."""
     action, state, tried = change.action, entry.state, change.tried
     if isinstance(action, Record):
-        is_needed = _is_needed(action, change, entry)
+        is_needed = _is_needed(action, entry)
         return None if is_needed else EndResult(id=entry.id, state=state, changed=False)
     target = TRANSITIONS.get((state, action))
     if target is None:
@@ -166,11 +166,9 @@ def decide(change: Change, entry: Entry) -> EndResult | None:
     return None
 
 
-def _is_needed(action: Record, change: Change, entry: Entry) -> bool:
+def _is_needed(action: Record, entry: Entry) -> bool:
     if action is Record.VERDICT:
-        if isinstance(entry, Ended) or entry.commit_verdict:
-            return False
-        return change.still_wanted is None or change.still_wanted(entry)
+        return not isinstance(entry, Ended) and not entry.commit_verdict
     return action is not Record.HALF or isinstance(entry, Pending)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from halfway.coordinator.changes import Change
     from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.entries import Entry, Unresolved
+    from halfway.protocol.entries import Entry
     from halfway.protocol.transactions import Cause
 
 
@@ -38,21 +38,13 @@ def leaves_nothing_to_keep(error: BaseException) -> bool:
     return isinstance(error, _ENDED)
 
 
-class RecordVerdict(Protocol):
-    """A function that writes a record of a commit verdict."""
-
-    def __call__(self, transaction_id: str, verdict: CommitVerdict, is_of: Callable[[Unresolved], bool], /) -> Change:
-        """Begin it; `is_of` returns whether the verdict concerns the transaction that has the id."""
-
-
 class CommitVerdicts:
     """Keeps a commit verdict from its arrival until it is written, as the commit or as an op VERDICT.
 
     A commit verdict is a commit that a caller, an operator or the answer to a check has said.
     """
 
-    def __init__(self, shards: ShardTable, record: RecordVerdict, horizon_s: float) -> None:
-        self._horizon_ms = round(horizon_s * 1000)
+    def __init__(self, shards: ShardTable, record: Callable[[str, CommitVerdict], Change]) -> None:
         self._shards = shards
         self._record = record
         self._not_recorded = LogSummary(log, "warning", "verdict_not_recorded")
@@ -71,28 +63,14 @@ class CommitVerdicts:
             # If nearly all are of shards that are served, the next look comes when there are twice as many.
             self._cleanup_at = max(_CLEANUP_AT, 2 * len(verdicts))
         kept = verdicts.get(entry.id)
-        if kept is not None and not self.is_of_another(kept, entry):
+        if kept is not None:
             kept.checks = max(kept.checks, checks)
             return
-        verdicts[entry.id] = CommitVerdict(
-            shard=self._shards.number_of(entry.id),
-            checks=checks,
-            cause=cause,
-            prepared_at=entry.prepared_at,
-            fingerprint=entry.fingerprint,
-        )
+        verdicts[entry.id] = CommitVerdict(shard=self._shards.number_of(entry.id), checks=checks, cause=cause)
 
     def keeps(self, transaction_id: str) -> bool:
         """Return whether a commit verdict of this id is not written yet: the policy must not decide until then."""
         return transaction_id in self._shards.unwritten_commit_verdicts
-
-    def is_of_another(self, verdict: Entry | CommitVerdict, entry: Unresolved) -> bool:
-        """Return whether a later transaction has the id now, which the verdict does not concern.
-
-        A repeat of a prepare may change the time of the same transaction, by less than the outcome horizon.
-        """
-        later = entry.prepared_at >= verdict.prepared_at + self._horizon_ms
-        return later or entry.fingerprint != verdict.fingerprint
 
     def take_commit_result(self, transaction_id: str, error: BaseException | None) -> Change | None:
         """Handle the result of the commit. If it was not written, record the verdict instead.
@@ -120,10 +98,10 @@ class CommitVerdicts:
         if verdict.recording is None:
             shard = self._shards.find(verdict.shard)
             entry = None if shard is None else shard.state.unresolved(transaction_id)
-            if entry is not None and entry.commit_verdict and not self.is_of_another(verdict, entry):
+            if entry is not None and entry.commit_verdict:
                 del self._shards.unwritten_commit_verdicts[transaction_id]
                 return None
-            verdict.recording = self._record(transaction_id, verdict, partial(self._is_of, verdict))
+            verdict.recording = self._record(transaction_id, verdict)
             verdict.recording.add_done_callback(partial(self._recorded, transaction_id, verdict))
         return verdict.recording
 
@@ -145,6 +123,3 @@ class CommitVerdicts:
         """Return whether a commit verdict is in the log, or its transaction has ended."""
         result = recording.result
         return not isinstance(result, Exception) or leaves_nothing_to_keep(result)
-
-    def _is_of(self, verdict: CommitVerdict, entry: Unresolved) -> bool:
-        return not self.is_of_another(verdict, entry)

@@ -125,7 +125,6 @@ class Coordinator:
             lane,
             clock,
             activity,
-            horizon_s=limits.outcome_horizon_s,
         )
         self.changes_waiting = self._ending.waiting
         self._ending.audit = self.auditor.record_end

@@ -88,8 +88,6 @@ class Ending(Path[Change]):
         lane: Lane,
         clock: Clock,
         activity: Activity,
-        *,
-        horizon_s: float,
     ) -> None:
         super().__init__(authority)
         self._shards = shards
@@ -101,7 +99,7 @@ class Ending(Path[Change]):
         self._deadlines: Deadlines[Change] = Deadlines(self._late)
         self._last_deadline = (0.0, 0.0, 0.0, 0)
         """Of the commit that was watched last: its deadline, when it came, until when it may begin, and that tick."""
-        self.verdicts = CommitVerdicts(shards, self.record_verdict, horizon_s)
+        self.verdicts = CommitVerdicts(shards, self.record_verdict)
         self.is_checking: Callable[[Entry], bool] = lambda _: False
         """Returns whether a check of a transaction is in flight."""
         self.audit: Callable[[Change, EndResult | Exception], None] = lambda *_: None
@@ -233,9 +231,7 @@ class Ending(Path[Change]):
         )
         return self._start(change)
 
-    def record_verdict(
-        self, transaction_id: str, verdict: CommitVerdict, is_of: Callable[[Unresolved], bool]
-    ) -> Change:
+    def record_verdict(self, transaction_id: str, verdict: CommitVerdict) -> Change:
         """Record a commit that was said, also in a shard that is being given up, before other changes that wait."""
         change = Change(
             path=self,
@@ -244,7 +240,6 @@ class Ending(Path[Change]):
             cause=verdict.cause,
             deadline=background_deadline(),
             checks=verdict.checks,
-            still_wanted=is_of,
             has_begun=True,
         )
         holder = self._shards.claims.get(transaction_id)
@@ -372,7 +367,7 @@ class Ending(Path[Change]):
         if change.has_begun and change.action is not Record.VERDICT:
             raise unconfirmed(change.id)
         if change.looked or change.has_begun:
-            raise self._lookup.unknown(change.id)
+            raise self._lookup.unknown(change.id, shard)
         change.looked = True
         self._release(change)
         self._wait(change, Waits.TAIL, self._lookup.read_barrier(shard.number, deadline=change.deadline))

@@ -20,6 +20,7 @@ from halfway.protocol.errors import (
     IdReusedError,
     MessageTooLargeError,
     NotServedError,
+    OutcomeExpiredError,
     OutcomeUnknownError,
     RetryableError,
 )
@@ -62,6 +63,8 @@ class Preparation(Operation[Prepared], kw_only=True, eq=False):
     """True if the groups were read again for it."""
     facts: Mapping[str, TopicFacts | None] | None = None
     """Facts about its topics, if Kafka was asked for them."""
+    has_looked: bool = False
+    """True if the tail has reached the end of the log since it came."""
     doubt: object | None = None
     """The mark of an earlier half of its id that may still arrive: the order of the log decides which one counts."""
     queue: deque[Preparation] | None = None
@@ -121,6 +124,7 @@ class Preparer(Path[Preparation]):
         Raises:
             OutcomeUnknownError: it is not known whether the half was stored: roll back, or send the same id again.
             IdReusedError: the id has other content.
+            IdInFutureError, OutcomeExpiredError: it is not the id of a new transaction. Nothing was stored.
             UnknownGroupError, ForbiddenError, PreparesRejectedError, TopicNotAllowedError, UnknownTopicError,
             InvalidRequestError, MessageTooLargeError, OverloadedError, NotServedError: nothing was stored.
             UnauthenticatedError, GroupLimitedError: the caller may not make it now.
@@ -202,7 +206,7 @@ class Preparer(Path[Preparation]):
         prepare_rules.require_prepares_enabled(self._limits)
         group = self._groups.get_for_prepare(request.group)
         if transaction_id is not None:
-            prepare_rules.require_legal_id(transaction_id)
+            prepare_rules.require_id(transaction_id)
             holder = self._reserved.get(transaction_id)
             if holder is not None and holder is not one:
                 self._wait_for_claim(one, holder)
@@ -215,7 +219,9 @@ class Preparer(Path[Preparation]):
             if (known := shard.state.find(transaction_id)) is not None:
                 self._answer_known(one, shard, known)
                 return
-            prepare_rules.require_outcome_remembered(transaction_id, shard.state, self._limits)
+            prepare_rules.require_born(transaction_id, self._clock.now_ms())
+            if not self._is_new(one, shard, transaction_id):
+                return
         prepare_rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
             prepare_rules.require_check_before_max_age(
@@ -243,6 +249,15 @@ class Preparer(Path[Preparation]):
             self._wait(one, Waits.LANE, self._make_final(known.id, one.deadline))
         else:
             self._answer(one, self._known(known))
+
+    def _is_new(self, one: Preparation, shard: Shard, transaction_id: str) -> bool:
+        """Return whether an unknown id has certainly not ended. If it may have, wait for the tail, or refuse it."""
+        if not self._lookup.is_past_horizon(transaction_id, shard):
+            return True
+        if one.has_looked:
+            raise OutcomeExpiredError(transaction_id, horizon_s=self._limits.outcome_horizon_s, is_prepare=True)
+        self._wait(one, Waits.TAIL, self._wait_for_fold(transaction_id, one))
+        return False
 
     async def _refresh(self, preparation: Preparation) -> None:
         """Read the groups again."""
@@ -303,23 +318,21 @@ class Preparer(Path[Preparation]):
         """
         deadline, mark = preparation.deadline, self._ambiguous.get(transaction_id)
         await self._lookup.read_barrier(self._shards.of(transaction_id).number, deadline=deadline)
-        preparation.doubt = mark
+        preparation.doubt, preparation.has_looked = mark, True
 
     def _make_half(self, shard: Shard, preparation: Preparation) -> None:
         """Make the half, which goes to the log: its result is applied even if the caller is gone."""
         request, now = preparation.request, self._clock.now_ms()
-        transaction_id, prepared_at = request.id, now
+        transaction_id = request.id
         if transaction_id is None:
             transaction_id = self._ids.make(now, shard.number)
         else:
-            # The clock may have been set back since an outcome was forgotten. Checks go by the clock all the same.
-            prepared_at = max(now, shard.state.reusable_from)
             self._reserved[transaction_id] = preparation
         half = preparation.half = Half(
             id=transaction_id,
             group=request.group,
             messages=request.messages,
-            prepared_at=prepared_at,
+            prepared_at=now,
             since=now,
             fingerprint=preparation.fingerprint,
             check_after_ms=request.check_after_ms,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from halfway.protocol.errors import (
     GroupLimitedError,
+    IdInFutureError,
     InvalidRequestError,
     MessageTooLargeError,
     OverloadedError,
@@ -19,8 +20,8 @@ from halfway.protocol.errors import (
     TopicNotAllowedError,
     UnknownTopicError,
 )
-from halfway.protocol.ids import ID, LEGAL_ID, birth_of
-from halfway.protocol.records import size_of
+from halfway.protocol.ids import AHEAD_MS, ID, birth_of
+from halfway.protocol.records import rfc3339, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from halfway.coordinator.shards.groups import Groups
     from halfway.coordinator.shards.shard_table import ShardTable
     from halfway.protocol.records import Group, Message
-    from halfway.protocol.shard import ShardState
 
 
 MIN_TOPIC_MESSAGE_BYTES: Final = 65_536
@@ -47,29 +47,19 @@ def require_prepares_enabled(limits: ServiceLimits) -> None:
         raise PreparesRejectedError
 
 
-def require_legal_id(transaction_id: str) -> None:
-    """Raise InvalidRequestError if an id that the caller chose has a wrong form."""
-    if LEGAL_ID.match(transaction_id) is None:
+def require_id(transaction_id: str) -> None:
+    """Raise InvalidRequestError if an id that the caller made is no UUIDv7 in lower case."""
+    if ID.match(transaction_id) is None:
         raise InvalidRequestError(
-            f"id {transaction_id[:140]!r} is not valid: use 1 to 128 of letters, digits, and . _ ~ -", field="id"
-        )
-    if ID.match(transaction_id) is None and birth_of(transaction_id) is not None:
-        raise InvalidRequestError(
-            f"id {transaction_id!r} has the form of an id that a release before made: choose another", field="id"
+            f"id {transaction_id[:140]!r} is not valid: make a UUIDv7, or leave it out", field="id"
         )
 
 
-def require_outcome_remembered(transaction_id: str, state: ShardState, limits: ServiceLimits) -> None:
-    """Raise OverloadedError if an id that the caller chose may have ended lately, with an outcome that was forgotten.
-
-    The prepare could be committed a second time. Whoever folds the log next, and reads the outcome, would remove it.
-    """
-    if state.may_have_ended(transaction_id):
-        raise OverloadedError(
-            f"id {transaction_id!r} may have ended within the last {limits.outcome_horizon_s:g} s, and its outcome is "
-            f"forgotten: more than {limits.max_outcomes_per_shard} transactions of its shard have ended since. Use "
-            "another id, wait, or raise HALFWAY_MAX_OUTCOMES_PER_SHARD"
-        )
+def require_born(transaction_id: str, now: int) -> None:
+    """Raise IdInFutureError if a new id was born too far ahead of the clock."""
+    born = birth_of(transaction_id)
+    if born is not None and born > now + AHEAD_MS:
+        raise IdInFutureError(transaction_id, born=rfc3339(born), now=rfc3339(now))
 
 
 def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> None:

@@ -33,6 +33,20 @@ class InvalidRequestError(HalfwayError):
         super().__init__(detail, errors=[{"field": field, "detail": detail}], **fields)
 
 
+class IdInFutureError(InvalidRequestError):
+    """The id was born more than a minute after the coordinator's clock."""
+
+    code = "id_in_future"
+
+    def __init__(self, transaction_id: str, *, born: str, now: str) -> None:
+        super().__init__(
+            f"id {transaction_id!r} was born at {born}, more than a minute after the coordinator's clock ({now}): "
+            "make ids by the time of the Date header of halfway's answers, or set the clock that is wrong",
+            field="id",
+            id=transaction_id,
+        )
+
+
 class UnknownGroupError(HalfwayError):
     """No group of that name is registered."""
 
@@ -76,7 +90,11 @@ class OutcomeExpiredError(HalfwayError):
 
     code = "outcome_expired"
 
-    def __init__(self, transaction_id: str, *, horizon_s: float) -> None:
+    def __init__(self, transaction_id: str, *, horizon_s: float, is_prepare: bool = False) -> None:
+        if is_prepare:
+            detail = f"id {transaction_id!r} is too old: its outcome may be forgotten (outcomes are kept for "
+            super().__init__(f"{detail}{horizon_s:g} s); nothing was stored: use a new id", id=transaction_id)
+            return
         super().__init__(
             f"transaction {transaction_id!r} is not known here: outcomes are kept for {horizon_s:g} s, and its id is "
             "older; this does not mean that it was rolled back: "

@@ -20,6 +20,9 @@ LEGAL_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
 """An id that any release has taken."""
 _OLD_SERVER_ID: Final = re.compile(r"(0|[1-9][0-9]{0,4})-(" + ID.pattern.removesuffix(r"\Z") + r")\Z")
 
+AHEAD_MS: Final = 60_000
+"""How far ahead of the coordinator's clock an id may be born. The clocks of instances may differ by as much."""
+
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF

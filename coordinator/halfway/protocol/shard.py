@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halfway.protocol.entries import Ended, Entry, OpTotals, ParkedEntry, Pending
+from halfway.protocol.ids import AHEAD_MS, ID, birth_of
 from halfway.protocol.indexes import IndexedHeap, OffsetOrder
-from halfway.protocol.outcomes import ForgottenIds, Outcomes
+from halfway.protocol.outcomes import Outcomes
 from halfway.protocol.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
 
 if TYPE_CHECKING:
@@ -28,12 +29,7 @@ class ShardState:
     """The fold of one shard. All times are milliseconds since the epoch."""
 
     def __init__(self, shard: int, *, horizon_ms: int | None = None) -> None:
-        """Start empty.
-
-        After the outcome horizon (`horizon_ms`; None for no horizon) an outcome is forgotten, and a client may reuse
-        its id: a record of a transaction that was prepared so much later begins a new life of the id. If ids may have
-        had several lives, apply parked[s] before half[s] and op[s].
-        """
+        """Start empty. `horizon_ms` is the outcome horizon: see `_is_older_use`."""
         self.shard = shard
         self._horizon_ms = horizon_ms
         self._halves: dict[str, Pending] = {}
@@ -66,20 +62,12 @@ class ShardState:
         """The offset of the first op that was within the horizon at the acquisition."""
         self.acquired_at = 0
         """The time of the acquisition, which has not read outcomes that were past the horizon then."""
-        self._forgotten_until = 0
-        """The end of the horizon of all outcomes that were forgotten since."""
-        self._forgotten_early = ForgottenIds()
+        self.complete_from = 0
+        """Every outcome of an id that was born at this time or later is known here."""
+        self._newest_op = 0
+        """The time of the newest op that the acquisition has read."""
 
     # --- reading
-
-    @property
-    def reusable_from(self) -> int:
-        """The earliest time of a prepare whose client chose the id, which may have an outcome that is not known here.
-
-        An earlier time would be within the horizon of that outcome. Whoever folds the log next, and reads both, would
-        take the prepare for a stray.
-        """
-        return max(self.acquired_at, self._forgotten_until)
 
     def find(self, transaction_id: str) -> Entry | None:
         """Return the entry of an id: its outcome, else its parked entry, else its pending entry, else None."""
@@ -177,7 +165,7 @@ class ShardState:
         ended = None if held is not None else self._ended.positions(transaction_id)
         if offset <= self._tombstone(transaction_id, ended):
             return
-        if ended is not None and self._begin_later_life(transaction_id, half.prepared_at):
+        if ended is not None and self._is_used_again(transaction_id, half.prepared_at):
             ended = None
         if ended is not None:
             if half.origin is Origin.PREPARE and offset != ended[0]:
@@ -245,25 +233,27 @@ class ShardState:
     def _repeats(self, held: Pending, offset: int, half: Half) -> bool:
         """Return whether a recovery may start at the later of two prepares of an id, and so see only that one.
 
-        It may not if it would confuse the ops of this life with those of an earlier one: the later one must have been
-        prepared later, by less than the horizon. It may not if a record with other content is between the two, nor if
-        the later record is of an earlier owner, whose content counts less.
+        It may not if the later one was prepared earlier, if a record with other content is between the two, or if the
+        later record is of an earlier owner, whose content counts less.
         """
         if held.origin is not Origin.PREPARE or held.fingerprint != half.fingerprint or half.id in self._strays:
             return False
         if half.barrier < held.barrier if offset > held.offset else half.barrier > held.barrier:
             return False
-        if self._horizon_ms is not None and abs(half.prepared_at - held.prepared_at) >= self._horizon_ms:
+        earlier, later = sorted((half.prepared_at, held.prepared_at))
+        if self._is_older_use(half.id, earlier, later):
             return False
         return offset < held.offset or half.prepared_at >= held.prepared_at
 
     def apply_op(self, offset: int, op: Op) -> None:
         self.op_tail = max(self.op_tail, offset + 1)
+        if not self._complete:
+            self._newest_op = max(self._newest_op, op.at)
         held = self._halves.get(op.id) or self._parked.get(op.id)
         if held is None:
-            if self._ended.positions(op.id) is not None and not self._begin_later_life(op.id, op.prepared_at):
+            if self._ended.positions(op.id) is not None and not self._is_used_again(op.id, op.prepared_at):
                 return
-        elif self._is_later_life(held, op.at):
+        elif self._is_older_use(op.id, op.at, held.prepared_at):
             return
         totals = self._op_totals.get(op.id)
         # Op may have been made again meanwhile. The outcome of a transaction is its last marker, wherever it stands,
@@ -274,11 +264,7 @@ class ShardState:
                 self._halves[op.id].commit_verdict = True
             return
         if op.kind.final:
-            parked = self._parked.get(op.id)
-            if parked is not None and self._is_later_life(parked, op.at):
-                self._drop_half(op.id)  # a half that the lane wrote in the life that ends here
-            else:
-                self._end(op)
+            self._end(op)
             return
         half = self._halves.get(op.id)
         totals = self._op_totals[op.id if half is None else half.id] = OpTotals.of(offset, op)
@@ -311,7 +297,7 @@ class ShardState:
             self._drop_parked(transaction_id)
             return
         ended = self._ended.positions(transaction_id)
-        if ended is not None and not self._begin_later_life(transaction_id, parked.half.prepared_at):
+        if ended is not None and not self._is_used_again(transaction_id, parked.half.prepared_at):
             return
         if held is None:
             self._count(parked.half.group, 0, 1)
@@ -336,21 +322,26 @@ class ShardState:
         if held.offset > (-1 if tombstone is None else tombstone):
             self._stray(op.id, held.offset)
 
-    def _begin_later_life(self, transaction_id: str, prepared_at: int) -> bool:
-        """Forget an outcome that was past the horizon when its id was prepared again; return whether it was."""
+    # --- ids of releases before
+
+    def _is_used_again(self, transaction_id: str, prepared_at: int) -> bool:
+        """Forget an outcome if it is that of an older use of an id; return whether it was."""
         ended = self._ended.get(transaction_id)
-        if ended is None or self._horizon_ms is None or prepared_at < ended.at + self._horizon_ms:
+        if ended is None or not self._is_older_use(transaction_id, ended.at, prepared_at):
             return False
         self._ended.discard(transaction_id)
         if ended.tombstone is not None:
             self._tombstones[transaction_id] = ended.tombstone
-        self._op_totals.pop(transaction_id, None)
         self._strays.pop(transaction_id, None)
         return True
 
-    def _is_later_life(self, entry: Pending | ParkedEntry, at: int) -> bool:
-        """Return whether a time was past the horizon when an entry was prepared."""
-        return self._horizon_ms is not None and entry.prepared_at >= at + self._horizon_ms
+    def _is_older_use(self, transaction_id: str, at: int, prepared_at: int) -> bool:
+        """Return whether a release before took an id of an old form again: what was written `at` is of an older use.
+
+        A client could prepare such an id again a horizon after its outcome. No id is used twice any more.
+        """
+        is_later = self._horizon_ms is not None and prepared_at >= at + self._horizon_ms
+        return is_later and ID.match(transaction_id) is None
 
     # --- what the log has lost
 
@@ -383,14 +374,18 @@ class ShardState:
 
     # --- positions and forgetting
 
-    def complete_fold(self) -> None:
+    def complete_fold(self, since: int = 0) -> None:
         """Forget the data that is needed only while the three partitions are read at different speeds.
 
+        Outcomes of ids that were born before `since` may not have been read. If the clock was ahead, `since` is too:
+        but none of these is of an id that was born more than a minute after the newest op that was read.
         Call it when all three have been read to one point, such as the barrier of an acquisition. If the tombstone of
         an outcome was not read by then, it is before the half cursor: it is written together with the outcome, or
         earlier, when the transaction is parked.
         """
         self._complete = True
+        if self.op_start:
+            self.complete_from = min(since, self._newest_op + AHEAD_MS) if self._newest_op else since
         # New tables, because the old ones keep the memory of their largest size.
         self._op_totals = {key: totals for key, totals in self._op_totals.items() if self._knows(key)}
         self._tombstones = {key: offset for key, offset in self._tombstones.items() if self._knows(key)}
@@ -400,37 +395,27 @@ class ShardState:
     def _knows(self, transaction_id: str) -> bool:
         return self.unresolved(transaction_id) is not None or self._ended.positions(transaction_id) is not None
 
-    def may_have_ended(self, transaction_id: str) -> bool:
-        """Return whether an id may be one that ended within the horizon and was forgotten early."""
-        return self._forgotten_early.may_have(transaction_id)
-
     def forget(
         self, before: int, *, at_most: int | None = None, limit: int | None = None, claimed: Container[str] = ()
     ) -> int:
-        """Forget outcomes that ended before `before` and whose tombstones the tail has passed; return how many.
+        """Forget outcomes that ended, and whose ids were born, before `before`; return how many.
 
         If more than `at_most` are remembered, forget the oldest of them too, at any age. One call forgets at most
-        `limit`, and none that is `claimed`: a tombstone that is still to be written must not meet a later life of its
-        id.
+        `limit`, none whose tombstone the tail has not passed, and none that is `claimed`: it is being corrected.
         """
-        if self._horizon_ms is not None:
-            expired = self._forgotten_early.expire(before + self._horizon_ms)
-            self._forgotten_until = max(self._forgotten_until, expired)
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
         for transaction_id, at, tombstone in self._ended.ages():
             if len(gone) == limit or (at >= before and len(gone) >= surplus):
                 break
+            born = min(birth_of(transaction_id) or 0, at + AHEAD_MS)
             # An unknown tombstone is before the start of this fold: see `complete_fold`.
             passed = self._complete if tombstone is None else tombstone < self.half_tail
+            if born >= before and len(gone) >= surplus:
+                continue
             if passed and transaction_id not in self._strays and transaction_id not in claimed:
                 gone.append(transaction_id)
-                if self._horizon_ms is None:
-                    continue
-                if at < before:
-                    self._forgotten_until = max(self._forgotten_until, at + self._horizon_ms)
-                else:
-                    self._forgotten_early.add(transaction_id, at + self._horizon_ms, horizon_ms=self._horizon_ms)
+                self.complete_from = max(self.complete_from, born + 1)
         for transaction_id in gone:
             self._ended.discard(transaction_id)
             self._parked_tombstones.pop(transaction_id, None)
@@ -457,7 +442,7 @@ class ShardState:
             self._clear_stray(entry.id, entry.offset)
 
     def _apply_totals(self, entry: Pending, totals: OpTotals) -> None:
-        if self._is_later_life(entry, totals.at):
+        if self._is_older_use(entry.id, totals.at, entry.prepared_at):
             return
         # A half that the lane wrote has the totals of its time. A recovery does not need an op that adds nothing to
         # them, unless it replaces one that a recovery needs.

@@ -12,6 +12,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message, preparation
 from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.ids import new_id
 from tests.support.waiting import eventually, until_true
 
 SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.2, "max_interval_s": 0.2, "max_checks": 1000}
@@ -120,7 +121,7 @@ async def test_the_half_is_stored_but_its_answer_is_lost(
 ) -> None:
     """The service takes this for a failure and runs nothing; the half is pending until its check says rollback."""
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
-    own = f"{group}.order-1"
+    own = new_id()
     body = json.dumps(preparation(group, [message(topic, key="order-1")], as_id=own)).encode()
     head = (
         f"POST /v1/transactions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from uuid import uuid4
 
 import aiohttp
 import pytest
@@ -21,6 +20,7 @@ from tests.support.coordinator.fleet import SHARDS, Fleet, settled, shares
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 CALLERS = 8
@@ -82,7 +82,7 @@ class Callers:
         while not self._done:
             prepare: Json = {"group": self._group, "messages": [message(self._topic, "v")]}
             if self._own_ids:
-                prepare["id"] = f"own-{uuid4().hex}"
+                prepare["id"] = new_id()
             prepared = await self._call("/transactions", prepare)
             if prepared is not None:
                 name = str(prepared["id"])

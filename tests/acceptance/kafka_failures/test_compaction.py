@@ -19,6 +19,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 SEGMENT_MS = 500
@@ -137,7 +138,7 @@ class Seeding:
 
     async def _prepare(self, group: str, name: str, count: int) -> None:
         self.ids[name] = [
-            await self._rest.prepared(group, [message(self._topic, f"{name}-{n}")], as_id=f"{self._group}.{name}-{n}")
+            await self._rest.prepared(group, [message(self._topic, f"{name}-{n}")], as_id=new_id())
             for n in range(count)
         ]
 

@@ -14,6 +14,7 @@ from tests.support.coordinator.by_hand import Keyed, Place, append_all, set_offs
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics, Record
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 SHARDS = 2
@@ -38,7 +39,7 @@ async def prepare_in_each_state(rest: Rest, group: str, topic: str) -> dict[str,
     (await rest.put_group(f"{group}.parking", topics=[topic], policy=PARKING)).expect(201)
     names = ("committed", "rolled_back", "prepared")
     ids = {name: await rest.prepared(group, [message(topic, name)]) for name in names}
-    ids["own"] = await rest.prepared(group, [message(topic, "own")], as_id=f"{group}.own")
+    ids["own"] = await rest.prepared(group, [message(topic, "own")], as_id=new_id())
     ids["parked"] = await rest.prepared(f"{group}.parking", [message(topic, "parked")])
     await rest.commit(ids["committed"])
     await rest.rollback(ids["rolled_back"])

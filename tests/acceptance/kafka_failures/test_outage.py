@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
-from uuid import uuid4
 
 import pytest
 
@@ -18,6 +17,7 @@ from tests.support.coordinator.callers import Callers
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 OUTAGE_S = 12.0
@@ -57,8 +57,7 @@ async def _outage(
     topics = await cluster.make_topics("orders", "points")
     (await rest.put_group(group, topics=topics, policy=QUIET)).expect(200, 201)
     waiting = [
-        await rest.prepared(group, [message(topic) for topic in topics], as_id=f"own-{uuid4().hex}", retry=True)
-        for _ in range(5)
+        await rest.prepared(group, [message(topic) for topic in topics], as_id=new_id(), retry=True) for _ in range(5)
     ]
     away: Callable[[], None] = kafka.kill if how == "killed" else kafka.pause
     back: Callable[[], object] = kafka.start if how == "killed" else kafka.resume

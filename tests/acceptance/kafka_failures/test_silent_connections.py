@@ -8,6 +8,7 @@ from tests.support.brokers.proxied import ProxiedKafka
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 
 pytestmark = pytest.mark.xdist_group("proxied_kafka")
 SESSION_S = "30"
@@ -33,7 +34,7 @@ async def test_all_connections_dropped_at_once_cost_no_session_and_no_end(
     proxy.silence()
     ended, _, unknown = await asyncio.gather(
         rest.end(second, "commit"),
-        rest.prepared(group, [message(topic)], as_id=f"{group}-again", retry=True),
+        rest.prepared(group, [message(topic)], as_id=new_id(), retry=True),
         rest.get(f"{group}-unknown"),
     )
     assert ended.expect(200)["state"] == "committed"

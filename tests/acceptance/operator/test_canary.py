@@ -16,6 +16,7 @@ from tests.support.coordinator import command_line
 from tests.support.coordinator.endpoints import Endpoints, RawConversation, http_response
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 MASTER = "canary-master-secret-4b1f0c7a2e9d"
@@ -65,6 +66,7 @@ class Story:
         self._session = session
         self._coordinator = coordinator
         self.told: list[tuple[str, str]] = []
+        self.parked = ""
 
     async def call(
         self, key: str | None, method: str, path: str, body: Any = None, *, own: bool = False, raw: bytes | None = None
@@ -94,7 +96,7 @@ class Story:
         await self.call(OPERATOR, "DELETE", f"/v1/keys/{made['revoked']['id']}")
         return {name: canaries.add(f"key of {name}", one["key"]) for name, one in made.items()}
 
-    async def mistakes(self, key: str, prepared: Mapping[str, Any], topic: str) -> None:
+    async def mistakes(self, key: str, prepared: Mapping[str, Any], topic: str, known: str) -> None:
         """Send requests that are refused, with payloads and keys that an error could repeat."""
 
         def of(*messages: Mapping[str, object], **fields: object) -> bytes:
@@ -111,7 +113,7 @@ class Story:
             of({"value": {"type": VALUE, "data": 1}}),
             of({"value": [VALUE], "key": {"a": KEY}}),
             of({"value": VALUE, "headers": [{"name": f"{HEADER}\n", "value": HEADER}]}),
-            of({"value": VALUE}, id="commits"),
+            of({"value": VALUE}, id=known),
             of({"value": VALUE, "topic": "no-such-topic"}),
             VALUE.encode(),
         ]
@@ -123,7 +125,7 @@ class Story:
 
     async def look_around(self, key: str) -> None:
         """Collect the output for readers and tools."""
-        for path in ("/v1/transactions/parks", "/v1/transactions?group=shop", "/v1/keys", "/openapi.json"):
+        for path in (f"/v1/transactions/{self.parked}", "/v1/transactions?group=shop", "/v1/keys", "/openapi.json"):
             await self.call(key, "GET", path)
         await self.call(OPERATOR, "GET", "/v1/transactions?group=shop")
         await self.call(OPERATOR, "GET", "/v1/keys")
@@ -177,10 +179,11 @@ async def test_no_key_secret_or_payload_is_in_anything_that_is_not_its_owners(
     for number, secret in enumerate(shown["secrets"]):
         canaries.add(f"check secret {number}", secret.removeprefix("whsec_"))
     prepared = {"group": "shop", "messages": [{"topic": topic, **message} for message in MESSAGES]}
-    for name in ("parks", "commits"):
+    parks, commits = new_id(), new_id()
+    story.parked = parks
+    for name in (parks, commits):
         await story.call(shop, "POST", "/v1/transactions", prepared | {"id": name})
-    await story.until(shop, "parks", "parked")
-    await story.until(shop, "commits", "parked")
+        await story.until(shop, name, "parked")
     await story.look_around(keys["board"])
     await story.call(shop, "PUT", "/v1/groups/shop", group(honest.url), own=True)
     # No call waits for the audit trail's topic, so a kill may lose the latest events.
@@ -188,12 +191,13 @@ async def test_no_key_secret_or_payload_is_in_anything_that_is_not_its_owners(
     coordinator.kill()
     coordinator.start()
 
-    await story.call(OPERATOR, "POST", "/v1/transactions/parks/end", {"outcome": "rollback", "remark": "looked it up"})
+    end = {"outcome": "rollback", "remark": "looked it up"}
+    await story.call(OPERATOR, "POST", f"/v1/transactions/{parks}/end", end)
     honest.answer("commit")
-    await story.call(OPERATOR, "POST", "/v1/transactions/commits/resume")
-    await story.call(shop, "POST", "/v1/transactions/commits/check")
-    await story.until(shop, "commits", "committed")
-    await story.mistakes(shop, prepared, topic)
+    await story.call(OPERATOR, "POST", f"/v1/transactions/{commits}/resume")
+    await story.call(shop, "POST", f"/v1/transactions/{commits}/check")
+    await story.until(shop, commits, "committed")
+    await story.mistakes(shop, prepared, topic, commits)
     expected = {"create_key", "rotate_key", "revoke_key", "register_group", "change_group", "resume", "end_by_hand"}
     await eventually(lambda: story.audit_log(tmp_path), lambda found: expected <= found)
     await story.look_around(keys["board"])

@@ -6,6 +6,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 HASTY = {"first_check_after_s": 0.1, "check_interval_s": 0.1, "max_interval_s": 0.1, "max_checks": 2}
@@ -37,7 +38,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     rest = connect(coordinator)
     (await rest.put_group(group, topics=[first, second], urls=[endpoint.url], policy=HASTY)).expect(201)
     messages = [message(first, "a", key="k"), message(second, "b"), message(first, "c")]
-    name = await rest.prepared(group, messages, as_id=f"{group}-1")
+    name = await rest.prepared(group, messages, as_id=new_id())
     await rest.until(name, "parked")
     (await rest.put_group(group, topics=[first, second], urls=[endpoint.url], policy=QUIET)).expect(200)
     shown = await history(rest, name)
@@ -80,18 +81,3 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     late = await history(rest, name)
     assert (late["state"], events_shown(late, "cause")) == ("committed", events_shown(shown, "cause"))
     assert {(one["topic"], one["partition"], one["offset"]) for one in late["messages"]} == found
-
-
-async def test_of_an_id_that_was_used_twice_the_last_use_is_shown(
-    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str
-) -> None:
-    """Also when both are forgotten, and op is read without a known time."""
-    topic = await cluster.make_topic()
-    rest = connect(new_coordinator().start(HALFWAY_OUTCOME_HORIZON_S="1"))
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    name = f"{group}-daily"
-    for outcome in ("rollback", "commit"):
-        await rest.prepared(group, [message(topic, outcome)], as_id=name)
-        (await rest.end(name, outcome)).expect(200)
-        await eventually(lambda: rest.get(name), lambda answer: answer.status == 404)
-    assert (await history(rest, name))["state"] == "committed"

@@ -2,14 +2,12 @@
 
 import asyncio
 from collections import Counter
-from time import time_ns
-from uuid import uuid4
 
 import pytest
 
-from halfway.protocol.ids import IdMaker
 from tests.support.coordinator.rest_client import QUIET, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.ids import new_id
 
 
 class TestPreparingAgain:
@@ -18,7 +16,7 @@ class TestPreparingAgain:
     async def test_the_same_content_is_one_half_and_one_transaction(
         self, rest: Rest, internal: InternalTopics, quiet: str, topic: str
     ) -> None:
-        own = f"order-{uuid4()}"
+        own = new_id()
         messages = [message(topic, "v", key="k", headers=[{"name": "h", "value": "1"}])]
 
         first = await rest.prepare(quiet, messages, as_id=own)
@@ -33,7 +31,7 @@ class TestPreparingAgain:
     async def test_other_content_is_a_conflict_and_changes_nothing(
         self, rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
     ) -> None:
-        own = f"order-{uuid4()}"
+        own = new_id()
         await rest.prepared(quiet, [message(topic, "first", key="k")], as_id=own)
 
         for other in (
@@ -53,7 +51,7 @@ class TestPreparingAgain:
         """The id of another group is in use, and the answer reveals nothing about that group."""
         other = f"{quiet}-other"
         (await rest.put_group(other, topics=[topic], policy=QUIET)).expect(201)
-        own = f"order-{uuid4()}"
+        own = new_id()
         await rest.prepared(quiet, [message(topic)], as_id=own)
 
         problem = (await rest.prepare(other, [message(topic)], as_id=own)).refused(409, "id_reused")
@@ -63,7 +61,7 @@ class TestPreparingAgain:
     async def test_many_at_one_instant_are_one_half(
         self, rest: Rest, internal: InternalTopics, quiet: str, topic: str
     ) -> None:
-        own = f"order-{uuid4()}"
+        own = new_id()
 
         answers = await asyncio.gather(*(rest.prepare(quiet, [message(topic)], as_id=own) for _ in range(20)))
 
@@ -73,9 +71,9 @@ class TestPreparingAgain:
 
 @pytest.mark.parametrize("call", ["get", "commit", "rollback", "unknown", "check", "resume"])
 async def test_an_unknown_one_is_not_found_which_does_not_mean_rolled_back(rest: Rest, call: str) -> None:
-    """Ids of clients, of the server's form, and of the server's form with a shard that does not exist."""
-    made = IdMaker(1).make(time_ns() // 1_000_000, 0)
-    for unknown in (f"order-{uuid4()}", made, f"0-{made}", f"1-{made}", f"9-{made}", f"65000-{made}"):
+    """Also one of a form of releases before, and one with a shard that does not exist."""
+    made = new_id()
+    for unknown in (made, f"order-{made}", f"0-{made}", f"1-{made}", f"9-{made}", f"65000-{made}"):
         if call in {"get", "check", "resume"}:
             answer = await getattr(rest, call)(unknown)
         else:

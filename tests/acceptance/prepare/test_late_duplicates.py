@@ -15,6 +15,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics, Record
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 SHARDS = 2
@@ -38,7 +39,7 @@ async def lived(rest: Rest, internal: InternalTopics, endpoint: CheckEndpoint, t
     names = ("committed", "rolled_back", "prepared", "again")
     ids = {name: await rest.prepared(quiet, [message(topic, name, key=name)]) for name in names}
     ids["parked"] = await rest.prepared(hasty, [message(topic, "parked", key="parked")])
-    ids["own"] = await rest.prepared(quiet, [message(topic, "own", key="own")], as_id=f"{group}.own")
+    ids["own"] = await rest.prepared(quiet, [message(topic, "own", key="own")], as_id=new_id())
     halves = {name: half for name, id_ in ids.items() if (half := (await internal.halves(id_))[0]) is not None}
     await rest.commit(ids["committed"])
     await rest.commit(ids["own"])
@@ -149,7 +150,7 @@ async def test_what_was_acknowledged_is_delivered_although_other_content_arrived
 ) -> None:
     """Also if the instance dies before it corrects the log: its tail has not read the late half when it answers."""
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()
-    rest, ids = connect(coordinator), [f"{group}.{number}" for number in range(30)]
+    rest, ids = connect(coordinator), [new_id() for _ in range(30)]
     (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
     former_owner = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
     acknowledged = [id_ for id_ in ids if await is_acknowledged(rest, coordinator, former_owner, topic, group, id_)]

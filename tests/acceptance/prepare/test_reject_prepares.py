@@ -4,6 +4,7 @@ from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.rest_client import NEVER_S, Connect, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 
 SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.2, "max_interval_s": 0.2}
 
@@ -21,7 +22,7 @@ async def test_prepares_are_rejected_while_ends_and_checks_go_on(
     (await rest.put_group(group, topics=[topic], urls=[endpoint.url], policy=SOON)).expect(201)
     committed = await rest.prepared(group, [message(topic, "committed")], check_after_s=NEVER_S)
     rolled_back = await rest.prepared(group, [message(topic, "rolled back")], check_after_s=NEVER_S)
-    checked = await rest.prepared(group, [message(topic, "checked")], as_id=f"{group}.own")
+    checked = await rest.prepared(group, [message(topic, "checked")], as_id=new_id())
     coordinator.stop()
     endpoint.answer("commit")
 

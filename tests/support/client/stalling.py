@@ -31,7 +31,7 @@ class Stalling:
         self.arrived.put_nowait(kind)
         await self.goes_on.acquire()
         answer = await self._world.call("POST", "/v1/batch", body)
-        return web.json_response(answer.body, status=answer.status)
+        return web.json_response(answer.body, status=answer.status, headers={"Date": answer.headers["Date"]})
 
 
 @asynccontextmanager

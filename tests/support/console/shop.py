@@ -1,12 +1,14 @@
 """A coordinator over ports in memory on real HTTP, with the wall's time and real checks, for the console to look at."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
+from halfway.client import transaction_id
 from halfway.testing import MemoryServer
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message
 
@@ -26,6 +28,7 @@ class Shop:
         self._server = MemoryServer()
         self._session = session
         self.topic = ""
+        self._ids: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._server.__enter__)
@@ -57,12 +60,21 @@ class Shop:
         wanted = QUIET if policy is None else policy
         (await self.rest.put_group(name, topics=[self.topic], urls=urls, policy=wanted)).expect(200, 201)
 
-    async def prepared(self, ids: Sequence[str], *, group: str = "shop", **fields: object) -> None:
-        """Prepare one message for each id, in batches; `fields` are those of the message."""
-        for begin in range(0, len(ids), 500):
+    def id(self, name: str) -> str:
+        """Return the id for a name; ids are in the order in which they were asked for first."""
+        at = round(time.time() * 1000) - 10_000 + len(self._ids)
+        return self._ids.setdefault(name, transaction_id(name, at))
+
+    async def prepared(self, names: Sequence[str], *, group: str = "shop", **fields: object) -> None:
+        """Prepare one message for each name, in batches; `fields` are those of the message."""
+        for begin in range(0, len(names), 500):
             items = [
-                {"group": group, "id": own, "messages": [message(self.topic, **{"key": own, "value": "v", **fields})]}
-                for own in ids[begin : begin + 500]
+                {
+                    "group": group,
+                    "id": self.id(name),
+                    "messages": [message(self.topic, **{"key": name, "value": "v", **fields})],
+                }
+                for name in names[begin : begin + 500]
             ]
             answers: list[Json] = (await self.rest.batch(prepare=items)).expect(200)["prepare"]
             assert {answer["status"] for answer in answers} == {201}, answers

@@ -12,6 +12,7 @@ import aiohttp
 
 from tests.support.coordinator.rest_client import Answer, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 
 _AGAIN_S = 0.1
 ANSWERED_WITHIN_S = 60.0
@@ -136,7 +137,7 @@ class Callers:
 
     async def _prepared(self, *, own: bool) -> str | None:
         history = self.history
-        name = f"own-{uuid4().hex}" if own else None
+        name = new_id() if own else None
         body = {
             "group": self._group,
             "messages": [message(topic, key=f"k-{uuid4().hex[:4]}") for topic in self.topics],

@@ -12,6 +12,7 @@ from halfway.protocol.ids import shard_of
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
+from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 SHARDS = 6
@@ -88,7 +89,7 @@ class RoundRobin(Rest):
 def id_in(shard: int) -> str:
     """Make an id that belongs to a shard."""
     while True:
-        name = f"own-{uuid4().hex}"
+        name = new_id()
         if shard_of(name, SHARDS) == shard:
             return name
 

@@ -28,7 +28,6 @@ Action = Literal[
     "roll back",
     "correct",
     "tail",
-    "forget",
 ]
 
 ACTIONS: tuple[Action, ...] = (
@@ -69,11 +68,11 @@ class Step:
 
 
 @st.composite
-def _histories(draw: st.DrawFn, always: tuple[Action, ...] = ("foreign prepare", "tail")) -> list[Step]:
+def _histories(draw: st.DrawFn) -> list[Step]:
     """Draw histories of few kinds of actions and few ids, often long ones: these reach more states than mixtures."""
     actions = draw(st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=6, unique=True))
     ids = IDS[: draw(st.integers(1, 3))]
-    kinds = (*actions, *always)
+    kinds: tuple[Action, ...] = (*actions, "foreign prepare", "tail")
     # One draw for all steps, because drawing takes most of the time.
     drawn = draw(st.binary(min_size=STEP_BYTES * draw(st.sampled_from([0, 4, 8, 15, 15])), max_size=STEP_BYTES * 30))
     numbers = (int.from_bytes(drawn[at : at + STEP_BYTES]) for at in range(0, len(drawn) - 1, STEP_BYTES))
@@ -90,8 +89,6 @@ def _step(number: int, kinds: Sequence[Action], ids: Sequence[str]) -> Step:
 
 
 steps = _histories()
-steps_with_later_lives = _histories(("prepare", "commit", "forget"))
-"""Histories that reuse ids after their outcomes were forgotten; only for a `World` with a horizon."""
 ORDERS = (
     ("half", "op", "parked"),
     ("half", "parked", "op"),
@@ -122,14 +119,11 @@ class World:
 
     logs: Logs = field(default_factory=Logs)
     owner: ShardState = field(default_factory=lambda: ShardState(0))
-    horizon_ms: int | None = None
     now: int = 1_000_000
     tail: int = 0
     """The number of records of half[s] that the owner's tail has read."""
     own: set[int] = field(default_factory=set)
     """The offsets of the owner's own half records."""
-    births: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """For each id whose outcome was forgotten: the last offsets of half, op and parked at that time."""
 
     def run(self, history: list[Step]) -> None:
         """Carry out a history."""
@@ -148,8 +142,6 @@ class World:
                     self._append_half(step, half_of(step.id, step.content, self.now, OWN_BARRIER))
             case "foreign prepare":
                 self._append_half(step, half_of(step.id, step.content, self.now))
-            case "forget":
-                self._forget()
             case "tail":
                 self.read_tail(1 + step.gap)
             case "correct":
@@ -162,25 +154,7 @@ class World:
     def seen(self) -> Logs:
         """Return the part of the logs that the owner has read."""
         half = [row for place, row in enumerate(self.logs.half) if place < self.tail or row[0] in self.own]
-        return self._remembered(half)
-
-    def current(self) -> Logs:
-        """Return the logs without the earlier lives of ids that were reused."""
-        return self._remembered(self.logs.half)
-
-    def forgotten(self) -> set[str]:
-        """Return the ids whose outcome was forgotten and that were not reused: a fold may know them or not."""
-        current = naive_fold.everything(self.current())
-        return {name for name in self.births if name not in current}
-
-    def _remembered(self, half: list[tuple[int, str, Half | None]]) -> Logs:
-        before = (-1, -1, -1)
-        return Logs(
-            half=[row for row in half if row[0] > self.births.get(row[1], before)[0]],
-            op=[row for row in self.logs.op if row[0] > self.births.get(row[1].id, before)[1]],
-            parked=[row for row in self.logs.parked if row[0] > self.births.get(row[1], before)[2]],
-            horizon_ms=self.horizon_ms,
-        )
+        return Logs(half=half, op=self.logs.op, parked=self.logs.parked)
 
     def view(self, transaction_id: str) -> Known | None:
         """Return the state of an id, as far as the owner has read the logs."""
@@ -194,20 +168,6 @@ class World:
         self.tail = min(len(self.logs.half), self.tail + records)
 
     # --- actions
-
-    def _forget(self) -> None:
-        """Let the horizon pass: the owner reads and corrects everything, then forgets all outcomes."""
-        if self.horizon_ms is None:
-            return
-        self.read_tail(len(self.logs.half))
-        for name in naive_fold.strays(self.current()):
-            self._correct(Step("correct", name))
-        self.read_tail(len(self.logs.half))
-        self.now += self.horizon_ms
-        ended = [name for name, what in naive_fold.everything(self.current()).items() if what.state.ended]
-        assert self.owner.forget(self.now - self.horizon_ms + 1) == len(ended)
-        ends = _last(self.logs.half), _last(self.logs.op), _last(self.logs.parked)
-        self.births |= dict.fromkeys(ended, ends)
 
     def _own_prepare(self, step: Step) -> None:
         half = half_of(step.id, step.content, self.now, OWN_BARRIER)

@@ -3,7 +3,6 @@
 This is docs/protocol.md#state-is-a-fold-over-the-log in as little code as possible. Tests compare `ShardState` with it.
 """
 
-import math
 from dataclasses import dataclass, field
 
 from halfway.protocol.records import Half, Op, Origin, Parked
@@ -17,8 +16,6 @@ class Logs:
     half: list[tuple[int, str, Half | None]] = field(default_factory=list)
     op: list[tuple[int, Op]] = field(default_factory=list)
     parked: list[tuple[int, str, Parked | None]] = field(default_factory=list)
-    horizon_ms: int | None = None
-    """The outcome horizon; None for an endless one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ def known(logs: Logs, transaction_id: str) -> Known | None:
 
 
 def is_stray(logs: Logs, transaction_id: str) -> bool:
-    """Return whether half[s] would restore the wrong content, an ended transaction or another life of the id."""
+    """Return whether half[s] would restore the wrong content, or an ended transaction."""
     halves = _halves(logs, transaction_id)
     authority = _authority(halves)
     if authority is not None:
@@ -93,7 +90,7 @@ def is_stray(logs: Logs, transaction_id: str) -> bool:
     if not prepares:
         return False
     counts = _counting([half.barrier for half in prepares])
-    return any(not _repeats(prepares[counts], half, logs.horizon_ms) for half in prepares[counts + 1 :])
+    return any(not _repeats(prepares[counts], half) for half in prepares[counts + 1 :])
 
 
 def _counting(barriers: list[int]) -> int:
@@ -101,11 +98,10 @@ def _counting(barriers: list[int]) -> int:
     return barriers.index(max(barriers))
 
 
-def _repeats(first: Half, half: Half, horizon_ms: int | None) -> bool:
+def _repeats(first: Half, half: Half) -> bool:
     """Return whether a fold that reads only this prepare gets the same state as one that starts at the first."""
-    until = math.inf if horizon_ms is None else first.prepared_at + horizon_ms
     same = half.fingerprint == first.fingerprint and half.barrier == first.barrier
-    return same and first.prepared_at <= half.prepared_at < until
+    return same and first.prepared_at <= half.prepared_at
 
 
 def everything(logs: Logs) -> dict[str, Known]:

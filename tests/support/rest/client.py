@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
+from unittest.mock import patch
 
 import aiohttp
 
@@ -84,8 +86,12 @@ class RestWorld:
         )
         self._server = HttpServer(self.api, console=_CONSOLE, unsent=unsent)
         self._session: aiohttp.ClientSession | None = None
+        machine = SimpleNamespace(time=lambda: self.memory.clock.now_ms() / 1000, monotonic=time.monotonic)
+        self._patch = patch("halfway.client.ids.time", machine)
 
     async def __aenter__(self) -> Self:
+        # A client that has had no answer yet goes by the clock of its machine: here that is the coordinator's too.
+        self._patch.start()
         await self.memory.membership.start(self.coordinator.shards)
         await self._server.start(HOST, self._port, self._tls)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=GENEROUS_S))
@@ -98,6 +104,7 @@ class RestWorld:
         await self.coordinator.drain()
         await self._server.stop()
         await self.memory.membership.stop(deadline=asyncio.get_running_loop().time() + 30)
+        self._patch.stop()
         flush_all()  # else a summary is printed within a minute, into the output of another test
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from halfway.client import transaction_id
 from halfway.memory import no_verdict
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
@@ -35,7 +36,8 @@ async def park(count: int, *worlds: RestWorld) -> list[str]:
     assert (await world.call("PUT", "/v1/groups/shop", SOON)).status in {200, 201}
     for one in worlds:
         one.memory.caller.always(no_verdict("status 502, not 200"))
-    ids = [await world.prepared(id=f"t{number:03}") for number in range(count)]
+    now = world.memory.clock.now_ms()
+    ids = [await world.prepared(id=transaction_id(f"t{number}", now + number)) for number in range(count)]
     async with asyncio.timeout(GENEROUS_S):
         while len(await ids_in_state(world, "parked")) < count:
             await scan_all(*worlds)

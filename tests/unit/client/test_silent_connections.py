@@ -20,7 +20,7 @@ async def test_a_call_is_repeated_on_a_new_connection(
 ) -> None:
     """None of the other connections of that time is tried either."""
     monkeypatch.setattr("halfway.client.calls.group.ATTEMPT_S", 1.0)
-    name = await world.prepared(id="before")
+    name = await world.prepared(id=named_id("before"))
     async with (
         firewall_before(world.url) as firewall,
         Halfway(firewall.url, "shop", prepare_timeout_s=GENEROUS_S, end_timeout_s=GENEROUS_S) as client,

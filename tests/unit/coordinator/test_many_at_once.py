@@ -14,11 +14,12 @@ from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Message, Op
 from halfway.protocol.transactions import Cause, Outcome
+from tests.support.ids import named_id
 from tests.support.service.begun import Begun
 from tests.support.service.world import LIMITS, SHARDS, World
 
 LISTS = 50
-SENT = [f"sent-{number}" for number in range(30)]
+SENT = [named_id(f"sent-{number}") for number in range(30)]
 LIMITED = dataclasses.replace(LIMITS, group_bytes_in_flight=4000, group_max_pending=5000)
 
 

@@ -13,6 +13,7 @@ import halfway.http
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
 from tests.support.coordinator.stream_client import StreamClient
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.unit.http.conftest import NewWorld
 
@@ -31,7 +32,9 @@ REFUSED: dict[str, Calls] = {
     "another topic": lambda world: world.call("POST", "/v1/transactions", MISPLACED),
     "an end of an unknown id": lambda world: world.call("POST", "/v1/transactions/unknown/end", COMMIT),
     "ends of unknown ids": lambda world: world.call("POST", "/v1/batch", {"end": [{"id": "a", **COMMIT}] * 2}),
-    "an end that contradicts": lambda world: world.call("POST", "/v1/transactions/rolled-back/end", COMMIT),
+    "an end that contradicts": lambda world: world.call(
+        "POST", f"/v1/transactions/{named_id('rolled-back')}/end", COMMIT
+    ),
     "an unknown id": lambda world: world.call("GET", "/v1/transactions/unknown"),
     "no JSON": lambda world: world.call("POST", "/v1/transactions", raw=b"{"),
 }
@@ -62,8 +65,10 @@ async def limited(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> RestW
     monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.0001))
     world = await new_world(ApiLimits(prepare_wait_s=0.01))
     await world.put_shop()
-    assert (await world.prepare(id="rolled-back")).status == 201
-    assert (await world.call("POST", "/v1/transactions/rolled-back/end", {"outcome": "rollback"})).status == 200
+    assert (await world.prepare(id=named_id("rolled-back"))).status == 201
+    assert (
+        await world.call("POST", f"/v1/transactions/{named_id('rolled-back')}/end", {"outcome": "rollback"})
+    ).status == 200
     return world
 
 

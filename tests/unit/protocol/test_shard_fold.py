@@ -16,8 +16,8 @@ moves = st.lists(st.tuples(st.sampled_from(PARTITIONS), st.integers(-6, 4)), max
 class Reader:
     """Reads the three partitions into one fold, each at its own speed."""
 
-    def __init__(self, logs: Logs, *, horizon_ms: int | None = None) -> None:
-        self.state = ShardState(0, horizon_ms=horizon_ms)
+    def __init__(self, logs: Logs) -> None:
+        self.state = ShardState(0)
         self._logs = logs
         self._position = dict.fromkeys(PARTITIONS, 0)
 

@@ -50,14 +50,13 @@ from halfway.kafka.records.lane_records import (
     parked_in,
 )
 from halfway.protocol.errors import HalfwayError
+from halfway.protocol.ids import AHEAD_MS
 from halfway.protocol.records import FOREIGN, Barrier, Half, Owner
 from halfway.protocol.shard import ShardState
 
 log = structlog.get_logger()
 
 _REQUEST_S: Final = 10.0
-_SKEW_MS: Final = 60_000
-"""The clocks of instances may differ by this much, so op is read from this much before the horizon."""
 # A fetch that waits for the next record of one partition delays partitions that have just been added. And concurrent
 # acquisitions together must not fetch more than one instance can hold.
 _CONSUMER_OVERRIDES: Final = {"fetch.wait.max.ms": 20, "queued.max.messages.kbytes": 4_096}
@@ -247,10 +246,11 @@ class Acquisition:
         state = ShardState(shard, horizon_ms=round(config.outcome_horizon_s * 1000))
         state.acquired_at = time.time_ns() // 1_000_000
         handle = self._fold_into(state)
-        starts, state.op_recent = self._start_offsets(reader, barriers)
+        horizon = state.acquired_at - round(config.outcome_horizon_s * 1000)
+        starts, state.op_recent = self._start_offsets(reader, barriers, horizon - AHEAD_MS)
         state.op_start = max(0, starts[config.op_topic])
-        # If an id was parked and is used again, the fold must know that the earlier use has ended before it reads the
-        # later one.
+        # If a release before used the id of a parked transaction again, the fold must know first that the earlier use
+        # has ended.
         for topics in ((config.parked_topic,), (config.half_topic, config.op_topic)):
             reader.add({(topic, shard): starts[topic] for topic in topics})
             self._read_up_to({(topic, shard): barriers[topic] + 1 for topic in topics}, reader, handle)
@@ -258,7 +258,7 @@ class Acquisition:
         state.half_tail = state.barrier + 1
         # If there was nothing to read in op, its cursor must not go back to the beginning.
         state.op_tail = max(state.op_tail, barriers[config.op_topic] + 1)
-        state.complete_fold()
+        state.complete_fold(horizon)
         return Acquired(
             shard=shard, state=state, barrier=barriers[config.half_topic], released_at=self.released.get(shard)
         )
@@ -278,14 +278,13 @@ class Acquisition:
                 )
             self._acquisition_deadline.check_wanted("folding")
 
-    def _start_offsets(self, reader: Reader, barriers: Mapping[str, int]) -> tuple[dict[str, int], int]:
-        """Return where to start, and where the horizon begins in op.
+    def _start_offsets(self, reader: Reader, barriers: Mapping[str, int], since: int) -> tuple[dict[str, int], int]:
+        """Return where to start, and where the horizon begins in op: at the time `since`.
 
         half starts at its cursor, op at the lower of cursor and horizon, parked at the beginning.
         """
         config, shard = self.config, self.shard
         cursor = self.cursors.load([shard]).get(shard)
-        since = time.time_ns() // 1_000_000 - round(config.outcome_horizon_s * 1000) - _SKEW_MS
         op = config.op_topic, shard
         horizon = reader.first_since({op: since}, _REQUEST_S)[op]
         starts = dict.fromkeys(self._folded_topics, OFFSET_BEGINNING)

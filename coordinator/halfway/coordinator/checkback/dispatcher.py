@@ -464,8 +464,7 @@ class CheckDispatcher:
     async def _apply_reply(self, number: int, checked: Pending, reply: CheckReply, now: int) -> None:
         """Apply a reply: a verdict goes through the lane; any other reply is counted if the check was sent.
 
-        The shard may have been recovered during the check, so its current state counts. If the client reuses ids, the
-        id may now belong to another transaction, which the reply does not concern.
+        The shard may have been recovered during the check, so its current state counts.
         """
         transaction_id = checked.id
         try:
@@ -473,9 +472,6 @@ class CheckDispatcher:
         except HalfwayError:
             return  # the next owner of the shard checks again
         entry = self.pending(number, transaction_id)
-        if entry is not None and self.verdicts.is_of_another(checked, entry):
-            self._overtaken.note({"group": checked.group, "verdict": reply.outcome.value}, id=transaction_id)
-            return
         if entry is not None:
             entry.attempts += 1
             entry.checked_at = now

@@ -149,7 +149,7 @@ class Lookup:
             shard = self._shards.get(shard.number)
             entry = _visible_entry(shard, transaction_id, principal.group)
         if entry is None:
-            raise self.unknown(transaction_id)
+            raise self.unknown(transaction_id, shard)
         return shard, entry
 
     async def read_barrier(self, number: int, *, deadline: float) -> None:
@@ -163,12 +163,16 @@ class Lookup:
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).wait_for_tail(end, deadline=deadline)
 
-    def unknown(self, transaction_id: str) -> HalfwayError:
-        """Return the error for an id that is certainly not pending. It does not mean "rolled back"."""
+    def is_past_horizon(self, transaction_id: str, shard: Shard) -> bool:
+        """Return whether an id that is unknown may have ended: its outcome would be forgotten."""
         born = birth_of(transaction_id)
-        horizon_s = self._limits.outcome_horizon_s
-        if born is not None and born < self._clock.now_ms() - horizon_s * 1000:
-            return OutcomeExpiredError(transaction_id, horizon_s=horizon_s)
+        past = self._clock.now_ms() - self._limits.outcome_horizon_s * 1000
+        return born is not None and born < max(past, shard.state.complete_from)
+
+    def unknown(self, transaction_id: str, shard: Shard) -> HalfwayError:
+        """Return the error for an id that is certainly not pending. It does not mean "rolled back"."""
+        if self.is_past_horizon(transaction_id, shard):
+            return OutcomeExpiredError(transaction_id, horizon_s=self._limits.outcome_horizon_s)
         return UnknownTransactionError(transaction_id)
 
     async def payload(self, shard: Shard, entry: Unresolved, *, deadline: float) -> Half:

@@ -54,8 +54,7 @@ def missing(former: ShardState, state: ShardState, *, since: int | None) -> Miss
         return found
     for ended in former.ended():
         now = state.find(ended.id)
-        # A transaction that was prepared after the outcome is a later life of the id.
-        if ended.at >= since and (now is None or (not isinstance(now, Ended) and now.prepared_at <= ended.at)):
+        if ended.at >= since and not isinstance(now, Ended):
             found.ended.append(ended)
     return found
 

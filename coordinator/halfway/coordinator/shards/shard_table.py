@@ -43,8 +43,6 @@ class CommitVerdict(msgspec.Struct, kw_only=True, eq=False):
     """The number of checks sent by then."""
     cause: Cause
     """Who said it."""
-    prepared_at: int
-    fingerprint: bytes
     recording: Change | None = None
     """What writes a record of it."""
 

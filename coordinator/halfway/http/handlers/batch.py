@@ -18,6 +18,7 @@ from halfway.http.requests import models
 from halfway.http.requests.validation import cause_of, to_action, to_batch_end
 from halfway.http.responses.problems import Answer, InternalError, answer, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
+from halfway.protocol.ids import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -120,7 +121,7 @@ def _act(
     deadline: float,
     principal: Principal,
 ) -> Acting:
-    return asyncio.create_task(do(wanted.id, remark=wanted.remark, deadline=deadline, principal=principal))
+    return asyncio.create_task(do(canonical(wanted.id), remark=wanted.remark, deadline=deadline, principal=principal))
 
 
 def _note_refused(

@@ -150,6 +150,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             errors.GroupLimitedError,
             errors.UnknownGroupError,
             errors.IdReusedError,
+            errors.IdInFutureError,
+            errors.OutcomeExpiredError,
             errors.MessageTooLargeError,
             errors.TopicNotAllowedError,
             errors.UnknownTopicError,

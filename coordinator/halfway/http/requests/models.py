@@ -34,13 +34,13 @@ TransactionId = Annotated[
 GroupName = Annotated[
     str, Meta(pattern=rf"^[A-Za-z0-9._-]{{1,100}}{_END}", description="1 to 100 letters, digits and . _ -")
 ]
-# A client that normalises paths cannot address `.` and `..`, so new ids exclude them. Existing ones can still be ended.
+# A client that normalises paths cannot address `.` and `..`, so new names exclude them.
 _NO_DOTS = r"^(?!\.{1,2}(?:$(?!\n)))"
 NewTransactionId = Annotated[
     str,
     Meta(
-        pattern=rf"{_NO_DOTS}[A-Za-z0-9._~-]{{1,128}}{_END}",
-        description="1 to 128 letters, digits and . _ ~ -, but not . or ..",
+        pattern=rf"^[0-9A-Fa-f]{{8}}-[0-9A-Fa-f]{{4}}-7[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}-[0-9A-Fa-f]{{12}}{_END}",
+        description="a UUIDv7 that is as old as the coordinator's clock says, or leave it out",
     ),
 ]
 NewGroupName = Annotated[

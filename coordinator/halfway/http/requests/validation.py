@@ -27,6 +27,7 @@ from halfway.http.requests.bodies import (
     wording,
 )
 from halfway.http.responses.problems import EmptyBodyError, MalformedJsonError, invalid
+from halfway.protocol.ids import canonical
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode
 from halfway.protocol.records import Message as Payload
@@ -118,7 +119,7 @@ class Validation:
         return Prepare(
             group=request.group,
             messages=tuple([_payload(number, message, prefix) for number, message in enumerate(request.messages)]),
-            id=request.id,
+            id=None if request.id is None else canonical(request.id),
             check_after_ms=None if after is None else round(after * 1000),
         )
 
@@ -164,7 +165,11 @@ def to_end(request: models.EndRequest, transaction_id: str, cause: Cause) -> End
     """Return the service's form of an end."""
     _demand_remark(request.remark)
     return End(
-        id=transaction_id, outcome=request.outcome, remark=request.remark, check_id=request.check_id, cause=cause
+        id=canonical(transaction_id),
+        outcome=request.outcome,
+        remark=request.remark,
+        check_id=request.check_id,
+        cause=cause,
     )
 
 
@@ -207,7 +212,7 @@ def path_parameter(name: str, value: str, kind: Any) -> str:
     meta = _meta(kind)
     if re.search(meta.pattern or "", value) is None:
         raise refused(name, mismatch(short(value), meta.description or ""))
-    return value
+    return canonical(value)
 
 
 def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str] = ()) -> P:

@@ -7,7 +7,6 @@ minute, with a sample.
 from __future__ import annotations
 
 import asyncio
-import time
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPMethod, HTTPStatus
@@ -142,6 +141,7 @@ STATUS: Final[dict[type[HalfwayError], tuple[int, str]]] = {
     BodyTooLargeError: (413, "Body too large"),
     UnsupportedMediaTypeError: (415, "Unsupported media type"),
     errors.InvalidRequestError: (422, "Invalid request"),
+    errors.IdInFutureError: (422, "Id in the future"),
     errors.TopicNotAllowedError: (422, "Topic not allowed"),
     errors.UnknownTopicError: (422, "Unknown topic"),
     UpgradeRequiredError: (426, "Upgrade required"),
@@ -358,7 +358,6 @@ class WholeResponse(web.StreamResponse):
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
         parts = [_STATUS_LINES[self.status], *[f"{name}: {value}\r\n" for name, value in self._fields]]
-        parts.append(f"Date: {_date(int(time.time()))}\r\n")
         body = self._whole
         if self.status != _NO_CONTENT:
             parts.append(f"Content-Length: {len(body or b'') + sum(map(len, self._rest))}\r\n")
@@ -388,5 +387,6 @@ class WholeResponse(web.StreamResponse):
 
 
 @lru_cache(maxsize=4)
-def _date(second: int) -> str:
+def http_date(second: int) -> str:
+    """Return a time, in seconds since the epoch, for the header Date."""
     return formatdate(second, usegmt=True)

@@ -32,6 +32,7 @@ from halfway.http.responses.problems import (
     UnknownPathError,
     UpgradeRequiredError,
     WholeResponse,
+    http_date,
     refusal,
 )
 from halfway.http.responses.slices import Unsent
@@ -206,7 +207,9 @@ class Api:
         self._observer.answered(name, answer.status)
         if answer.error_code is not None or self._log_requests:
             self._log(name, answer, calls, request_id, loop.time() - started)
-        response = WholeResponse(answer, ("X-Request-Id", request_id))
+        # Clients make ids by this time, and the coordinator compares their births with the same clock.
+        date = http_date(self._site.coordinator.now_ms() // 1000)
+        response = WholeResponse(answer, ("X-Request-Id", request_id), ("Date", date))
         if self.closes_connections:
             response.force_close()
         return response

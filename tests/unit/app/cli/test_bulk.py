@@ -11,6 +11,7 @@ from halfway.app.cli import bulk as cli_bulk
 from halfway.app.cli.bulk import MAX_FAILURES, BulkAction
 from halfway.app.cli.main import halfway
 from halfway.app.cli.remote import Remote
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.rest.parked import ids_in_state, park
 from tests.unit.app.cli.test_transactions import HOSTILE
@@ -75,7 +76,7 @@ async def test_nothing_is_sent_without_a_reason(world: RestWorld) -> None:
 async def test_prepared_and_parked_ones_are_ended_as_by_an_operator(world: RestWorld, action: str, state: str) -> None:
     """Each with the reason as its remark."""
     parked = await park(3, world)
-    ids = [*parked, await world.prepared(id="u1")]
+    ids = sorted([*parked, await world.prepared(id=named_id("u1"))])
     await run_all(BulkAction(Remote(world.url, None), action, {}, "by hand", 50), size=2)
     shown = [(await world.show(name)).body for name in ids]
     assert {(one["state"], one["cause"], one["remark"]) for one in shown} == {(state, "operator", "by hand")}
@@ -84,7 +85,7 @@ async def test_prepared_and_parked_ones_are_ended_as_by_an_operator(world: RestW
 
 async def test_each_is_checked_once_although_it_still_matches(world: RestWorld) -> None:
     await world.put_shop()
-    ids = [await world.prepared(id=f"t{number}") for number in range(7)]
+    ids = sorted([await world.prepared(id=named_id(f"t{number}")) for number in range(7)])
     work = BulkAction(Remote(world.url, None), "check", {"group": "shop"}, "asked", 50)
     await run_all(work, size=2)
     assert (work.counts, sorted(subjects(world, "check_now"))) == ({"done": 7}, ids)
@@ -126,16 +127,16 @@ async def test_a_batch_whose_answer_is_lost_is_not_sent_again(
 async def test_what_fails_is_named_and_the_others_are_done(world: RestWorld) -> None:
     """A topic that is gone fails its transaction at once. What another caller has ended meanwhile is no failure."""
     await world.put_shop()
-    bad = await world.prepared({"topic": "coupons", "value": "v"}, id="bad")
+    bad = await world.prepared({"topic": "coupons", "value": "v"}, id=named_id("bad"))
     world.memory.delete_topic("coupons")
-    good = [await world.prepared(id=f"good{number}") for number in range(3)]
+    good = [await world.prepared(id=named_id(f"good{number}")) for number in range(3)]
     work = BulkAction(Remote(world.url, None), "commit", {}, "by hand", 50)
     await run_all(work, size=2)
     assert work.counts == {"done": 3, "failed": 1}
     (failure,) = work.failures
     assert failure.startswith(f"{bad}: topic_unavailable: ")
     assert "coupons" in failure
-    assert sorted(await ids_in_state(world, "committed")) == good
+    assert sorted(await ids_in_state(world, "committed")) == sorted(good)
 
 
 class Made:

@@ -10,6 +10,7 @@ from halfway.app.metrics import Metrics, export_zeros
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import SKIP_REASONS
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true
 
@@ -78,9 +79,9 @@ async def test_a_gauge_shows_what_the_changes_without_an_answer_wait_for(world: 
     metrics = Metrics()
     metrics.show(world.coordinator, world.api)
     await world.put_shop()
-    await world.prepared(id="held")
+    await world.prepared(id=named_id("held"))
     with world.memory.faults.lane_held():
-        ending = asyncio.create_task(world.end("held", "commit"))
+        ending = asyncio.create_task(world.end(named_id("held"), "commit"))
         await until_true(lambda: b'halfway_changes_waiting{on="lane"} 1.0' in metrics.render()[0])
     assert (await ending).status == 200
     assert b"halfway_changes_waiting{on=" not in metrics.render()[0]

@@ -163,29 +163,6 @@ async def test_endpoints_take_turns(world: World) -> None:
     assert firsts == {"http://a/", "http://b/"}
 
 
-async def test_a_verdict_on_a_former_transaction_of_the_same_id_changes_nothing(world: World) -> None:
-    """The first transaction was ended and forgotten during its check; only the client resolves the second one."""
-    gate = asyncio.Event()
-
-    async def late(_: CheckRequest) -> CheckReply:
-        await gate.wait()
-        return verdict(Outcome.COMMIT)
-
-    world.memory.caller.answer = late
-    await world.prepare(transaction_id="order-1")
-    await world.scan(after_s=6)
-    await world.end("order-1", Outcome.ROLLBACK)
-    await world.scan(after_s=61)
-    again = await world.prepare(transaction_id="order-1")
-    assert again.created
-    gate.set()
-    await world.scan()
-    await world.scan()
-    shown = await world.get("order-1")
-    assert (shown.state, shown.commit_verdict, shown.checks) == (State.PREPARED, False, 0)
-    assert world.memory.records("orders") == ()
-
-
 async def test_an_operator_asks_at_once(world: World) -> None:
     """A manual check is sent at once; for any transaction that is not prepared it is a conflict."""
     world.memory.caller.always(verdict(Outcome.ROLLBACK))

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from halfway.client import transaction_id
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import End, EndResult, LeasedCheck, ServiceLimits
 from halfway.memory import no_verdict, unreachable, verdict
@@ -69,7 +70,7 @@ class Run:
         before = set(denied)
         denied.clear()
         with suppress(HalfwayError):  # no shard is served at this moment
-            name = f"t{len(self.prepared)}"
+            name = transaction_id(f"t{len(self.prepared)}", self.world.memory.clock.now_ms())
             self.prepared.append((await self.world.prepare(group=group, transaction_id=name)).id)
         denied |= before
 

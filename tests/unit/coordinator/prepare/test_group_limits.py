@@ -16,6 +16,7 @@ from halfway.protocol.ids import shard_of
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome, State
+from tests.support.ids import named_id
 from tests.support.service.world import LIMITS, SHARDS, World
 
 
@@ -88,9 +89,9 @@ async def test_prepares_that_wait_for_facts_about_a_topic_are_limited_too(monkey
 async def test_a_repeat_of_a_pending_prepare_is_answered_at_the_limit() -> None:
     """It adds nothing, and its caller must learn that it is stored."""
     world = await start_limited(group_max_pending=1)
-    made = await world.prepare(transaction_id="order-1")
+    made = await world.prepare(transaction_id=named_id("order-1"))
     assert (await refusal(world)).fields["limit"] == "pending"
-    repeated = await world.prepare(transaction_id="order-1")
+    repeated = await world.prepare(transaction_id=named_id("order-1"))
     assert (repeated.id, repeated.created) == (made.id, False)
     await world.stop()
 
@@ -151,7 +152,7 @@ async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
     """Each instance has the share of the shards that it serves."""
     worlds = await two_instances(group_max_pending=6)
     taken = 0
-    ids = [f"t-{number}" for number in range(40)]
+    ids = [named_id(f"t-{number}") for number in range(40)]
     for world, transaction_id in zip(worlds * 20, [None, *ids], strict=False):  # the owner of an id may be the other
         try:
             await world.prepare(transaction_id=transaction_id)
@@ -161,7 +162,7 @@ async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
     assert taken == 6
     for transaction_id in ids:
         with pytest.raises(GroupLimitedError):
-            await worlds[0].prepare(transaction_id=f"more-{transaction_id}")
+            await worlds[0].prepare(transaction_id=named_id(f"more-{transaction_id}"))
     for world in worlds:
         await world.stop()
 
@@ -176,7 +177,7 @@ async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> 
         ({"group_prepares_per_s": 4.0}, 4),
     ):
         asked, owner = await two_instances(**limits)
-        names = [name for name in map(str, range(100)) if shard_of(name, SHARDS) == 1][:10]
+        names = [name for name in map(named_id, map(str, range(100))) if shard_of(name, SHARDS) == 1][:10]
         made = await asyncio.gather(
             *(asked.prepare(large, transaction_id=name) for name in names), return_exceptions=True
         )

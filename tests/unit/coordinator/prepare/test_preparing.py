@@ -18,6 +18,7 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.records import Foreign, Half, Message
 from halfway.protocol.transactions import Outcome, State
+from tests.support.ids import named_id
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
 
@@ -29,11 +30,11 @@ async def test_a_lost_answer_is_outcome_unknown_and_a_repeat_is_safe(world: Worl
     """The caller may send the same id again; there is one transaction in the end."""
     world.memory.faults.next_append_ambiguous(stored=stored)
     with pytest.raises(OutcomeUnknownError) as raised:
-        await world.prepare(transaction_id="order-1")
-    assert raised.value.fields["id"] == "order-1"
-    again = await world.prepare(transaction_id="order-1")
+        await world.prepare(transaction_id=named_id("order-1"))
+    assert raised.value.fields["id"] == named_id("order-1")
+    again = await world.prepare(transaction_id=named_id("order-1"))
     assert again.state is State.PREPARED
-    assert (await world.end("order-1", Outcome.COMMIT)).changed
+    assert (await world.end(named_id("order-1"), Outcome.COMMIT)).changed
     await world.scan(after_s=100)
     assert len(world.memory.records("orders")) == 1
     assert world.memory.caller.requests == []
@@ -86,10 +87,10 @@ async def test_a_prepare_that_a_former_owner_stored_too_is_answered_by_what_stan
         once(gate, append)(shard, appending, appended, deadline=deadline)
 
     monkeypatch.setattr(world.memory.half_log, "append", watched)
-    preparing = asyncio.create_task(world.prepare(transaction_id="order-1"))
+    preparing = asyncio.create_task(world.prepare(transaction_id=named_id("order-1")))
     await world.until(lambda: halves)
     world.memory.foreign_prepare(*halves[0])
-    await world.end("order-1", Outcome.COMMIT)
+    await world.end(named_id("order-1"), Outcome.COMMIT)
     gate.set()
     answered = await preparing
     assert (answered.state, answered.created) == (State.COMMITTED, False)
@@ -102,7 +103,7 @@ async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_m
     """The end offset that it has read does not cover the half of the later prepare, which the tail has not read yet."""
     world.memory.faults.next_append_ambiguous(stored=False)
     with pytest.raises(OutcomeUnknownError):
-        await world.prepare(transaction_id="order-1")
+        await world.prepare(transaction_id=named_id("order-1"))
     asked, go_on, half_end = asyncio.Event(), asyncio.Event(), world.memory.half_log.half_end
     told: list[tuple[int, Sequence[tuple[int, str, Half | Foreign | None]], int]] = []
 
@@ -115,14 +116,14 @@ async def test_a_prepare_looks_again_if_another_one_of_its_id_became_ambiguous_m
     with monkeypatch.context() as patched:
         patched.setattr(world.memory.half_log, "half_end", slow)
         other = asyncio.create_task(
-            world.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id="order-1")
+            world.prepare(Message(topic="orders", key=b"k", value=b"other"), transaction_id=named_id("order-1"))
         )
         await asked.wait()
     with monkeypatch.context() as patched:
         patched.setattr(world.coordinator.shards, "appended", lambda *news: told.append(news))
         world.memory.faults.next_append_ambiguous(stored=True)
         with pytest.raises(OutcomeUnknownError):
-            await world.prepare(transaction_id="order-1")
+            await world.prepare(transaction_id=named_id("order-1"))
         go_on.set()
         await asyncio.sleep(0.01)
     for news in told:

@@ -19,9 +19,10 @@ from halfway.protocol.errors import (
 from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half, Message, Origin, fingerprint
 from halfway.protocol.transactions import Outcome, State
+from tests.support.ids import named_id
 from tests.support.service.world import SHARDS, World
 
-ID = "order-1"
+ID = named_id("order-1")
 NUMBER = shard_of(ID, SHARDS) or 0
 ONE = Message(topic="orders", key=b"k", value=b"one")
 OTHER = Message(topic="orders", key=b"k", value=b"other")

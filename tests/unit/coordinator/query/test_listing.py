@@ -10,6 +10,7 @@ from halfway.coordinator.requests import ListQuery, Page
 from halfway.memory import no_verdict
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.transactions import Outcome, State
+from tests.support.ids import named_id
 from tests.support.service.world import World
 
 MANY = 120
@@ -49,7 +50,7 @@ def shown(page: Page) -> Counter[str]:
 @pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.ROLLBACK])
 async def test_what_ends_while_a_list_is_made_is_listed_once(world: World, outcome: Outcome) -> None:
     """The first one of a shard was read as prepared, and ends before the outcomes are read."""
-    ids = [(await world.prepare(transaction_id=f"t{n}")).id for n in range(MANY)]
+    ids = [(await world.prepare(transaction_id=named_id(f"t{n}"))).id for n in range(MANY)]
     listing = await start_list(world)
     for name in in_shard(world, ids)[:5]:
         await world.end(name, outcome)
@@ -60,12 +61,12 @@ async def test_what_is_parked_or_resumed_while_a_list_is_made_is_listed_once(wor
     """One is parked when prepared ones are read, and prepared when parked ones are; others the other way round."""
     await world.group("asked", policy=PARKED_SOON)
     world.memory.caller.always(no_verdict())
-    parked = [(await world.prepare(transaction_id=f"p{n}", group="asked")).id for n in range(4)]
+    parked = [(await world.prepare(transaction_id=named_id(f"p{n}"), group="asked")).id for n in range(4)]
     for _ in range(3):
         await world.scan(after_s=2)
     assert set(shown(await list_all(world, State.PARKED))) == set(parked)
-    ids = [(await world.prepare(transaction_id=f"t{n}")).id for n in range(MANY)]
-    soon = [(await world.prepare(transaction_id=f"s{n}", group="asked")).id for n in range(4)]
+    ids = [(await world.prepare(transaction_id=named_id(f"t{n}"))).id for n in range(MANY)]
+    soon = [(await world.prepare(transaction_id=named_id(f"s{n}"), group="asked")).id for n in range(4)]
     await world.scan(after_s=2)
     world.memory.clock.advance(2)
 
@@ -83,7 +84,7 @@ async def test_what_is_parked_or_resumed_while_a_list_is_made_is_listed_once(wor
 
 async def test_others_have_their_turn_while_a_list_looks_through_what_does_not_match(world: World) -> None:
     for n in range(MANY):
-        await world.prepare(transaction_id=f"t{n}")
+        await world.prepare(transaction_id=named_id(f"t{n}"))
     query = ListQuery(limit=1000, error="nothing has this error")
     listing = asyncio.create_task(world.coordinator.list(query, deadline=world.deadline(20)))
     turns = 0

@@ -12,6 +12,7 @@ from halfway.protocol.keys import MasterSecret
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
+from tests.support.ids import named_id
 from tests.support.service.world import SHARDS, World
 
 SHOP = Principal(kind=PrincipalKind.GROUP, name="shop")
@@ -28,7 +29,7 @@ async def start_world(*, hide_payloads: bool) -> World:
     world = await World.start(memory)
     spec = GroupSpec(name="shop", mode=CheckMode.PULL, urls=(), topics=("orders",), policy=PolicyOverrides())
     await world.coordinator.put_group(spec, deadline=world.deadline(), principal=ANNA)
-    wanted = Prepare(group="shop", messages=(PAYLOAD,), id="o-42")
+    wanted = Prepare(group="shop", messages=(PAYLOAD,), id=named_id("o-42"))
     await world.coordinator.prepare(wanted, deadline=world.deadline(), principal=SHOP)
     return world
 
@@ -48,8 +49,8 @@ async def hidden() -> AsyncIterator[World]:
 
 
 async def shown(world: World, principal: Principal) -> tuple[Message, ...] | None:
-    view = await world.coordinator.get("o-42", deadline=world.deadline(), principal=principal)
-    assert view.id == "o-42"
+    view = await world.coordinator.get(named_id("o-42"), deadline=world.deadline(), principal=principal)
+    assert view.id == named_id("o-42")
     return None if view.messages is None else tuple(view.messages)
 
 

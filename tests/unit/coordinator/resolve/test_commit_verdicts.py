@@ -26,6 +26,7 @@ from halfway.protocol.keys import MasterSecret
 from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
+from tests.support.ids import named_id
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.coordinator.resolve.test_ending import ops
 
@@ -257,21 +258,21 @@ async def test_another_groups_end_does_not_drop_a_commit_verdict_that_is_kept() 
     shop, other = (Principal(kind=PrincipalKind.GROUP, name=name) for name in ("shop", "other"))
     spec = GroupSpec(name="shop", mode=CheckMode.PULL, urls=(), topics=("orders",), policy=QUICK)
     await coordinator.put_group(spec, deadline=world.deadline(), principal=PEER)
-    order = Prepare(group="shop", id="order-1", messages=(Message(topic="orders", key=b"k", value=b"v"),))
+    order = Prepare(group="shop", id=named_id("order-1"), messages=(Message(topic="orders", key=b"k", value=b"v"),))
     await coordinator.prepare(order, deadline=world.deadline(), principal=shop)
     await world.scan(after_s=6)
     [check] = await coordinator.lease_checks("shop", at_most=1, wait_s=0, principal=shop)
-    commit = End(id="order-1", outcome=Outcome.COMMIT, check_id=check.check_id)
+    commit = End(id=named_id("order-1"), outcome=Outcome.COMMIT, check_id=check.check_id)
     with memory.faults.lane_held():
         with pytest.raises(UnknownTransactionError):
             await coordinator.end(commit, deadline=world.deadline(), principal=other)
-        assert "order-1" not in coordinator.shards.unwritten_commit_verdicts
+        assert named_id("order-1") not in coordinator.shards.unwritten_commit_verdicts
         with pytest.raises(EndUnconfirmedError):
             await coordinator.end(commit, deadline=world.deadline(0.02), principal=shop)
-        assert "order-1" in coordinator.shards.unwritten_commit_verdicts
+        assert named_id("order-1") in coordinator.shards.unwritten_commit_verdicts
         with pytest.raises(UnknownTransactionError):
             await coordinator.end(commit, deadline=world.deadline(), principal=other)
-        assert "order-1" in coordinator.shards.unwritten_commit_verdicts
+        assert named_id("order-1") in coordinator.shards.unwritten_commit_verdicts
     await world.stop()
 
 
@@ -281,7 +282,7 @@ async def test_to_keep_many_commits_costs_each_of_them_as_much_as_one(
     """While Kafka takes no writes, every commit is kept. Those of shards served elsewhere are dropped now and then."""
     monkeypatch.setattr("halfway.coordinator.commit_verdicts._CLEANUP_AT", 10)
     shards = rolling_back.coordinator.shards
-    verdicts, looks, find = CommitVerdicts(shards, rolling_back.coordinator._ending.record_verdict, 900), 0, shards.find
+    verdicts, looks, find = CommitVerdicts(shards, rolling_back.coordinator._ending.record_verdict), 0, shards.find
     prepared = await rolling_back.prepare()
     entry = shards.of(prepared.id).state.find(prepared.id)
     assert isinstance(entry, Pending)

@@ -20,6 +20,7 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.records import Half, Message, Op, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
+from tests.support.ids import named_id
 from tests.support.service.world import SHARDS, World
 
 
@@ -50,18 +51,18 @@ async def test_an_outcome_of_a_clock_that_was_set_back_is_remembered(
     world: World, first: Outcome, second: Outcome, *, cached: bool
 ) -> None:
     """By more than the horizon, with or without the payload in memory: the end is known, and the id is not free."""
-    prepared = await world.prepare(transaction_id="one")
+    prepared = await world.prepare(transaction_id=named_id("one"))
     if not cached:
-        world.coordinator.shards.payloads.drop("one")
+        world.coordinator.shards.payloads.drop(named_id("one"))
     world.memory.clock.advance(-3600)
-    assert (await world.end("one", first)).changed
-    assert not (await world.end("one", first)).changed
+    assert (await world.end(named_id("one"), first)).changed
+    assert not (await world.end(named_id("one"), first)).changed
     with pytest.raises(AlreadyEndedError):
-        await world.end("one", second)
+        await world.end(named_id("one"), second)
     world.memory.clock.advance(3600)
     await world.scan()
-    assert not (await world.prepare(transaction_id="one")).created
-    [op] = ops(world, "one")
+    assert not (await world.prepare(transaction_id=named_id("one"))).created
+    [op] = ops(world, named_id("one"))
     assert op.at >= prepared.prepared_at
 
 
@@ -157,7 +158,7 @@ async def test_a_caller_that_goes_away_does_not_end_the_write(world: World) -> N
 
 async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world: World) -> None:
     """The tail has the tombstone before the lane has its answer: the second end waits, and GET shows it, no 404."""
-    prepared = await world.prepare(transaction_id="order-1")
+    prepared = await world.prepare(transaction_id=named_id("order-1"))
     number = world.coordinator.shards.number_of(prepared.id)
     log = world.memory.log.shards[number].half
     with world.memory.faults.answers_held():
@@ -166,7 +167,7 @@ async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world:
         await world.until(lambda: world.coordinator.shards.get(number).state.half_tail >= log.end)
         second = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
         opposite = asyncio.create_task(world.end(prepared.id, Outcome.ROLLBACK))
-        again = await world.prepare(transaction_id="order-1")
+        again = await world.prepare(transaction_id=named_id("order-1"))
         shown = await world.get(prepared.id)
         assert (shown.state, shown.waits) == (State.PREPARED, "lane")
     assert (await first).changed is True
@@ -181,7 +182,7 @@ async def test_an_id_is_known_while_its_end_is_committed_and_not_answered(world:
 
 
 async def test_an_outcome_that_is_no_longer_held_is_expired_not_unknown(world: World) -> None:
-    """After the outcome horizon an end for a server-made id is 410; the log stays as it is."""
+    """After the outcome horizon an end is 410; the log stays as it is."""
     prepared = await world.prepare()
     await world.end(prepared.id, Outcome.COMMIT)
     await world.scan(after_s=30)
@@ -194,6 +195,7 @@ async def test_an_outcome_that_is_no_longer_held_is_expired_not_unknown(world: W
         await again.end(prepared.id, Outcome.ROLLBACK)
     assert "is not known here" in expired.value.detail
     assert f"GET /v1/transactions/{prepared.id}/history" in expired.value.detail
+    # An id of the old form does not tell its age.
     with pytest.raises(UnknownTransactionError, match="GET /v1/transactions/never-prepared/history"):
         await again.end("never-prepared", Outcome.COMMIT)
     assert len(ops(world, prepared.id)) == 1

@@ -13,6 +13,7 @@ from halfway.protocol.errors import GroupInUseError, OutcomeUnknownError, ShardU
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Half, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
+from tests.support.ids import named_id
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.coordinator.resolve.test_ending import ops
 
@@ -145,49 +146,13 @@ async def test_an_operators_change_from_pull_to_push_reaches_what_was_queued(wor
     assert await world.state(prepared.id) is State.COMMITTED
 
 
-async def test_an_id_that_is_used_again_after_the_horizon_is_a_new_transaction(world: World) -> None:
-    """A restart does not restore forgotten outcomes, although the cursors may still cover them."""
-    await world.prepare(Message(topic="orders", key=b"k", value=b"first"), transaction_id="order-1")
-    await world.prepare(transaction_id="keeps-the-op-cursor")
-    await world.end("keeps-the-op-cursor", Outcome.UNKNOWN, remark="so that op is read from here")
-    await world.end("order-1", Outcome.ROLLBACK)
-    await world.scan(after_s=61)
-    await world.scan(after_s=1)
-    second = await world.prepare(Message(topic="orders", key=b"k", value=b"second"), transaction_id="order-1")
-    assert second.created
-    again = await world.restart()
-    await again.scan(after_s=1)
-    assert await again.state("order-1") is State.PREPARED
-    assert (await again.end("order-1", Outcome.COMMIT)).changed
-    third = await again.restart()
-    ended = await third.end("order-1", Outcome.COMMIT)
-    assert (ended.state, ended.changed) == (State.COMMITTED, False)
-    assert [record.value for record in third.memory.records("orders")] == [b"second"]
-    await third.stop()
-
-
-async def test_an_id_that_a_clock_set_back_uses_again_is_a_new_transaction_for_the_next_owner_too(world: World) -> None:
-    """The outcome was forgotten before the clock was set back; the next owner reads it again."""
-    await world.prepare(transaction_id="one")
-    await world.end("one", Outcome.COMMIT)
-    await world.scan(after_s=61)
-    world.memory.clock.advance(-60)
-    assert (await world.prepare(transaction_id="one")).created
-    again = await world.restart()
-    await again.scan()
-    assert await again.state("one") is State.PREPARED
-    assert (await again.end("one", Outcome.COMMIT)).changed
-    assert len(again.memory.records("orders")) == 2
-    await again.stop()
-
-
 async def test_other_content_after_a_lost_answer_waits_for_the_log(world: World) -> None:
     """If the first content was stored after all, the second prepare is refused, not acknowledged."""
     world.memory.faults.next_append_ambiguous(stored=True)
     with pytest.raises(OutcomeUnknownError):
-        await world.prepare(Message(topic="orders", key=b"k", value=b"first"), transaction_id="order-1")
+        await world.prepare(Message(topic="orders", key=b"k", value=b"first"), transaction_id=named_id("order-1"))
     with pytest.raises(Exception, match="other content"):
-        await world.prepare(Message(topic="orders", key=b"k", value=b"second"), transaction_id="order-1")
+        await world.prepare(Message(topic="orders", key=b"k", value=b"second"), transaction_id=named_id("order-1"))
 
 
 async def test_what_cannot_be_known_while_shards_are_away_is_not_told(world: World) -> None:
@@ -232,16 +197,16 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_is_not_a_new
     world: World, attempts: int
 ) -> None:
     """The owner remembered its outcome when the half arrived, so each next owner reads that outcome too."""
-    await world.prepare(transaction_id="order-1")
-    shard = world.memory.log.shards[number := world.coordinator.shards.number_of("order-1")]
+    await world.prepare(transaction_id=named_id("order-1"))
+    shard = world.memory.log.shards[number := world.coordinator.shards.number_of(named_id("order-1"))]
     half = next(record.value for record in shard.half.records if isinstance(record.value, Half))
-    await world.end("order-1", Outcome.COMMIT)
+    await world.end(named_id("order-1"), Outcome.COMMIT)
     await world.scan(after_s=1)
     world.memory.foreign_prepare(number, half)
     for _ in range(attempts):
         world.memory.clock.advance(120)
         world = await world.restart()
-    assert await world.state("order-1") is State.COMMITTED
+    assert await world.state(named_id("order-1")) is State.COMMITTED
     world.memory.caller.always(verdict(Outcome.COMMIT))
     for _ in range(4):
         await world.scan(after_s=10)

@@ -10,6 +10,7 @@ from halfway.memory import verdict
 from halfway.protocol.errors import OutcomeUnknownError
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import Outcome
+from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.http.conftest import NewWorld
 
@@ -140,8 +141,8 @@ class TestPrepareAndEnd:
             appended([(token, OutcomeUnknownError("not known", id=half.id)) for half, token in halves])
 
         monkeypatch.setattr(world.memory.half_log, "append", lose_outcome)
-        answer = await world.prepare(id="order-7")
-        assert (answer.status, answer.error_code, answer.body["id"]) == (503, "outcome_unknown", "order-7")
+        answer = await world.prepare(id=named_id("order-7"))
+        assert (answer.status, answer.error_code, answer.body["id"]) == (503, "outcome_unknown", named_id("order-7"))
         assert int(answer.headers["Retry-After"]) >= 1
 
 

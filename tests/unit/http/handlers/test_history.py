@@ -3,12 +3,12 @@
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from halfway.coordinator.ports import CheckAttempt, CheckReply, OpsRead
 from halfway.memory import Memory, verdict
 from halfway.protocol.transactions import Outcome
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.rest.parked import SOON, scan_all
@@ -53,11 +53,11 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[Re
     assert (await here.call("PUT", "/v1/groups/shop", SOON)).status == 201
     for world in instances:
         world.memory.caller.always(failed_check())
-    for name in ("t0", "t1", "t2"):
+    for name in (named_id("t0"), named_id("t1"), named_id("t2")):
         await here.prepared({"topic": "orders", "key": name, "value": "v"}, {"topic": "coupons", "value": "v"}, id=name)
         await until_state(here, name, "parked", there)
-    parked = await history(there, "t1")
-    assert (parked["id"], parked["group"], parked["state"], parked["missing"]) == ("t1", "shop", "parked", [])
+    parked = await history(there, named_id("t1"))
+    assert (parked["id"], parked["group"], parked["state"], parked["missing"]) == (named_id("t1"), "shop", "parked", [])
     assert event_fields(parked) == [("prepared",), ("check",), ("parked",)]
     assert (parked["events"][1]["attempt"], parked["complete"]) == (1, True)
     assert (parked["events"][2]["cause"], bool(parked["events"][2]["detail"])) == ("policy", True)
@@ -68,15 +68,15 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[Re
     ]
 
     here.memory.clock.advance(1)
-    resumed = await here.call("POST", "/v1/batch", {"resume": [{"id": "t1", "remark": HOSTILE}]})
+    resumed = await here.call("POST", "/v1/batch", {"resume": [{"id": named_id("t1"), "remark": HOSTILE}]})
     assert resumed.body["resume"][0]["status"] == 200
     here.memory.clock.advance(1)
     end = {"outcome": "commit", "remark": "looked at by ann"}
-    for world, name in ((here, "t1"), (there, "t0")):
+    for world, name in ((here, named_id("t1")), (there, named_id("t0"))):
         path = f"/v1/transactions/{name}/end"
         assert (await world.call("POST", path, end, headers={"Halfway-Cause": "operator"})).status == 200
     for world in instances:
-        shown = await history(world, "t1")
+        shown = await history(world, named_id("t1"))
         assert [one for one in event_fields(shown, "cause", "remark") if one[0] != "check"] == [
             ("prepared", None, None),
             ("parked", "policy", None),
@@ -87,7 +87,7 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[Re
             (record.topic, record.partition, record.offset)
             for topic in ("orders", "coupons")
             for record in here.memory.records(topic)
-            if dict(record.headers)["halfway-transaction-id"] == b"t1"
+            if dict(record.headers)["halfway-transaction-id"] == named_id("t1").encode()
         }
         assert {(one["topic"], one["partition"], one["offset"]) for one in shown["messages"]} == records
         assert (len(records), shown["messages_detail"]) == (2, None)
@@ -96,13 +96,13 @@ async def test_the_whole_life_of_one_is_told_by_any_instance(instances: tuple[Re
 async def test_after_the_horizon_op_still_tells(world: RestWorld) -> None:
     """The transaction itself is then 404 or 410."""
     made = await world.prepared({"topic": "orders", "value": "v"})
-    await world.prepared(id="mine")
-    for name in (made, "mine"):
+    await world.prepared(id=named_id("mine"))
+    for name in (made, named_id("mine")):
         assert (await world.end(name, "rollback", remark="stock was gone")).status == 200
     world.memory.clock.advance(2000)
     await scan_all(world)
     await scan_all(world)
-    for name, status in ((made, 410), ("mine", 404)):
+    for name, status in ((made, 410), (named_id("mine"), 410)):
         assert (await world.show(name)).status == status
         shown = await history(world, name)
         assert shown["state"] == "rolled_back"
@@ -121,30 +121,20 @@ async def test_after_a_restart_the_check_that_decided_is_still_told(outcome: Out
         spec = {**SOON, "policy": {"first_check_after_s": 1}}
         assert (await world.call("PUT", "/v1/groups/shop", spec)).status == 201
         memory.caller.always(failed_check())
-        await world.prepared(id="t1")
-        while not (await world.show("t1")).body["checks"]:
+        await world.prepared(id=named_id("t1"))
+        while not (await world.show(named_id("t1"))).body["checks"]:
             await scan_all(world)
         memory.caller.always(verdict(outcome))
-        await until_state(world, "t1", state)
-        before = await history(world, "t1")
+        await until_state(world, named_id("t1"), state)
+        before = await history(world, named_id("t1"))
         async with RestWorld(memory=memory.restarted()) as after:
-            assert (shown := await history(after, "t1")) == before
+            assert (shown := await history(after, named_id("t1"))) == before
             assert event_fields(shown, "attempt", "verdict") == [
                 ("prepared", None, None),
                 ("check", 1, None),
                 ("check", 2, outcome.value),
                 (state, None, None),
             ]
-
-
-async def test_an_id_that_is_used_again_tells_of_its_last_life(world: RestWorld) -> None:
-    await world.prepared(id="again")
-    await world.end("again", "rollback", remark="first")
-    world.memory.clock.advance(2000)
-    await scan_all(world)
-    await world.prepared(id="again")
-    await world.end("again", "commit", remark="second")
-    assert event_fields(await history(world, "again"), "remark") == [("prepared", None), ("committed", "second")]
 
 
 async def test_a_message_that_is_gone_from_its_topic_has_no_place(world: RestWorld) -> None:
@@ -182,24 +172,3 @@ async def test_groups_leave_a_place_of_histories_to_operators(monkeypatch: pytes
         go_on.set()
         answers = await asyncio.gather(*asked)
         assert sorted(answer.status for answer in answers) == [404] * 18 + [429]
-
-
-async def test_the_history_of_a_forgotten_one_tells_nothing_of_the_group_that_uses_its_id_now() -> None:
-    async with guarded() as both:
-        spec = {**SOON, "policy": {"first_check_after_s": 1}}
-        assert (await both.call("operator", "PUT", "/v1/groups/shop", spec)).status == 200
-        for world in (both.here, both.there):
-            world.memory.caller.always(msgspec.structs.replace(failed_check(), sent=False))
-        order = {"id": own_id(0, "o-42"), "messages": [{"topic": "orders", "value": "v"}]}
-        path = f"/v1/transactions/{order['id']}"
-        assert (await both.call("other", "POST", "/v1/transactions", order | {"group": "other"})).status == 201
-        assert (await both.call("other", "POST", f"{path}/end", {"outcome": "rollback"})).status == 200
-        both.here.memory.clock.advance(2000)
-        while (await both.call("other", "GET", path)).status != 404:
-            await scan_all(both.here, both.there)
-        assert (await both.call("shop", "POST", "/v1/transactions", order | {"group": "shop"})).status == 201
-        while not (await both.call("shop", "GET", path)).body["last_error"]:
-            await scan_all(both.here, both.there)
-        own = await both.call("other", "GET", f"{path}/history")
-        assert (own.status, own.body["group"]) == (200, "other")
-        assert event_fields(own.body, "cause") == [("prepared", None), ("rolled_back", "producer")]

@@ -11,6 +11,7 @@ from halfway.http.handlers.openapi import document
 from halfway.http.handlers.routes import OPERATIONS
 from halfway.http.responses.problems import STATUS
 from halfway.protocol.errors import HalfwayError
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 
 DOCUMENT = document(OPERATIONS)
@@ -71,11 +72,14 @@ def _descriptions() -> list[str]:
 
 async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
     """Each answer validates against the schema of its operation and status."""
-    name = await world.prepared(id="mine")
-    await world.prepared({"topic": "orders", "value": {"type": "BINARY", "data": "/w=="}}, id="other")
+    name = await world.prepared(id=named_id("mine"))
+    await world.prepared({"topic": "orders", "value": {"type": "BINARY", "data": "/w=="}}, id=named_id("other"))
     message = [{"topic": "orders", "value": "v"}]
-    batch = {"prepare": [{"group": "shop", "messages": message}, {}], "end": [{"id": "other", "outcome": "rollback"}]}
-    batch |= {"check": [{"id": "mine", "remark": "r"}], "resume": [{"id": "never"}]}
+    batch = {
+        "prepare": [{"group": "shop", "messages": message}, {}],
+        "end": [{"id": named_id("other"), "outcome": "rollback"}],
+    }
+    batch |= {"check": [{"id": named_id("mine"), "remark": "r"}], "resume": [{"id": "never"}]}
     for operation, method, path, body in (
         ("putGroup", "PUT", "/v1/groups/shop", {"check": {"mode": "pull"}, "topics": ["orders"]}),
         ("putGroup", "PUT", "/v1/groups/shop", {}),
@@ -86,7 +90,7 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
         ("getGroup", "GET", "/v1/groups/nobody", None),
         ("fetchChecks", "GET", "/v1/groups/shop/checks", None),
         ("prepare", "POST", "/v1/transactions", {"group": "shop", "messages": message}),
-        ("prepare", "POST", "/v1/transactions", {"group": "shop", "messages": message, "id": "mine"}),
+        ("prepare", "POST", "/v1/transactions", {"group": "shop", "messages": message, "id": named_id("mine")}),
         ("getTransaction", "GET", "/v1/transactions/other", None),
         ("listTransactions", "GET", "/v1/transactions?limit=1", None),
         ("listTransactions", "GET", "/v1/transactions?group=nobody", None),

@@ -7,6 +7,7 @@ import pytest
 from halfway.coordinator.cluster import forward as fan_out
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards import groups
+from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
 
 
@@ -73,8 +74,8 @@ async def test_names_that_clients_take_out_of_a_path_are_not_made(world: RestWor
     body = b'{"check":{"mode":"pull"},"topics":["orders"]}'
     answer = await world.send(put % name.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     assert answer.startswith(b"HTTP/1.1 422 "), answer
-    assert (await world.prepare(id=f"{name}a")).status == 201
-    assert (await world.prepare(id=f"...{name}")).status == 201
+    assert (await world.prepare(id=named_id(f"{name}a"))).status == 201
+    assert (await world.prepare(id=named_id(f"...{name}"))).status == 201
 
 
 @pytest.mark.parametrize("name", [b".", b".."])

@@ -11,6 +11,7 @@ from halfway.coordinator.records import Quarantined, Totals
 from halfway.coordinator.requests import Moment
 from halfway.protocol.errors import TopicUnavailableError
 from halfway.protocol.transactions import Outcome
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded
 from tests.support.rest.parked import park
@@ -35,7 +36,7 @@ async def test_figures_are_those_of_all_shards(instances: tuple[RestWorld, RestW
     """Through any instance."""
     here, there = instances
     ids = await park(6, here, there)
-    await here.prepared(id="open")
+    await here.prepared(id=named_id("open"))
     await here.end(ids[0], "rollback")
     for world in instances:
         shown = await statistics(world, lambda one: one["totals"]["remembered"] == 1)
@@ -98,16 +99,16 @@ async def test_what_is_away_is_named(instances: tuple[RestWorld, RestWorld]) -> 
 
 
 async def test_what_could_not_be_written_is_shown_until_it_is(world: RestWorld) -> None:
-    await world.prepared({"topic": "coupons", "value": "v"}, id="bad")
+    await world.prepared({"topic": "coupons", "value": "v"}, id=named_id("bad"))
     facts = world.memory.log.topics["coupons"].facts
     world.memory.delete_topic("coupons")
-    assert (await world.end("bad", "commit")).error_code == "topic_unavailable"
+    assert (await world.end(named_id("bad"), "commit")).error_code == "topic_unavailable"
     shown = await statistics(world, lambda one: one["failures"]["topics"])
     (topic,) = shown["failures"]["topics"]
     assert (topic["topic"], topic["error_code"], topic["refused"]) == ("coupons", "topic_unavailable", 1)
-    assert [one["id"] for one in shown["failures"]["refused"]] == ["bad"]
+    assert [one["id"] for one in shown["failures"]["refused"]] == [named_id("bad")]
     world.memory.create_topic("coupons", facts)
-    assert (await world.end("bad", "commit")).status == 200
+    assert (await world.end(named_id("bad"), "commit")).status == 200
     shown = await statistics(world, lambda one: not one["failures"]["topics"])
     assert shown["failures"]["refused"] == []
 
@@ -115,7 +116,7 @@ async def test_what_could_not_be_written_is_shown_until_it_is(world: RestWorld) 
 async def test_a_refusal_that_names_no_topic_is_shown_with_its_transaction(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await world.prepared(id="held")
+    await world.prepared(id=named_id("held"))
     submit = world.memory.lane.submit
 
     def refuse(writes: Sequence[LaneWrite]) -> None:
@@ -126,19 +127,19 @@ async def test_a_refusal_that_names_no_topic_is_shown_with_its_transaction(
 
     with monkeypatch.context() as patched:
         patched.setattr(world.memory.lane, "submit", refuse)
-        assert (await world.end("held", "commit")).error_code == "topic_unavailable"
+        assert (await world.end(named_id("held"), "commit")).error_code == "topic_unavailable"
     shown = await statistics(world, lambda one: one["failures"]["refused"])
     (write,) = shown["failures"]["refused"]
-    assert (write["id"], write["topic"], write["error_code"]) == ("held", None, "topic_unavailable")
+    assert (write["id"], write["topic"], write["error_code"]) == (named_id("held"), None, "topic_unavailable")
     assert shown["failures"]["topics"] == []
-    assert (await world.end("held", "commit")).status == 200
+    assert (await world.end(named_id("held"), "commit")).status == 200
     assert (await statistics(world, lambda one: not one["failures"]["refused"]))["failures"]["refused"] == []
 
 
 async def test_a_topic_keeps_the_reason_for_which_it_was_refused_first(world: RestWorld) -> None:
     activity = world.coordinator.statistics._activity
-    activity.note_refused_write("t1", "coupons", "message_too_large", "the clear reason", 1)
-    activity.note_refused_write("t1", "coupons", "topic_unavailable", "vague", 1)
+    activity.note_refused_write(named_id("t1"), "coupons", "message_too_large", "the clear reason", 1)
+    activity.note_refused_write(named_id("t1"), "coupons", "topic_unavailable", "vague", 1)
     shown = await statistics(world, lambda one: one["failures"]["topics"])
     (topic,) = shown["failures"]["topics"]
     assert (topic["error_code"], topic["detail"], topic["refused"]) == ("topic_unavailable", "vague", 2)
@@ -149,14 +150,16 @@ async def test_what_the_lanes_of_all_instances_keep_apart_is_shown(
     instances: tuple[RestWorld, RestWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = instances
-    kept = Quarantined(topic="orders", id="q1", state="refused", since=Moment(1000), error_code="c", detail=HOSTILE)
+    kept = Quarantined(
+        topic="orders", id=named_id("q1"), state="refused", since=Moment(1000), error_code="c", detail=HOSTILE
+    )
     monkeypatch.setattr(there.memory.lane, "quarantined", lambda most: [kept][:most])
     shown = await statistics(here, lambda one: one["failures"]["quarantined"])
     assert shown["failures"]["quarantined"] == [
         {
             "instance": there.memory.owners._url,
             "topic": "orders",
-            "id": "q1",
+            "id": named_id("q1"),
             "state": "refused",
             "since": "1970-01-01T00:00:01.000Z",
             "until": None,
@@ -176,8 +179,8 @@ async def test_an_endpoint_is_shown_as_it_answered_last(world: RestWorld) -> Non
         outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail=HOSTILE, attempts=(attempt,)
     )
     world.memory.caller.always(reply)
-    await world.prepared(id="t1")
-    await world.call("POST", "/v1/transactions/t1/check")
+    await world.prepared(id=named_id("t1"))
+    await world.call("POST", f"/v1/transactions/{named_id('t1')}/check")
     shown = await statistics(world, lambda one: one["groups"][0]["endpoints"])
     (endpoint,) = shown["groups"][0]["endpoints"]
     assert (endpoint["host"], endpoint["well"], endpoint["status"]) == ("http://shop:9000", False, 502)

@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from halfway.coordinator.logging import flush_all
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 
 MESSAGE = {"topic": "orders", "value": "v"}
@@ -25,7 +26,7 @@ async def test_hundreds_of_refused_requests_are_two_lines_with_a_request_a_group
 ) -> None:
     with capture_logs() as logs:
         for number in range(300):
-            body = {"group": "bank", "id": f"b-{number}", "messages": [MESSAGE]}
+            body = {"group": "bank", "id": named_id(f"b-{number}"), "messages": [MESSAGE]}
             answer = await world.call("POST", "/v1/transactions", body, headers={"X-Request-Id": f"r-{number}"})
             assert answer.status == 404
         flush_all()
@@ -37,16 +38,16 @@ async def test_hundreds_of_refused_requests_are_two_lines_with_a_request_a_group
         "status": 404,
         "error": "unknown_group",
         "group": "bank",
-        "id": "b-0",
+        "id": named_id("b-0"),
         "request_id": "r-0",
     }
-    assert (others["more"], others["id"], others["request_id"]) == (299, "b-299", "r-299")
+    assert (others["more"], others["id"], others["request_id"]) == (299, named_id("b-299"), "r-299")
 
 
 async def test_what_the_caller_cannot_change_is_a_warning_and_an_end_has_the_group_of_its_transaction(
     world: RestWorld,
 ) -> None:
-    name = await world.prepared(id="o-1")
+    name = await world.prepared(id=named_id("o-1"))
     with capture_logs() as logs:
         await world.end(name, "rollback")
         assert (await world.end(name, "commit")).status == 409
@@ -57,7 +58,7 @@ async def test_what_the_caller_cannot_change_is_a_warning_and_an_end_has_the_gro
         "end",
         "already_ended",
         "shop",
-        "o-1",
+        named_id("o-1"),
     )
     assert (unknown["operation"], unknown["group"], unknown["id"]) == ("none", None, None)
     assert (invalid["operation"], invalid["group"]) == ("putGroup", "shop")
@@ -68,7 +69,7 @@ async def test_items_of_a_batch_are_told_apart(world: RestWorld) -> None:
     prepares = [{"group": group, "messages": [MESSAGE]} for group in ("bank", "shop", "bank")]
     with capture_logs() as logs:
         answer = await world.call(
-            "POST", "/v1/batch", {"prepare": prepares, "end": [{"id": "o-9", "outcome": "commit"}]}
+            "POST", "/v1/batch", {"prepare": prepares, "end": [{"id": named_id("o-9"), "outcome": "commit"}]}
         )
         assert answer.status == 200
         flush_all()

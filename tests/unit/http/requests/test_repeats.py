@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from halfway.http.requests.models import BatchRequest, EndRequest, PrepareRequest
 from halfway.http.requests.validation import Validation
 from halfway.protocol.errors import InvalidRequestError
+from tests.support.ids import named_id
 
 VALIDATION = Validation(internal_prefix="_halfway.")
 MESSAGE = '{"topic": "t", "value": "v"}'
@@ -83,7 +84,7 @@ def test_a_name_that_is_repeated_anywhere_is_found(
     messages: list[object], is_ascii: bool, twice: tuple[str, str]
 ) -> None:
     """Whatever the strings hold: quotes, backslashes and escapes are no names."""
-    body = json.dumps({"group": "g", "messages": messages, "id": "i"}, ensure_ascii=is_ascii)
+    body = json.dumps({"group": "g", "messages": messages, "id": named_id("i")}, ensure_ascii=is_ascii)
     assert fields(PrepareRequest, body) == []
     body = body.replace('"messages": [{', f'"messages": [{{"{twice[0]}": {twice[1]}, ', 1)
     assert fields(PrepareRequest, body) == [f"messages[0].{twice[0]}"]

@@ -11,6 +11,7 @@ from halfway.http.requests import models
 from halfway.http.requests.validation import Validation
 from halfway.http.responses.problems import encoded, problem
 from halfway.protocol.errors import HalfwayError
+from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
 
 MESSAGE = {"topic": "orders", "value": "v"}
@@ -68,7 +69,8 @@ WRONG_PREPARES: dict[str, tuple[object, str]] = {
     "group with a line feed": (prepare(group="shop\n"), "group"),
     "id with a space": (prepare(id="a b"), "id"),
     "long id": (prepare(id="x" * 129), "id"),
-    "id that is made by the server": (prepare(id="0-01890a5d-ac96-774b-bcce-b302099a8057"), "id"),
+    "id of the form of a release before": (prepare(id="0-01890a5d-ac96-774b-bcce-b302099a8057"), "id"),
+    "id that is no UUIDv7": (prepare(id="01890a5d-ac96-474b-bcce-b302099a8057"), "id"),
     "check_after_s of 0": (prepare(check_after_s=0), "check_after_s"),
     "check_after_s of years": (prepare(check_after_s=1e9), "check_after_s"),
     "check_after_s as text": (prepare(check_after_s="5"), "check_after_s"),
@@ -225,7 +227,7 @@ async def test_a_number_longer_than_python_reads_is_judged_as_any_other(world: R
     data = (
         f'{{"group": "shop", "messages": [{{"topic": "orders", "value": {{"type": "JSON", "data": {{"id": {long}}}}}}}]'
     )
-    taken = await world.call("POST", "/v1/transactions", raw=f'{data}, "id": "id"}}'.encode())
+    taken = await world.call("POST", "/v1/transactions", raw=f'{data}, "id": "{named_id("id")}"}}'.encode())
     assert taken.status == 201
     wrong = await world.call("POST", "/v1/transactions", raw=f'{data}, "check_after_s": {long}}}'.encode())
     assert (wrong.status, set(wrong.fields)) == (422, {"check_after_s"})

@@ -19,6 +19,7 @@ from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import SLOW_LOOKS, Unsent
 from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ShuttingDownError
+from tests.support.ids import named_id
 from tests.support.replies import once
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.raw import BODY, POST
@@ -254,14 +255,14 @@ async def test_a_client_that_goes_away_does_not_stop_its_prepare(
 ) -> None:
     began, go_on = delay_appends(world, monkeypatch)
     _, writer = await asyncio.open_connection(HOST, world.port)
-    body = BODY[:-1] + b',"id":"mine"}'
+    body = BODY[:-1] + b',"id":"%b"}' % named_id("mine").encode()
     writer.write(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
     async with asyncio.timeout(GENEROUS_S):
         await began.wait()
         writer.close()
         await writer.wait_closed()
         go_on.set()
-        while (await world.show("mine")).status != 200:  # noqa: ASYNC110 - there is no event to wait for
+        while (await world.show(named_id("mine"))).status != 200:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -311,9 +312,9 @@ async def test_what_a_stop_abandons_is_not_called_refused(
     with world.memory.faults.lane_held():
         match operation:
             case "prepare":
-                call = world.prepare(id="mine")
+                call = world.prepare(id=named_id("mine"))
             case "batch":
-                one = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}], "id": "mine"}
+                one = {"group": "shop", "messages": [{"topic": "orders", "value": "v"}], "id": named_id("mine")}
                 call = world.call("POST", "/v1/batch", {"prepare": [one], "end": []})
             case _:
                 began.set()

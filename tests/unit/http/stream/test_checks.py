@@ -8,6 +8,7 @@ import pytest
 
 from halfway.http.responses.slices import Unsent
 from tests.support.coordinator.stream_client import StreamClient
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.http.conftest import NewWorld
@@ -38,20 +39,24 @@ async def check(stream: StreamClient) -> dict[str, Any]:
 async def test_a_check_that_comes_due_is_sent_and_ended_by_its_id(world: RestWorld, stream: StreamClient) -> None:
     answer = await stream.subscribe("shop", 5)
     assert (answer.status, answer.document) == (200, {"group": "shop", "max": 5})
-    await stream.prepare("shop", MESSAGE, id="t-1")
+    await stream.prepare("shop", MESSAGE, id=named_id("t-1"))
     await scan(world, 6)
     asked = await check(stream)
-    assert (asked["id"], asked["check_id"], asked["type"]) == ("t-1", "t-1:1", "transaction.check")
+    assert (asked["id"], asked["check_id"], asked["type"]) == (
+        named_id("t-1"),
+        f"{named_id('t-1')}:1",
+        "transaction.check",
+    )
     assert asked["messages"][0]["value"] == "v"
-    ended = await stream.end("t-1", "commit", check_id="t-1:1")
-    assert ended.document == {"id": "t-1", "state": "committed", "changed": True}
-    assert (await world.show("t-1")).body["cause"] == "check"
+    ended = await stream.end(named_id("t-1"), "commit", check_id=f"{named_id('t-1')}:1")
+    assert ended.document == {"id": named_id("t-1"), "state": "committed", "changed": True}
+    assert (await world.show(named_id("t-1"))).body["cause"] == "check"
 
 
 async def test_no_more_checks_are_with_a_stream_than_it_wants(world: RestWorld, stream: StreamClient) -> None:
     """The next one is sent once one is answered, or once a lease has expired."""
     for number in range(4):
-        await stream.prepare("shop", MESSAGE, id=f"t-{number}")
+        await stream.prepare("shop", MESSAGE, id=named_id(f"t-{number}"))
     await scan(world, 6)
     await stream.subscribe("shop", 2)
     first, second = await check(stream), await check(stream)
@@ -70,7 +75,7 @@ async def test_checks_of_a_connection_that_dies_are_sent_again(world: RestWorld,
     """To another stream, once their lease has expired; until then the first worker may answer them anywhere."""
     first, second = await opened(world), await opened(world)
     for number in range(2):
-        await first.prepare("shop", MESSAGE, id=f"t-{number}")
+        await first.prepare("shop", MESSAGE, id=named_id(f"t-{number}"))
     await first.subscribe("shop", 5)
     await scan(world, 6)
     held = [await check(first), await check(first)]
@@ -93,7 +98,7 @@ async def test_each_check_goes_to_one_of_several_streams(world: RestWorld, opene
     for stream in streams:
         await stream.subscribe("shop", 10)
     for number in range(12):
-        await streams[0].prepare("shop", MESSAGE, id=f"t-{number}")
+        await streams[0].prepare("shop", MESSAGE, id=named_id(f"t-{number}"))
     await scan(world, 6)
     await until_true(lambda: sum(stream.checks.qsize() for stream in streams) == 12)
     ids = {stream.checks.get_nowait()["id"] for stream in streams for _ in range(stream.checks.qsize())}
@@ -108,16 +113,16 @@ async def test_no_checks_are_sent_while_clients_hold_too_many_unread_answers(
     world = await new_world(unsent=unsent)
     await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5, "check_interval_s": 5})
     stream = await opened(world)
-    await stream.prepare("shop", MESSAGE, id="t-1")
+    await stream.prepare("shop", MESSAGE, id=named_id("t-1"))
     await scan(world, 6)
     deaf = object()
     unsent.begin(deaf, SimpleNamespace(get_write_buffer_size=lambda: 1001))  # type: ignore[arg-type]  # it needs nothing else
     assert (await stream.subscribe("shop", 5)).status == 200
     (served,) = world.api.streams
     assert not served.reads
-    assert (await world.show("t-1")).body["checks"] == 0
+    assert (await world.show(named_id("t-1"))).body["checks"] == 0
     unsent.end(deaf)
-    assert (await check(stream))["id"] == "t-1"
+    assert (await check(stream))["id"] == named_id("t-1")
 
 
 async def test_a_subscription_ends_by_a_maximum_of_0(world: RestWorld, opened: Opens) -> None:
@@ -125,9 +130,9 @@ async def test_a_subscription_ends_by_a_maximum_of_0(world: RestWorld, opened: O
     await first.subscribe("shop", 5)
     assert (await first.subscribe("shop", 0)).document == {"group": "shop", "max": 0}
     await second.subscribe("shop", 5)
-    await second.prepare("shop", MESSAGE, id="t-1")
+    await second.prepare("shop", MESSAGE, id=named_id("t-1"))
     await scan(world, 6)
-    assert (await check(second))["id"] == "t-1"
+    assert (await check(second))["id"] == named_id("t-1")
     assert first.checks.empty()
 
 
@@ -171,6 +176,6 @@ async def test_a_subscription_begins_anew_if_it_ends_while_it_is_asked_for_again
     again = asyncio.create_task(stream.subscribe("shop", 5))
     assert (await world.call("DELETE", "/v1/groups/shop")).status == 204
     assert (await again).status == 200
-    assert (await stream.prepare("shop", MESSAGE, id="t-1")).status == 201
+    assert (await stream.prepare("shop", MESSAGE, id=named_id("t-1"))).status == 201
     await scan(world, 6)
-    assert (await check(stream))["id"] == "t-1"
+    assert (await check(stream))["id"] == named_id("t-1")

@@ -7,6 +7,7 @@ import pytest
 
 from halfway.http.stream.frames import FrameOperations
 from tests.support.coordinator.stream_client import StreamClient, StreamLostError
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.http.stream.conftest import Connects, Opens
@@ -21,9 +22,9 @@ def deadline_in(seconds: float = 20) -> float:
 async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, opened: Opens) -> None:
     """New operations are 503 in the meantime; a stream with nothing in flight is closed at once."""
     busy, idle = await opened(world), await opened(world)
-    await busy.prepare("shop", MESSAGE, id="t-1")
+    await busy.prepare("shop", MESSAGE, id=named_id("t-1"))
     with world.memory.faults.lane_held():
-        ending = asyncio.create_task(busy.end("t-1", "commit"))
+        ending = asyncio.create_task(busy.end(named_id("t-1"), "commit"))
         await until_true(lambda: world.api.in_flight.taken == 1)
         stopping = asyncio.create_task(world.api.drain(deadline_in()))
         for stream in (busy, idle):
@@ -34,7 +35,7 @@ async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, ope
         assert (refused.status, refused.document["error_code"]) == (503, "shutting_down")
         assert (await world.call("GET", "/v1/stream", headers={"Upgrade": "websocket"})).status == 503
         assert not stopping.done()
-    assert (await ending).document == {"id": "t-1", "state": "committed", "changed": True}
+    assert (await ending).document == {"id": named_id("t-1"), "state": "committed", "changed": True}
     await asyncio.wait_for(busy.closed.wait(), GENEROUS_S)
     assert busy.close_code == 1001
     await asyncio.wait_for(stopping, GENEROUS_S)
@@ -42,9 +43,9 @@ async def test_a_stop_answers_what_is_in_flight_and_closes(world: RestWorld, ope
 
 
 async def test_a_stop_waits_no_longer_than_its_deadline(world: RestWorld, stream: StreamClient) -> None:
-    await stream.prepare("shop", MESSAGE, id="t-1")
+    await stream.prepare("shop", MESSAGE, id=named_id("t-1"))
     with world.memory.faults.lane_held():
-        ending = asyncio.create_task(stream.end("t-1", "commit"))
+        ending = asyncio.create_task(stream.end(named_id("t-1"), "commit"))
         await until_true(lambda: world.api.in_flight.taken == 1)
         await asyncio.wait_for(world.api.drain(deadline_in(0.1)), GENEROUS_S)
         assert not world.api.streams
@@ -70,9 +71,9 @@ async def test_checks_are_no_longer_sent_at_a_stop(world: RestWorld, stream: Str
 
 async def test_a_close_by_the_client_ends_its_stream(world: RestWorld, stream: StreamClient) -> None:
     """Operations in flight are finished."""
-    await stream.prepare("shop", MESSAGE, id="t-1")
+    await stream.prepare("shop", MESSAGE, id=named_id("t-1"))
     with world.memory.faults.lane_held():
-        ending = asyncio.create_task(stream.end("t-1", "commit"))
+        ending = asyncio.create_task(stream.end(named_id("t-1"), "commit"))
         await until_true(lambda: world.api.in_flight.taken == 1)
         await stream.close()
         assert stream.close_code == 1000

@@ -12,6 +12,7 @@ from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
+from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
@@ -28,7 +29,7 @@ async def open_with_prepared(
     await world.put_shop()
     stream = await opened(world)
     for number in range(count):
-        assert (await stream.prepare("shop", MESSAGE, id=f"t-{number}")).status == 201
+        assert (await stream.prepare("shop", MESSAGE, id=named_id(f"t-{number}"))).status == 201
     return world, stream
 
 
@@ -40,7 +41,7 @@ async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
     raw = await connected(world)
     with world.memory.faults.lane_held():
         for number in range(20):
-            await raw.send(json.dumps({"end": [{"n": number, "id": f"t-{number}", "outcome": "commit"}]}))
+            await raw.send(json.dumps({"end": [{"n": number, "id": named_id(f"t-{number}"), "outcome": "commit"}]}))
         await until_true(lambda: world.api.in_flight.taken == 4)
         await asyncio.sleep(0.05)
         assert world.api.in_flight.taken == 4
@@ -52,7 +53,7 @@ async def test_a_connection_with_too_many_operations_in_flight_is_not_read(
 async def test_ends_without_confirmation_count_until_they_are_written(new_world: NewWorld, opened: Opens) -> None:
     world, stream = await open_with_prepared(new_world, opened, ApiLimits(max_stream_operations=2), 4)
     with world.memory.faults.lane_held():
-        ending = [asyncio.create_task(stream.end(f"t-{n}", "commit", confirm=False)) for n in range(4)]
+        ending = [asyncio.create_task(stream.end(named_id(f"t-{n}"), "commit", confirm=False)) for n in range(4)]
         await until_true(lambda: world.api.in_flight.taken == 2)
         await asyncio.sleep(0.05)
         assert world.api.in_flight.taken == 2
@@ -65,7 +66,7 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
     world, stream = await open_with_prepared(new_world, opened, ApiLimits(max_requests=4), 4)
     other = await opened(world)
     with world.memory.faults.lane_held():
-        ending = [asyncio.create_task(stream.end(f"t-{n}", "commit")) for n in range(3)]
+        ending = [asyncio.create_task(stream.end(named_id(f"t-{n}"), "commit")) for n in range(3)]
         await until_true(lambda: world.api.in_flight.taken == 3)
         late, refused = await asyncio.gather(
             *(
@@ -76,10 +77,10 @@ async def test_operations_above_the_bound_of_all_are_429_and_prepares_first(new_
         assert late.status == 404
         assert (refused.status, refused.document["error_code"]) == (429, "overloaded")
         assert refused.document["retry_after_s"] >= 1
-        ending.append(asyncio.create_task(stream.end("t-3", "commit")))
+        ending.append(asyncio.create_task(stream.end(named_id("t-3"), "commit")))
         await until_true(lambda: world.api.in_flight.taken == 4)
-        assert (await world.show("t-0")).status == 429
-        assert (await other.end("t-0", "commit")).status == 429
+        assert (await world.show(named_id("t-0"))).status == 429
+        assert (await other.end(named_id("t-0"), "commit")).status == 429
     assert [(await one).status for one in ending] == [200] * 4
     assert world.api.in_flight.taken == 0
 
@@ -170,7 +171,7 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
     unsent = Unsent(look_every_s=0.05)
     world = await new_world(ApiLimits(max_stream_operations=100), unsent=unsent)
     await world.put_shop()
-    transaction_id = await world.prepared(id="x" * 128)
+    transaction_id = await world.prepared(id=named_id("x"))
     assert (await world.end(transaction_id, "commit")).status == 200
     listening = socket.create_connection((HOST, world.port))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -7,6 +7,7 @@ import pytest
 
 from halfway.http.requests.admission import ApiLimits
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import until_true
 from tests.unit.http.conftest import NewWorld
@@ -82,6 +83,6 @@ async def test_more_streams_than_may_be_open_are_429(new_world: NewWorld, opened
 
 async def test_the_cause_of_the_connection_is_that_of_its_ends(world: RestWorld, opened: Opens) -> None:
     stream: StreamClient = await opened(world, {"Halfway-Cause": "operator"})
-    await stream.prepare("shop", {"topic": "orders", "value": "v"}, id="t-1")
-    await stream.end("t-1", "commit")
-    assert (await world.show("t-1")).body["cause"] == "operator"
+    await stream.prepare("shop", {"topic": "orders", "value": "v"}, id=named_id("t-1"))
+    await stream.end(named_id("t-1"), "commit")
+    assert (await world.show(named_id("t-1"))).body["cause"] == "operator"

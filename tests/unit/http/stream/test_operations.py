@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from halfway.http.requests.admission import ApiLimits
 from tests.support.coordinator.stream_client import StreamClient, StreamLostError
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S, until_true
 from tests.unit.http.conftest import NewWorld
@@ -36,14 +37,17 @@ class TestAnswers:
 
     async def test_errors_are_the_problems_of_rest(self, world: RestWorld, stream: StreamClient) -> None:
         """With the same members, except `instance`."""
-        await prepared(stream, "t-1")
-        await stream.end("t-1", "rollback")
+        await prepared(stream, named_id("t-1"))
+        await stream.end(named_id("t-1"), "rollback")
         for on_stream, in_rest in (
-            (await stream.end("t-1", "commit"), await world.end("t-1", "commit")),
+            (await stream.end(named_id("t-1"), "commit"), await world.end(named_id("t-1"), "commit")),
             (await stream.end("unknown", "commit"), await world.end("unknown", "commit")),
             (await stream.prepare("nobody", MESSAGE), await world.prepare(MESSAGE, group="nobody")),
             (await stream.prepare("shop", {"topic": "orders"}), await world.prepare({"topic": "orders"})),
-            (await stream.prepare("shop", MESSAGE, id="t-1", check_after_s=1), await world.prepare(id="t-1")),
+            (
+                await stream.prepare("shop", MESSAGE, id=named_id("t-1"), check_after_s=1),
+                await world.prepare(id=named_id("t-1")),
+            ),
         ):
             expected = {name: value for name, value in in_rest.body.items() if name != "instance"}
             assert (on_stream.status, on_stream.document) == (in_rest.status, expected)
@@ -58,12 +62,12 @@ class TestAnswers:
 
     async def test_one_wrong_operation_does_not_disturb_the_others_of_its_frame(self, stream: StreamClient) -> None:
         answers = await asyncio.gather(
-            stream.prepare("shop", MESSAGE, id="good"),
+            stream.prepare("shop", MESSAGE, id=named_id("good")),
             stream.prepare("shop", MESSAGE, id="bad id"),
             stream.prepare("shop", {**MESSAGE, "partition": -1}),
             stream.end("bad id", "commit"),
-            stream.end("t", "perhaps"),
-            stream.end("t", "commit", confirm="no"),
+            stream.end(named_id("t"), "perhaps"),
+            stream.end(named_id("t"), "commit", confirm="no"),
             stream.subscribe("shop", -1),
         )
         assert [answer.status for answer in answers] == [201, 422, 422, 422, 422, 422, 422]
@@ -72,9 +76,9 @@ class TestAnswers:
 
     async def test_an_end_that_waits_holds_up_no_other_operation(self, world: RestWorld, stream: StreamClient) -> None:
         """Answers are sent as soon as they are known, regardless of the order of the frames."""
-        await prepared(stream, "t-1")
+        await prepared(stream, named_id("t-1"))
         with world.memory.faults.lane_held():
-            ending = asyncio.create_task(stream.end("t-1", "commit"))
+            ending = asyncio.create_task(stream.end(named_id("t-1"), "commit"))
             await until_true(lambda: stream.in_flight == 1)
             assert (await stream.prepare("shop", MESSAGE)).status == 201
             assert not ending.done()
@@ -85,17 +89,17 @@ class TestAnswers:
     ) -> None:
         streams = [await opened(world) for _ in range(3)]
         for number in range(30):
-            await prepared(streams[0], f"t-{number}")
+            await prepared(streams[0], named_id(f"t-{number}"))
         before = world.memory.observer.count("lane_committed")
         with world.memory.faults.lane_held():
-            ending = [asyncio.create_task(streams[n % 3].end(f"t-{n}", "commit")) for n in range(30)]
+            ending = [asyncio.create_task(streams[n % 3].end(named_id(f"t-{n}"), "commit")) for n in range(30)]
             await until_true(lambda: world.api.in_flight.taken == 30)
         assert [(await one).status for one in ending] == [200] * 30
         assert world.memory.observer.count("lane_committed") == before + 1
 
     async def test_operations_are_counted_by_their_status(self, world: RestWorld, stream: StreamClient) -> None:
-        await prepared(stream, "t-1")
-        await stream.end("t-1", "commit", confirm=False)
+        await prepared(stream, named_id("t-1"))
+        await stream.end(named_id("t-1"), "commit", confirm=False)
         await stream.end("nobody", "commit")
         await stream.prepare("shop")
         assert {one: count for one, count in world.requests.counts.items() if one[0] in {"prepare", "end"}} == {
@@ -193,13 +197,13 @@ class TestFrames:
     async def test_a_number_that_is_in_flight_ends_the_connection_and_not_the_operation(
         self, world: RestWorld, raw: Raw, stream: StreamClient
     ) -> None:
-        await prepared(stream, "t-1")
+        await prepared(stream, named_id("t-1"))
         with world.memory.faults.lane_held():
-            await raw.send('{"end": [{"n": 1, "id": "t-1", "outcome": "commit"}]}')
+            await raw.send(f'{{"end": [{{"n": 1, "id": "{named_id("t-1")}", "outcome": "commit"}}]}}')
             await raw.send('{"end": [{"n": 1, "id": "t-2", "outcome": "commit"}]}')
             assert (await raw.end())[1] == 4400
         await until_true(lambda: world.memory.records("orders"))
-        assert (await stream.end("t-1", "commit")).document["changed"] is False
+        assert (await stream.end(named_id("t-1"), "commit")).document["changed"] is False
 
     async def test_all_operations_of_a_frame_are_done_however_it_is_cut(self, world: RestWorld, raw: Raw) -> None:
         """A message may arrive in fragments, and a number is any whole JSON number up to 2**53 - 1."""
@@ -215,9 +219,9 @@ class TestOneWay:
     async def test_an_end_without_confirmation_is_answered_before_it_is_written(
         self, world: RestWorld, stream: StreamClient
     ) -> None:
-        await prepared(stream, "t-1")
+        await prepared(stream, named_id("t-1"))
         with world.memory.faults.lane_held():
-            answer = await stream.end("t-1", "commit", confirm=False)
+            answer = await stream.end(named_id("t-1"), "commit", confirm=False)
             assert (answer.status, answer.document) == (202, None)
             assert not world.memory.records("orders")
             assert world.api.in_flight.taken == 1
@@ -225,10 +229,10 @@ class TestOneWay:
         await until_true(lambda: world.api.in_flight.taken == 0)
 
     async def test_an_error_that_is_known_at_once_is_answered_instead(self, stream: StreamClient) -> None:
-        await prepared(stream, "t-1")
-        await stream.end("t-1", "rollback")
-        assert (await stream.end("t-1", "commit", confirm=False)).status == 409
-        assert (await stream.end("t-1", "perhaps", confirm=False)).status == 422
+        await prepared(stream, named_id("t-1"))
+        await stream.end(named_id("t-1"), "rollback")
+        assert (await stream.end(named_id("t-1"), "commit", confirm=False)).status == 409
+        assert (await stream.end(named_id("t-1"), "perhaps", confirm=False)).status == 422
 
     @pytest.mark.parametrize("written", [True, False])
     async def test_one_that_is_lost_with_its_lane_is_resolved_by_check_back(
@@ -237,17 +241,17 @@ class TestOneWay:
         """The messages appear exactly once, whether the Kafka transaction of the lost lane was committed or not."""
         await world.put_shop(check={"mode": "pull"}, policy={"first_check_after_s": 5})
         stream = await opened(world)
-        await prepared(stream, "t-1")
+        await prepared(stream, named_id("t-1"))
         world.memory.faults.lose_next_batch(written=written)
-        assert (await stream.end("t-1", "commit", confirm=False)).status == 202
+        assert (await stream.end(named_id("t-1"), "commit", confirm=False)).status == 202
         await until_true(lambda: len(world.coordinator.shards.served) == 2 and world.api.in_flight.taken == 0)
         world.memory.clock.advance(6)
         for shard in world.coordinator.shards.served:
             await world.coordinator.scan(shard, world.memory.clock.now_ms())
-        if (await world.show("t-1")).body["state"] == "prepared":
+        if (await world.show(named_id("t-1"))).body["state"] == "prepared":
             await stream.subscribe("shop", 1)
             check = await asyncio.wait_for(stream.checks.get(), GENEROUS_S)
-            assert (await stream.end("t-1", "commit", check_id=check["check_id"])).status == 200
+            assert (await stream.end(named_id("t-1"), "commit", check_id=check["check_id"])).status == 200
         assert [record.value for record in world.memory.records("orders")] == [b"v"]
 
 
@@ -256,25 +260,29 @@ class TestResumption:
         self, world: RestWorld, opened: Opens
     ) -> None:
         first, second = await opened(world), await opened(world)
-        await prepared(first, "t-1")
+        await prepared(first, named_id("t-1"))
         with world.memory.faults.lane_held():
-            ending = asyncio.create_task(first.end("t-1", "commit"))
+            ending = asyncio.create_task(first.end(named_id("t-1"), "commit"))
             await until_true(lambda: world.api.in_flight.taken == 1)
             await first.abort()
             with pytest.raises(StreamLostError):
                 await ending
         await until_true(lambda: world.memory.records("orders") and world.api.in_flight.taken == 0)
-        again = await second.prepare("shop", MESSAGE, id="t-1")
+        again = await second.prepare("shop", MESSAGE, id=named_id("t-1"))
         assert (again.status, again.document["state"]) == (200, "committed")
-        assert (await second.end("t-1", "commit")).document == {"id": "t-1", "state": "committed", "changed": False}
+        assert (await second.end(named_id("t-1"), "commit")).document == {
+            "id": named_id("t-1"),
+            "state": "committed",
+            "changed": False,
+        }
         assert len(world.memory.records("orders")) == 1
 
     async def test_nothing_is_left_of_a_connection_that_is_cut(self, world: RestWorld, opened: Opens) -> None:
         """Its operations are finished, and their places and bytes are free afterwards."""
         stream = await opened(world)
-        await prepared(stream, "t-1")
+        await prepared(stream, named_id("t-1"))
         with world.memory.faults.lane_held():
-            ending = asyncio.create_task(stream.end("t-1", "commit"))
+            ending = asyncio.create_task(stream.end(named_id("t-1"), "commit"))
             await until_true(lambda: world.api.in_flight.taken == 1)
             await stream.abort()
             await until_true(lambda: not world.api.streams)
@@ -292,15 +300,15 @@ async def test_a_refused_operation_is_in_the_log_also_if_nobody_waits_for_its_an
 ) -> None:
     """With the request that opened the stream, the group, the id and the code."""
     with capture_logs() as logs:
-        assert (await stream.prepare("bank", MESSAGE, id="o-1")).status == 404
-        assert (await stream.end("o-2", "commit", confirm=False)).status == 202
+        assert (await stream.prepare("bank", MESSAGE, id=named_id("o-1"))).status == 404
+        assert (await stream.end(named_id("o-2"), "commit", confirm=False)).status == 202
         await until_true(lambda: len([line for line in logs if line["event"] == "request_refused"]) == 2)
     prepare, end = (line for line in logs if line["event"] == "request_refused")
     assert (prepare["operation"], prepare["group"], prepare["id"], prepare["error"]) == (
         "stream_prepare",
         "bank",
-        "o-1",
+        named_id("o-1"),
         "unknown_group",
     )
-    assert (end["operation"], end["id"], end["error"]) == ("stream_end", "o-2", "unknown_transaction")
+    assert (end["operation"], end["id"], end["error"]) == ("stream_end", named_id("o-2"), "unknown_transaction")
     assert prepare["request_id"] == end["request_id"]

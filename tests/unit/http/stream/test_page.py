@@ -3,12 +3,11 @@
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from halfway.protocol.ids import IdMaker
+from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 from tests.unit.http.stream.conftest import Connects, Raw
@@ -17,7 +16,7 @@ IDS: dict[str, str] = {}
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
 PAGE = re.sub(
     r"\bID-\d",
-    lambda placeholder: IDS.setdefault(placeholder[0], IdMaker(1).make(time.time_ns() // 1_000_000, 0)),
+    lambda placeholder: IDS.setdefault(placeholder[0], named_id(placeholder[0])),
     PAGE,
 )
 EXAMPLES = re.compile(r"^```stream\n(.*?)^```", re.MULTILINE | re.DOTALL)
