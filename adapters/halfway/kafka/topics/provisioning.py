@@ -382,8 +382,8 @@ class _Session:
 
     # --- brokers and groups
 
-    def _verify_brokers(self, brokers: Iterable[int]) -> None:
-        """Refuse brokers without the verification of KIP-890, that is, of releases before 3.6.
+    def _verify_brokers(self, brokers: Iterable[int]) -> str:
+        """Refuse brokers without the verification of KIP-890, that is, of releases before 3.6; return what is unknown.
 
         A broker that does not show its settings, because of an ACL or because it hides them, is judged by the versions
         of its requests.
@@ -392,6 +392,7 @@ class _Session:
         watch = ApiVersionWatch(verbose=bool(debug))
         debugs = ",".join(filter(None, (ApiVersionWatch.debug, debug)))
         admin = self._requests.new_client(debug=debugs, logger=watch)
+        unknown: list[str] = []
         for broker in brokers:
             resource = ConfigResource(ResourceType.BROKER, str(broker))
             request = admin.describe_configs([resource], request_timeout=self._requests.left())[resource]
@@ -405,6 +406,8 @@ class _Session:
             admin.poll(0)  # what the client has logged about the broker
             if not check_broker(broker, settings, self._config, watch.versions.get(broker)):
                 log.warning("brokers_not_verified", broker=broker, reason=reason)
+                unknown.append(f"whether broker {broker} is of Kafka 3.6 or later is not known: {reason}")
+        return "; ".join(unknown) or "ok"
 
     def _verify_group(self, group: str) -> None:
         described = self._described_group(group)

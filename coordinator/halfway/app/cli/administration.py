@@ -21,7 +21,6 @@ import msgspec
 from halfway.app.cli.remote import HEALTH_DOUBT, Remote, objects_of, path_of
 from halfway.app.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
 from halfway.app.terminal import FiniteRange, complain, json_line, printable, say, say_rows
-from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.kafka.log.audit_trail import read_events
 from halfway.kafka.log.registries import KafkaGroups
 from halfway.kafka.topics.provisioning import Finding, InternalTopics
@@ -181,7 +180,7 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
     from halfway.app.serve.backend import authorities, check_authorities
     from halfway.app.serve.process import configure, raise_limit
 
-    configure(form=settings.log_format, level="error")
+    configure(form=settings.log_format, level="critical")  # the findings say it
     peers = partial(authorities, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
     findings = [
         Finding.of("access to the API", partial(demand_guarded, settings)),
@@ -195,10 +194,6 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
         findings.extend(found)
         if all(one.ok for one in found):
             findings.extend(await _endpoints(settings))
-        delayed = f"Kafka delayed these requests by {THROTTLING.seconds:.1f} s: raise the quota of halfway's user"
-        findings.append(
-            Finding(check="quotas", ok=not THROTTLING.seconds, detail=delayed if THROTTLING.seconds else "ok")
-        )
         return 0
 
     _with_topics(settings, look)
