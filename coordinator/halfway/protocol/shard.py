@@ -402,20 +402,27 @@ class ShardState:
 
         If more than `at_most` are remembered, forget the oldest of them too, at any age. One call forgets at most
         `limit`, none whose tombstone the tail has not passed, and none that is `claimed`: it is being corrected.
+
+        The time of an end may be far before the birth of its id, if a clock was set back: then the outcome stays until
+        its id is old. A surplus goes all the same, and moves `complete_from` only as far as clocks may differ: a birth
+        by a clock that was hours ahead would have all new ids of clients refused for hours.
         """
         surplus = 0 if at_most is None else len(self._ended) - at_most
         gone: list[str] = []
-        for transaction_id, at, tombstone in self._ended.ages():
-            if len(gone) == limit or (at >= before and len(gone) >= surplus):
+        for looked, (transaction_id, at, tombstone) in enumerate(self._ended.ages()):
+            is_surplus = len(gone) < surplus
+            if limit in {looked, len(gone)} or (at >= before and not is_surplus):
                 break
-            born = min(birth_of(transaction_id) or 0, at + AHEAD_MS)
+            born = birth_of(transaction_id) or 0
+            if born >= before and not is_surplus:
+                continue
             # An unknown tombstone is before the start of this fold: see `complete_fold`.
             passed = self._complete if tombstone is None else tombstone < self.half_tail
-            if born >= before and len(gone) >= surplus:
-                continue
             if passed and transaction_id not in self._strays and transaction_id not in claimed:
                 gone.append(transaction_id)
-                self.complete_from = max(self.complete_from, born + 1)
+                # An id is born at most a minute after its owner's clock, and the clock of its end may be one behind.
+                known = min(born, at + 2 * AHEAD_MS) if is_surplus else born
+                self.complete_from = max(self.complete_from, known + 1)
         for transaction_id in gone:
             self._ended.discard(transaction_id)
             self._parked_tombstones.pop(transaction_id, None)

@@ -1,5 +1,6 @@
 """The memory of a shard for ended transactions and unknown ids, and when it forgets them."""
 
+from halfway.protocol.ids import IdMaker
 from halfway.protocol.records import OpKind
 from halfway.protocol.shard import ShardState
 from tests.support.domain.histories import half_of
@@ -42,6 +43,25 @@ class TestForgetting:
         state.half_tail = 200
         assert state.forget(0, at_most=3) == 2
         assert [entry.id for entry in state.ended()] == ["t2", "t3", "t4"]
+
+    def test_an_end_by_a_clock_that_was_set_back_is_remembered_until_its_id_is_old(self, state: ShardState) -> None:
+        """Forgotten by the time of the end alone, the young id would be prepared, and decided, a second time."""
+        own = IdMaker(1).make(3_600_000, 0)
+        self.ended(state, own, 0, at=1_000)
+        state.half_tail = 200
+        assert state.forget(3_600_000) == 0
+        assert state.forget(3_600_001) == 1
+        assert state.complete_from == 3_600_001
+
+    def test_a_surplus_of_young_ids_goes_and_bounds_which_ids_are_new(self, state: ShardState) -> None:
+        """Only as far as clocks may differ: one that was hours ahead must not refuse new ids for hours."""
+        for number, born in enumerate((1_500, 3_600_000)):
+            self.ended(state, IdMaker(1).make(born, 0), number, at=1_000)
+        state.half_tail = 200
+        assert state.forget(0, at_most=1) == 1
+        assert state.complete_from == 1_501
+        assert state.forget(0, at_most=0) == 1
+        assert state.complete_from == 121_001
 
     def test_no_more_than_asked_for_go_at_once(self, state: ShardState) -> None:
         for number in range(5):
