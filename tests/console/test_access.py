@@ -132,13 +132,14 @@ async def test_who_may_read_messages_sees_them_when_asking(page: Page, instances
 
 
 async def test_a_groups_key_shows_its_own_group_alone(page: Page, instances: Guarded) -> None:
-    for group, own in (("shop", "mine-1"), ("other", "theirs-1")):
+    mine, theirs = named_id("mine"), named_id("theirs")
+    for group, own in (("shop", mine), ("other", theirs)):
         prepare = {"group": group, "id": own, "messages": [{"topic": "orders", "value": "v"}]}
         assert (await instances.call("operator", "POST", "/v1/transactions", prepare)).status == 201
     await sign_in(page, instances, "shop", address="#/transactions")
-    await expect(page.get_by_role("link", name="mine-1")).to_be_visible()
-    await expect(page.get_by_role("link", name="theirs-1")).to_have_count(0)
-    await page.goto(f"{instances.here.url}/console/#/transactions/theirs-1")
+    await expect(page.get_by_role("link", name=mine)).to_be_visible()
+    await expect(page.get_by_role("link", name=theirs)).to_have_count(0)
+    await page.goto(f"{instances.here.url}/console/#/transactions/{theirs}")
     await expect(page.get_by_text("No such transaction.")).to_be_visible()
     await page.goto(f"{instances.here.url}/console/#/groups/other")
     await expect(page.get_by_role("alert").filter(has_text="Not allowed.")).to_be_visible()

@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_360,
+    "lines of coordinator and adapters": 41_364,
     "files of coordinator and adapters": 184,
     "lines of halfway/protocol": 2_797,
-    "lines of halfway/coordinator": 8_663,
+    "lines of halfway/coordinator": 8_667,
     "lines of halfway/http": 5_728,
     "lines of halfway/app": 4_173,
     "lines of halfway/kafka": 9_921,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_116,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_423,
+    "lines of tests": 66_441,
     "lines of bench": 4_006,
     "bytes of pages": 199_838,
     "settings": 55,

@@ -38,6 +38,7 @@ from halfway.protocol.errors import (
     ShardUnavailableError,
     TopicUnavailableError,
 )
+from halfway.protocol.ids import canonical
 from halfway.protocol.principal import ANYBODY, Permission, Principal, PrincipalKind
 from halfway.protocol.transactions import Action, Cause, Outcome
 
@@ -396,7 +397,7 @@ class Ending(Path[Change]):
             max(entry.attempts, entry.leased_check) > entry.checks or self.is_checking(entry)
         )
         number = int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) <= _ATTEMPT_DIGITS else 0
-        return number if name == entry.id and 1 <= number <= entry.checks + in_flight else None
+        return number if canonical(name) == entry.id and 1 <= number <= entry.checks + in_flight else None
 
     async def _read_payload(self, change: Change, shard: Shard, entry: Unresolved) -> None:
         """Read the half from Kafka. Another owner may have the shard meanwhile: then it is read again."""

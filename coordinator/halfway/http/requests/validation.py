@@ -197,7 +197,7 @@ def to_list_query(given: models.ListParameters, now: int) -> ListQuery:
         group=given.group,
         topic=given.topic,
         key=None if given.key is None else given.key.encode(),
-        id=given.id,
+        id=None if given.id is None else canonical(given.id),
         prepared_from=None if younger is None else now - round(younger * 1000),
         prepared_until=None if older is None else now - round(older * 1000),
         cause=given.cause,
@@ -212,7 +212,7 @@ def path_parameter(name: str, value: str, kind: Any) -> str:
     meta = _meta(kind)
     if re.search(meta.pattern or "", value) is None:
         raise refused(name, mismatch(short(value), meta.description or ""))
-    return canonical(value)
+    return canonical(value) if name == "id" else value
 
 
 def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str] = ()) -> P:

@@ -133,6 +133,8 @@ async def test_an_id_of_the_future_is_refused_and_the_clock_is_named(world: Worl
     with pytest.raises(IdInFutureError) as raised:
         await world.prepare(transaction_id=own)
     assert {"Date", "clock"} <= set(raised.value.detail.replace("'", " ").split())
+    with pytest.raises(IdInFutureError, match="9999-12-31"):
+        await world.prepare(transaction_id="ffffffff-ffff-7000-8000-000000000000")
     with pytest.raises(UnknownTransactionError):
         await world.end(own, Outcome.COMMIT)
     world.memory.clock.advance(1)

@@ -14,6 +14,21 @@ from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
 from tests.unit.http.conftest import NewWorld
 
+ORDER = {"topic": "orders", "value": "v"}
+
+
+async def test_an_id_in_capitals_is_the_same_id_and_a_group_in_capitals_another(world: RestWorld) -> None:
+    """Also in the filter of a list."""
+    own, loud = named_id("one"), named_id("one").upper()
+    made = await world.call("POST", "/v1/transactions", {"group": "shop", "id": loud, "messages": [ORDER]})
+    assert (made.status, made.body["id"]) == (201, own)
+    listed = await world.call("GET", f"/v1/transactions?id={loud}")
+    assert [one["id"] for one in listed.body["transactions"]] == [own]
+    assert (await world.call("GET", f"/v1/transactions/{loud}")).body["id"] == own
+    await world.call("PUT", f"/v1/groups/{loud}", SHOP)
+    assert (await world.call("GET", f"/v1/groups/{loud}")).body["group"] == loud
+    assert (await world.call("GET", f"/v1/groups/{own}")).status == 404
+
 
 class TestGroups:
     async def test_a_new_group_is_201_with_its_location_and_its_policy_in_force(self, new_world: NewWorld) -> None:

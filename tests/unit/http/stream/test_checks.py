@@ -48,7 +48,7 @@ async def test_a_check_that_comes_due_is_sent_and_ended_by_its_id(world: RestWor
         "transaction.check",
     )
     assert asked["messages"][0]["value"] == "v"
-    ended = await stream.end(named_id("t-1"), "commit", check_id=f"{named_id('t-1')}:1")
+    ended = await stream.end(named_id("t-1"), "commit", check_id=f"{named_id('t-1').upper()}:1")
     assert ended.document == {"id": named_id("t-1"), "state": "committed", "changed": True}
     assert (await world.show(named_id("t-1"))).body["cause"] == "check"
 
