@@ -1,5 +1,6 @@
 """Manual actions: a preview, a reason, a bulk action with progress, a stop, and what failed."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 
@@ -60,12 +61,20 @@ async def test_all_that_a_filter_finds_are_ended_with_the_reason_as_their_remark
     await shop.prepared([f"j-{number}" for number in range(7)])
     await shop.group("mail")
     await shop.prepared(["not-1"], group="mail")
+    seen = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await seen.wait()
+        await route.continue_()
+
+    await page.route("**/v1/batch", hold)
     await page.goto(shop.at("transactions?group=shop"))
     await page.get_by_role("button", name=f"{name} all…").click()
     await begin(page, "decided by hand", rate=5)
     await expect(page.locator("#bulk-title")).to_be_focused()
     await page.get_by_role("link", name="Groups").first.click()
     await expect(action(page).locator("[role=status]").first).to_contain_text("running")
+    seen.set()
     await expect(action(page)).to_contain_text("7 of 7")
     await expect(action(page).locator("[role=status]").first).to_have_text("done: 7 of 7, 0 failed")
     shown = await shop.rest.show(shop.id("j-3"))
