@@ -2,18 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
 import aiohttp
 import pytest
 
+from halfway.client import transaction_id
 from halfway.protocol.ids import shard_of
 from tests.chaos.coordinators import Instance
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.by_hand import append_half
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message
 from tests.support.coordinator.topics import Cluster, InternalTopics
+from tests.support.ids import new_id
 from tests.support.waiting import until_true
 
 SHARDS = 2
@@ -49,17 +52,18 @@ async def test_what_ended_by_another_clock_stays_ended(
     cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
 
+    own = transaction_id("one", datetime.now(UTC) + timedelta(seconds=at_prepare_s))
     await _set_clock(instance, at_prepare_s)
-    (await rest.prepare("g", body, as_id="one")).expect(201)
+    (await rest.prepare("g", body, as_id=own)).expect(201)
     await _set_clock(instance, at_end_s)
-    (await rest.end("one", "commit")).expect(200)
+    (await rest.end(own, "commit")).expect(200)
     await _set_clock(instance, afterwards_s)
 
     await asyncio.sleep(FORGOTTEN_BY_S)
-    await _finds_the_outcome(rest, body)
+    await _finds_the_outcome(rest, body, own)
     await _set_clock(instance, 0)
     await asyncio.sleep(FORGOTTEN_BY_S)
-    await _finds_the_outcome(rest, body)
+    await _finds_the_outcome(rest, body, own)
     assert len(await cluster.read(topic)) == 1
 
 
@@ -69,16 +73,17 @@ async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
     """A transaction that was prepared by the right clock and ended by one an hour behind stays ended after a start."""
     cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
-    (await rest.prepare("g", body, as_id="one")).expect(201)
+    own = new_id()
+    (await rest.prepare("g", body, as_id=own)).expect(201)
     await _set_clock(instance, -AN_HOUR_S)
-    (await rest.end("one", "commit")).expect(200)
+    (await rest.end(own, "commit")).expect(200)
     await _set_clock(instance, 0)
-    for number in range(5):  # records after it, by the right clock
-        await rest.rollback(await rest.prepared("g", body, as_id=f"later-{number}"))
+    for _ in range(5):  # records after it, by the right clock
+        await rest.rollback(await rest.prepared("g", body, as_id=new_id()))
     instance.kill()
     instance.start()
     await asyncio.sleep(FORGOTTEN_BY_S)
-    await _finds_the_outcome(rest, body)
+    await _finds_the_outcome(rest, body, own)
     assert len(await cluster.read(topic)) == 1
 
 
@@ -88,16 +93,17 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothi
     """It arrived while the outcome was remembered. The next start is half an hour later, twice the horizon."""
     cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
-    (await rest.prepare("g", body, as_id="one")).expect(201)
-    [half] = await InternalTopics(cluster, instance.prefix).halves("one")
+    own = new_id()
+    (await rest.prepare("g", body, as_id=own)).expect(201)
+    [half] = await InternalTopics(cluster, instance.prefix).halves(own)
     assert half is not None
-    (await rest.end("one", "commit")).expect(200)
+    (await rest.end(own, "commit")).expect(200)
     await asyncio.sleep(FORGOTTEN_BY_S)  # the cursors are committed
     instance.kill()
-    await append_half(cluster, instance.topic("half"), shard_of("one", SHARDS) or 0, half)
+    await append_half(cluster, instance.topic("half"), shard_of(own, SHARDS) or 0, half)
     instance.clock.set(AN_HOUR_S / 2)
     instance.start()
-    await _finds_the_outcome(rest, body)
+    await _finds_the_outcome(rest, body, own)
     assert len(await cluster.read(topic)) == 1
 
 
@@ -132,8 +138,8 @@ async def test_an_instance_that_can_claim_nothing_leaves_its_shards_to_the_other
         other.clock.set(2 * AN_HOUR_S)
         other.launch()
         await until_true(lambda: "shards_left_to_others" in other.log, what="it gives its shards up")
-        for number in range(20):
-            (await rest.prepare("g", [message(topic, "v", key="k")], as_id=f"{number}", retry=True)).expect(200, 201)
+        for _ in range(20):
+            (await rest.prepare("g", [message(topic, "v", key="k")], as_id=new_id(), retry=True)).expect(200, 201)
         assert "shards_taken_again" not in other.log
         other.clock.set(0)
         await until_true(lambda: '"shard_acquired"' in other.log, what="it has its share")
@@ -163,8 +169,8 @@ async def _set_clock(instance: Instance, ahead_s: float) -> None:
         await until_true(lambda: instance.log.count("clock_jumped") > noticed, what="the clock's jump is noticed")
 
 
-async def _finds_the_outcome(rest: Rest, body: list[Json]) -> None:
-    again = await rest.prepare("g", body, as_id="one", retry=True)
+async def _finds_the_outcome(rest: Rest, body: list[Json], own: str) -> None:
+    again = await rest.prepare("g", body, as_id=own, retry=True)
     assert (again.status, again.body["state"]) == (200, "committed"), again
-    ended = (await rest.end("one", "commit", retry=True)).expect(200)
+    ended = (await rest.end(own, "commit", retry=True)).expect(200)
     assert ended["changed"] is False

@@ -116,7 +116,7 @@ async def test_the_reason_and_the_failures_of_a_bulk_action(page: Page, shop: Sh
     """In the dialog, in its progress, and as the remark of a transaction."""
     await shop.group("shop")
     await shop.prepared(["x-4", "x-5"])
-    await page.goto(shop.at("transactions?id=x-4"))
+    await page.goto(shop.at(f"transactions?id={shop.id('x-4')}"))
     await page.get_by_role("button", name="Commit all…").click()
     await page.get_by_label("Reason").fill(HOSTILE)
     await page.get_by_role("button", name="Commit 1").click()
@@ -127,7 +127,7 @@ async def test_the_reason_and_the_failures_of_a_bulk_action(page: Page, shop: Sh
     await shown_as_text(page)
     problem = {"error_code": "e", "detail": f"why{HOSTILE}"}
     await page.route("**/v1/batch", lambda route: answer_items(route, {"status": 413, "problem": problem}))
-    await page.goto(shop.at("transactions?id=x-5"))
+    await page.goto(shop.at(f"transactions?id={shop.id('x-5')}"))
     await page.get_by_role("button", name="Commit all…").click()
     await page.get_by_label("Reason").fill("r")
     await page.get_by_role("button", name="Commit 1").click()

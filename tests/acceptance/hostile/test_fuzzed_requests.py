@@ -75,6 +75,8 @@ class Seeds:
         if case.operation.label.startswith(("PUT", "PATCH")) and isinstance(case.body, dict):
             # The group is changed, not spoilt.
             case.body = {"check": {"mode": "pull"}, "topics": [self._topic], "policy": {"first_check_after_s": NEVER_S}}
+        if case.operation.label == "POST /v1/transactions":
+            case.body = {"group": self._group, "messages": [{"topic": self._topic, "value": "v"}]}
         if case.operation.label == "GET /v1/transactions":
             case.query.pop("cursor", None)
             if "group" in case.query:

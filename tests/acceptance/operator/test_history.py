@@ -77,7 +77,7 @@ async def test_a_parked_one_is_resumed_in_bulk_and_its_whole_history_told(
     async def forgotten() -> int:
         return (await rest.get(name)).status
 
-    assert await eventually(forgotten, lambda status: status == 404) == 404
+    assert await eventually(forgotten, lambda status: status == 410) == 410
     late = await history(rest, name)
     assert (late["state"], events_shown(late, "cause")) == ("committed", events_shown(shown, "cause"))
     assert {(one["topic"], one["partition"], one["offset"]) for one in late["messages"]} == found
