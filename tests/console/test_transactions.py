@@ -58,7 +58,7 @@ async def test_groups_are_paged_and_one_without_live_figures_has_its_own(page: P
     await page.get_by_role("link", name="Next page").click()
     await expect(rows).to_have_count(20)
     await expect(page.get_by_text("live figures for the 100 groups")).to_be_visible()
-    await page.get_by_role("link", name=shop.id("g-119")).click()
+    await page.get_by_role("link", name="g-119").click()
     await expect(page.locator(".facts > div").filter(has_text="Circuit breaker")).to_contain_text("closed")
     await page.go_back()
     await page.get_by_role("button", name="Previous page").click()
