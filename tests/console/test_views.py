@@ -15,7 +15,7 @@ MESSAGES = 300
 SHOWS = {
     "overview": "Nothing is parked",
     "transactions": named_id("r-1"),
-    "transactions/r-1": "Prepared",
+    f"transactions/{named_id('r-1')}": "Prepared",
     "groups": "shop",
     "groups/shop": "First check after",
     "failures": "Every topic can be written.",
@@ -55,7 +55,7 @@ async def test_views_with_much_to_show_stay_bounded_accessible_and_narrow(new_pa
         page = await new_page(size=NARROW, dark=True)
         rows = page.get_by_role("table").locator("tbody tr")
         found = {}
-        for view, count in (("failures", 300), ("transactions/large", MESSAGES), ("overview", None)):
+        for view, count in (("failures", 300), (f"transactions/{named_id('large')}", MESSAGES), ("overview", None)):
             await page.goto(f"{world.url}/console/#/{view}")
             if view.startswith("transactions"):
                 await page.get_by_role("button", name="Show the messages").click()

@@ -18,6 +18,7 @@ from halfway.protocol.records import Message, MessageDigest, Op, OpKind
 from halfway.protocol.transactions import Cause
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.rest_client import QUIET, Json, Rest, message, preparation
+from tests.support.ids import new_id
 
 BATCH = 200
 ANSWERED_WITHIN_S = 120
@@ -54,7 +55,7 @@ async def _ended(rest: Rest, history: History, rng: random.Random, count: int) -
     topics = history.topics
     for start in range(0, count, BATCH):
         wanted = [_messages(rng, topics) for _ in range(min(BATCH, count - start))]
-        own_ids = [f"client-{start + n}-{uuid4().hex[:8]}" if rng.random() < 0.3 else None for n in range(len(wanted))]
+        own_ids = [new_id() if rng.random() < 0.3 else None for _ in wanted]
         body = [preparation("shop", messages, as_id=own) for messages, own in zip(wanted, own_ids, strict=True)]
         answer = (await rest.batch(prepare=body)).expect(200)
         ids = [str(item["body"]["id"]) for item in answer["prepare"]]
