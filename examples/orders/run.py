@@ -161,7 +161,7 @@ class Demo:
 
     async def _end_as_operator(self, order: str) -> None:
         """Ask the bank, record its answer in the order service, and end the transaction accordingly."""
-        paid = int(order[-4:]) % 2 == 0
+        paid = int(order[-4:], 16) % 2 == 0
         _, answer = await self.service.post(f"/orders/{order}/settle", {"paid": paid})
         self._progress.show_step(f"an operator ends {order}: {answer['outcome']}")
         self._recorder.operator_ends(order, answer["outcome"])
