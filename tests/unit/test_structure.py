@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_116,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_459,
+    "lines of tests": 66_460,
     "lines of bench": 4_006,
     "bytes of pages": 200_295,
     "settings": 55,

@@ -21,6 +21,7 @@ _ARTIFACTS: Final = (
 _SETTINGS: Final = {
     "yarn.nodemanager.address": "127.0.0.1:0",
     "yarn.nodemanager.disk-health-checker.enable": "false",
+    "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100.0",
     "yarn.nodemanager.hostname": "127.0.0.1",
     "yarn.nodemanager.resource.cpu-vcores": "4",
     "yarn.nodemanager.resource.memory-mb": "6000",
