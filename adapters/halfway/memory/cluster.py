@@ -49,7 +49,7 @@ from halfway.memory.log import (
     kept_headers,
 )
 from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
-from halfway.protocol.ids import AHEAD_MS
+from halfway.protocol.ids import BORN_AFTER_END_MS
 from halfway.protocol.records import Barrier, Half, Op, Parked
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import State
@@ -151,7 +151,7 @@ class MemoryMembership:
             shard,
             log,
             self._cursors.load(shard),
-            remember_since=now - self._horizon_ms - AHEAD_MS,
+            remember_since=now - self._horizon_ms - BORN_AFTER_END_MS,
             horizon_ms=self._horizon_ms,
         )
         state.barrier = position - 1

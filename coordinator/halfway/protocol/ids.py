@@ -21,7 +21,9 @@ LEGAL_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
 _OLD_SERVER_ID: Final = re.compile(r"(0|[1-9][0-9]{0,4})-(" + ID.pattern.removesuffix(r"\Z") + r")\Z")
 
 AHEAD_MS: Final = 60_000
-"""How far ahead of the coordinator's clock an id may be born. The clocks of instances may differ by as much."""
+"""The largest difference between the clocks of instances, and how far ahead of its owner's clock an id may be born."""
+BORN_AFTER_END_MS: Final = 2 * AHEAD_MS
+"""How long after the time of its end an id may be born: the owner that wrote the end may have had a clock behind."""
 
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF

@@ -11,6 +11,8 @@ from typing import Annotated, Final, Protocol
 import msgspec
 from msgspec import Meta
 
+from halfway.protocol.ids import AHEAD_MS
+
 JITTER = 0.2
 """Jitter spreads a delay over this share of it, half below and half above."""
 
@@ -170,8 +172,6 @@ class Facts(Protocol):
 COMMIT_SAID = "commit was said, but could not be written"
 """The reason for parking a transaction although its group chose rollback."""
 _NOT_ASKED: Final = "no check could be sent since the shard was taken over, or since a jump of the clock"
-AHEAD_MS = 60_000
-"""The largest difference between the clocks of instances. A time further ahead was written by a wrong clock."""
 
 
 def _last_attempt(facts: Facts) -> int | None:

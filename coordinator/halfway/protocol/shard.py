@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from halfway.protocol.entries import Ended, Entry, OpTotals, ParkedEntry, Pending
-from halfway.protocol.ids import AHEAD_MS, ID, birth_of
+from halfway.protocol.ids import AHEAD_MS, BORN_AFTER_END_MS, ID, birth_of
 from halfway.protocol.indexes import IndexedHeap, OffsetOrder
 from halfway.protocol.outcomes import Outcomes
 from halfway.protocol.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
@@ -420,8 +420,7 @@ class ShardState:
             passed = self._complete if tombstone is None else tombstone < self.half_tail
             if passed and transaction_id not in self._strays and transaction_id not in claimed:
                 gone.append(transaction_id)
-                # An id is born at most a minute after its owner's clock, and the clock of its end may be one behind.
-                known = min(born, at + 2 * AHEAD_MS) if is_surplus else born
+                known = min(born, at + BORN_AFTER_END_MS) if is_surplus else born
                 self.complete_from = max(self.complete_from, known + 1)
         for transaction_id in gone:
             self._ended.discard(transaction_id)

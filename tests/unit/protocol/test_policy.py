@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from halfway.protocol.ids import AHEAD_MS
 from halfway.protocol.policy import (
-    AHEAD_MS,
     JITTER,
     Check,
     CheckPolicy,

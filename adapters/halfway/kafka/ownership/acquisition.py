@@ -50,7 +50,7 @@ from halfway.kafka.records.lane_records import (
     parked_in,
 )
 from halfway.protocol.errors import HalfwayError
-from halfway.protocol.ids import AHEAD_MS
+from halfway.protocol.ids import BORN_AFTER_END_MS
 from halfway.protocol.records import FOREIGN, Barrier, Half, Owner
 from halfway.protocol.shard import ShardState
 
@@ -247,7 +247,7 @@ class Acquisition:
         state.acquired_at = time.time_ns() // 1_000_000
         handle = self._fold_into(state)
         horizon = state.acquired_at - round(config.outcome_horizon_s * 1000)
-        starts, state.op_recent = self._start_offsets(reader, barriers, horizon - 2 * AHEAD_MS)
+        starts, state.op_recent = self._start_offsets(reader, barriers, horizon - BORN_AFTER_END_MS)
         state.op_start = max(0, starts[config.op_topic])
         # If a release before used the id of a parked transaction again, the fold must know first that the earlier use
         # has ended.
