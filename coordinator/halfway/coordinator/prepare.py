@@ -219,8 +219,8 @@ class Preparer(Path[Preparation]):
             if (known := shard.state.find(transaction_id)) is not None:
                 self._answer_known(one, shard, known)
                 return
-            prepare_rules.require_born(transaction_id, self._clock.now_ms())
-            if not self._is_new(one, shard, transaction_id):
+            born = prepare_rules.require_born(transaction_id, self._clock.now_ms())
+            if not self._is_new(one, shard, transaction_id, born):
                 return
         prepare_rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
@@ -250,9 +250,9 @@ class Preparer(Path[Preparation]):
         else:
             self._answer(one, self._known(known))
 
-    def _is_new(self, one: Preparation, shard: Shard, transaction_id: str) -> bool:
+    def _is_new(self, one: Preparation, shard: Shard, transaction_id: str, born: int | None) -> bool:
         """Return whether an unknown id has certainly not ended. If it may have, wait for the tail, or refuse it."""
-        if not self._lookup.is_past_horizon(transaction_id, shard):
+        if not self._lookup.is_past_horizon(born, shard):
             return True
         if one.has_looked:
             raise OutcomeExpiredError(transaction_id, horizon_s=self._limits.outcome_horizon_s, is_prepare=True)

@@ -40,9 +40,6 @@ RECORD_OVERHEAD_BYTES: Final = 512
 HEADER_OVERHEAD_BYTES: Final = 10
 """The most that Kafka's framing adds to each header."""
 
-_LAST_MS: Final = 253_402_300_799_999
-"""The last time with a year of four digits: an id can name one 8,000 years later."""
-
 
 def require_prepares_enabled(limits: ServiceLimits) -> None:
     """Raise PreparesRejectedError if the operator has switched prepares off."""
@@ -58,11 +55,12 @@ def require_id(transaction_id: str) -> None:
         )
 
 
-def require_born(transaction_id: str, now: int) -> None:
-    """Raise IdInFutureError if a new id was born too far ahead of the clock."""
+def require_born(transaction_id: str, now: int) -> int | None:
+    """Return when a new id was born (ms since the epoch); raise IdInFutureError if that is too far ahead."""
     born = birth_of(transaction_id)
     if born is not None and born > now + AHEAD_MS:
-        raise IdInFutureError(transaction_id, born=rfc3339(min(born, _LAST_MS)), now=rfc3339(now))
+        raise IdInFutureError(transaction_id, born=rfc3339(born), now=rfc3339(now))
+    return born
 
 
 def require_messages_within_limits(request: Prepare, limits: ServiceLimits) -> None:

@@ -300,10 +300,14 @@ def rfc3339(ms: int) -> str:
     return f"{_to_the_second(ms // 1000)}.{ms % 1000:03d}Z"
 
 
+_LAST_S: Final = 253_402_300_799
+"""The last second whose year has four digits. An id can name a time 8,000 years later, and is refused with this one."""
+
+
 @lru_cache(maxsize=256)
 def _to_the_second(seconds: int) -> str:
     """Return a time without its milliseconds. Cached, since it is the same for all prepares of one second."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+    return f"{datetime.fromtimestamp(min(seconds, _LAST_S), UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 class Audited(StrEnum):

@@ -163,15 +163,14 @@ class Lookup:
         end = await self._half_log.half_end(number, deadline=deadline)
         await self._shards.get(number).wait_for_tail(end, deadline=deadline)
 
-    def is_past_horizon(self, transaction_id: str, shard: Shard) -> bool:
-        """Return whether an id that is unknown may have ended: its outcome would be forgotten."""
-        born = birth_of(transaction_id)
+    def is_past_horizon(self, born: int | None, shard: Shard) -> bool:
+        """Return whether an unknown id that was born then may have ended: its outcome would be forgotten."""
         past = self._clock.now_ms() - self._limits.outcome_horizon_s * 1000
         return born is not None and born < max(past, shard.state.complete_from)
 
     def unknown(self, transaction_id: str, shard: Shard) -> HalfwayError:
         """Return the error for an id that is certainly not pending. It does not mean "rolled back"."""
-        if self.is_past_horizon(transaction_id, shard):
+        if self.is_past_horizon(birth_of(transaction_id), shard):
             return OutcomeExpiredError(transaction_id, horizon_s=self._limits.outcome_horizon_s)
         return UnknownTransactionError(transaction_id)
 

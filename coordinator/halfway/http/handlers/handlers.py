@@ -17,7 +17,15 @@ from msgspec import UNSET
 
 from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
-from halfway.http.requests.validation import cause_of, parameters, path_parameter, to_action, to_end, to_list_query
+from halfway.http.requests.validation import (
+    cause_of,
+    parameters,
+    path_parameter,
+    to_action,
+    to_end,
+    to_list_query,
+    transaction_parameter,
+)
 from halfway.http.responses import problems
 from halfway.http.responses.problems import (
     Answer,
@@ -239,7 +247,7 @@ async def end(call: Call) -> Answer:
 
 async def get_transaction(call: Call) -> Answer:
     """Show a transaction."""
-    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    transaction_id = transaction_parameter(call.parameter)
     view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, principal=call.principal)
     if view.messages is None or not is_large(view.messages):
         return answer(HTTPStatus.OK, models.transaction(view))
@@ -273,7 +281,7 @@ async def stream(call: Call) -> Answer:
 
 async def check(call: Call) -> Answer:
     """Ask the group now."""
-    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    transaction_id = transaction_parameter(call.parameter)
     wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
     view = await call.site.coordinator.check(
         transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal
@@ -283,7 +291,7 @@ async def check(call: Call) -> Answer:
 
 async def resume(call: Call) -> Answer:
     """Take a parked transaction back among the prepared."""
-    transaction_id = path_parameter("id", call.parameter, models.TransactionId)
+    transaction_id = transaction_parameter(call.parameter)
     wanted = call.site.validation.read(models.ActionRequest, call.body or b"{}", to_action)
     view = await call.site.coordinator.resume(
         transaction_id, remark=wanted.remark, deadline=call.deadline, principal=call.principal

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from halfway.coordinator.access import KeySpec
 from halfway.coordinator.requests import Moment, moment
 from halfway.http.requests import models
-from halfway.http.requests.models import TransactionId
-from halfway.http.requests.validation import parameters, path_parameter
+from halfway.http.requests.validation import parameters, path_parameter, transaction_parameter
 from halfway.http.responses.problems import Answer, answer
 from halfway.protocol.errors import AccessControlOffError
 from halfway.protocol.principal import PrincipalKind
@@ -126,7 +125,7 @@ def _fields(key: Key) -> dict[str, Any]:
 
 async def get_history(call: Call) -> Answer:
     """Show what happened to a transaction."""
-    transaction_id = path_parameter("id", call.parameter, TransactionId)
+    transaction_id = transaction_parameter(call.parameter)
     history = await call.site.coordinator.history(transaction_id, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, history)
 

@@ -212,7 +212,12 @@ def path_parameter(name: str, value: str, kind: Any) -> str:
     meta = _meta(kind)
     if re.search(meta.pattern or "", value) is None:
         raise refused(name, mismatch(short(value), meta.description or ""))
-    return canonical(value) if name == "id" else value
+    return value
+
+
+def transaction_parameter(value: str) -> str:
+    """Return the transaction id in the path, in lower case; InvalidRequestError if it is none."""
+    return canonical(path_parameter("id", value, models.TransactionId))
 
 
 def parameters(model: type[P], given: Mapping[str, str], repeated: Sequence[str] = ()) -> P:
