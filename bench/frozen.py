@@ -23,7 +23,7 @@ from bench.plan import GROUP
 from bench.scenarios import FLEET_SHARDS
 from bench.system import SPARE_S, Broker, Instance, Rig, RigError, until
 from halfway.client.ids import CoordinatorClock
-from halfway.protocol.ids import shard_of
+from halfway.protocol.ids import IdMaker
 from tests.faults.plan import Fault, Faults
 
 AT: Final = "lane.4.tombstones.after"
@@ -64,7 +64,7 @@ def _pause(kafka: Broker, instances: int, session: float, timeout: float, say: S
         victim.ready()
         victim.register(rig.topic)
         own = {shard for shard, owner in enumerate(rig.owners()) if owner is victim}
-        name = next(name for name in iter(CoordinatorClock().new_id, "") if shard_of(name, FLEET_SHARDS) in own)
+        name = IdMaker(FLEET_SHARDS).make(time.time_ns() // 1_000_000, min(own))
         watch = stack.enter_context(_Watch(kafka.bootstrap_servers, rig.topic))
         _open_transaction(victim, faults, name, rig.topic, watch)
         victim.process.pause()

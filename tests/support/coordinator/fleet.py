@@ -1,5 +1,6 @@
 """Several coordinators with the same topics, and a client that asks one after the other as a load balancer does."""
 
+import time
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
@@ -8,16 +9,16 @@ from uuid import uuid4
 
 import aiohttp
 
-from halfway.protocol.ids import shard_of
+from halfway.protocol.ids import IdMaker
 from tests.support.coordinator.faulty import FaultyCoordinator
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import Rest
-from tests.support.ids import new_id
 from tests.support.waiting import eventually
 
 SHARDS = 6
 CREDENTIAL = "a secret that all instances share"
 MIB = 1024 * 1024
+_IDS = IdMaker(SHARDS)
 
 Member = TypeVar("Member", bound=CoordinatorProcess)
 
@@ -88,10 +89,7 @@ class RoundRobin(Rest):
 
 def id_in(shard: int) -> str:
     """Make an id that belongs to a shard."""
-    while True:
-        name = new_id()
-        if shard_of(name, SHARDS) == shard:
-            return name
+    return _IDS.make(time.time_ns() // 1_000_000, shard)
 
 
 async def served_by(rest: Rest) -> set[int]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from halfway.coordinator.access import KeyedAccess, Keys, KeySpec
 from halfway.http.requests.admission import ApiLimits
 from halfway.memory import Memory
-from halfway.protocol.ids import shard_of
 from halfway.protocol.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.protocol.principal import Principal, PrincipalKind
-from tests.support.ids import named_id
+from tests.support.ids import named_id_in
 from tests.support.rest.client import SHOP, Answer, RestWorld
 
 SHARDS = 2
@@ -62,7 +61,7 @@ def deadline() -> float:
 
 def own_id(shard: int, name: str) -> str:
     """Return a client's own id that belongs to a shard."""
-    return next(own for own in (named_id(f"{name}-{turn}") for turn in range(1000)) if shard_of(own, SHARDS) == shard)
+    return named_id_in(shard, name, shards=SHARDS)
 
 
 def enable_access(memory: Memory, *, hide_payloads: bool = False) -> Keys:

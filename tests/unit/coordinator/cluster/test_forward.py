@@ -25,7 +25,7 @@ from halfway.protocol.ids import shard_of
 from halfway.protocol.principal import PEER
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome
-from tests.support.ids import named_id
+from tests.support.ids import named_id_in
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S
 
@@ -55,9 +55,7 @@ async def pair() -> AsyncIterator[tuple[World, World]]:
 
 def own_id(shard: int, number: int = 0) -> str:
     """Return a client's id that belongs to a shard."""
-    return next(
-        name for name in (named_id(f"t-{number}-{turn}") for turn in range(1000)) if shard_of(name, SHARDS) == shard
-    )
+    return named_id_in(shard, f"t-{number}", shards=SHARDS)
 
 
 async def test_a_forwarded_call_is_counted_where_it_is_done(pair: tuple[World, World]) -> None:
