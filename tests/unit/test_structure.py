@@ -9,11 +9,11 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_364,
+    "lines of coordinator and adapters": 41_378,
     "files of coordinator and adapters": 184,
-    "lines of halfway/protocol": 2_797,
-    "lines of halfway/coordinator": 8_667,
-    "lines of halfway/http": 5_728,
+    "lines of halfway/protocol": 2_802,
+    "lines of halfway/coordinator": 8_664,
+    "lines of halfway/http": 5_740,
     "lines of halfway/app": 4_173,
     "lines of halfway/kafka": 9_921,
     "lines of halfway/checks": 1_105,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_116,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_460,
+    "lines of tests": 66_462,
     "lines of bench": 4_006,
     "bytes of pages": 200_295,
     "settings": 55,
