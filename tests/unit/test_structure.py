@@ -22,7 +22,7 @@ BOUNDS = {
     "lines of halfway/embedded": 1_311,
     "lines of halfway/client": 5_669,
     "lines of halfway/testing": 372,
-    "lines of halfway/pipeline": 7_116,
+    "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
     "lines of tests": 66_462,

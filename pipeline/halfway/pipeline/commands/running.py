@@ -214,6 +214,8 @@ class Chosen:
 
     engine: Literal["duckdb", "spark"]
     because: str
+    own: int | None = None
+    """The records of half and op, if the choice was made by them."""
     few: bool = False
     """Whether there are so few records that Spark's start and its plans take longest."""
 
@@ -224,8 +226,12 @@ def engine_of(job: str, name: Name, places: Places, options: Mapping[str, Any], 
     choice = chosen(name, places, spark_asked=asked, memory=options["memory"], sized=sized)
     if name == "auto" and not asked and choice.engine == "spark":
         click.echo(f"halfway-pipeline {job}: runs on Spark: {choice.because}", err=True)
-    counts = sized and choice.engine == "spark" and not is_submitted() and _hindrance(places) is None
-    return replace(choice, few=counts and _records(places)[0] <= FEW)
+    if choice.engine == "duckdb" or is_submitted() or not sized:
+        return choice
+    own = choice.own
+    if own is None and _hindrance(places) is None:
+        own, _ = _records(places)
+    return replace(choice, few=own is not None and own <= FEW)
 
 
 def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None, sized: bool = True) -> Chosen:
@@ -248,7 +254,7 @@ def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None 
     if name == "auto" and hindrance is not None:
         return Chosen(engine="spark", because=hindrance)
     own, real = _records(places) if sized else (0, 0)
-    found = _by_size(own, real, memory)
+    found = replace(_by_size(own, real, memory), own=own)
     if name == "duckdb":
         found = Chosen(engine=name, because="the command line chooses it")
     if found.engine == "duckdb":
