@@ -118,8 +118,10 @@ def test_an_interrupted_job_does_not_exit_as_if_it_had_found_anomalies(tmp_path:
     # When it can be opened, the job has opened it too, and waits for data.
     # A shell ignores the signal for background processes, and the tests may be one.
     heeding = ["env", "--default-signal=INT", *command]
-    with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=without_spark()) as process, (tmp_path / file).open("w"):
-        process.send_signal(signal.SIGINT)
+    with subprocess.Popen(heeding, stderr=subprocess.PIPE, env=without_spark()) as process:
+        with (tmp_path / file).open("w"):
+            process.send_signal(signal.SIGINT)
+        # A signal that arrives just before the job's read() does not interrupt it; the end of the file does.
         _, told = process.communicate(timeout=800)
     assert process.returncode == 130
     assert f"halfway-pipeline {job}: interrupted".encode() in told
