@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYER_FOLDERS = ("adapters", "coordinator", "pipeline", "schemas")
-DATA_SUFFIXES = {".avsc", ".css", ".html", ".js", ".md", ".py", ".svg", ".txt", ".typed"}
+DATA_SUFFIXES = {".avsc", ".css", ".html", ".js", ".md", ".py", ".sql", ".svg", ".txt", ".typed"}
 # The portions that need an extra, and the lock that holds it; the last needs the client beside it.
 LOCK_OF_PORTION = {"halfway.embedded": "embedded", "halfway.pipeline": "all", "halfway.testing": "all"}
 CLIENT = "halfway/client/"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.resources import files
 from os import PathLike
 from typing import Any, Final, TypeVar
 
@@ -36,126 +37,50 @@ class Dialect(StrEnum):
         raise ValueError(f"dialect {value!r}: give 'postgresql', 'mysql' (also for MariaDB) or 'sqlite'")
 
 
-TABLE_COUNT: Final[dict[Dialect, str]] = {
-    Dialect.POSTGRESQL: "SELECT count(to_regclass('{table}'))",
-    Dialect.MYSQL: "SELECT COUNT(*) FROM information_schema.tables"
-    " WHERE table_schema = DATABASE() AND table_name = '{table}'",
-    Dialect.SQLITE: "SELECT COUNT(*) FROM sqlite_master WHERE type = 'table' AND name = '{table}'",
-}
-"""Returns 1 if the table exists. It takes no lock that waits for a transaction, or that a transaction waits for."""
-
-CREATE_ONCE: Final[dict[Dialect, str]] = {
-    # Without the lock, one of two processes fails at a unique index of the catalogue. Without the condition,
-    # CREATE INDEX would wait for every transaction that has written to the table, and hold up every later one. One
-    # statement, because a connection that commits each statement would release the lock too early.
-    Dialect.POSTGRESQL: "DO $$ BEGIN PERFORM pg_advisory_xact_lock(hashtext('create {table}'));"
-    " IF to_regclass('{table}') IS NULL THEN {create}; END IF; END $$",
-}
-"""Creates the table with its index, while other processes do the same; elsewhere IF NOT EXISTS is enough."""
-
-_CLEAN: Final = {
-    Dialect.POSTGRESQL: "WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('{table}')) AS mine)"
-    " DELETE FROM {table} WHERE (SELECT mine FROM elected) AND ({key}) IN (SELECT {key}"
-    " FROM {table} WHERE {time} < now() - {p} * interval '1 second' ORDER BY {time} LIMIT {p})",
-    Dialect.MYSQL: "DELETE FROM {table} WHERE {time} < NOW(3) - INTERVAL {p} SECOND ORDER BY {time} LIMIT {p}",
-    Dialect.SQLITE: "DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table}"
-    " WHERE {time} < (julianday('now') - 2440587.5) * 86400.0 - {p} ORDER BY {time} LIMIT {p})",
-}
-"""Parameters: seconds, limit. Deletes the oldest of the rows that are older than that, through the index."""
-_ELECT: Final = {Dialect.MYSQL: "SELECT GET_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')), 0)"}
-"""Returns 1 if this connection may delete rows now. PostgreSQL's `_CLEAN` ensures it; in SQLite only one can write."""
-_RESIGN: Final = {Dialect.MYSQL: "SELECT RELEASE_LOCK(SHA1(CONCAT(DATABASE(), '.{table}')))"}
-"""Undoes `_ELECT`."""
-
-INDEX: Final = "CREATE INDEX IF NOT EXISTS {table}_{time} ON {table} ({time})"
-_INSERT_ONCE: Final = (
-    "INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, {p}) ON CONFLICT (transaction_id) DO NOTHING"
-)
-_SELECT: Final = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
-
-REMOVE: Final = "DELETE FROM {table} WHERE transaction_id = {p}"
-"""Parameter: the id, in every dialect."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Statements:
-    """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
+    """The statements of one dialect, from its file, which says what each is for.
 
+    `{table}`, `{key}` and `{time}` are replaced by the names of the table and its columns, `{p}` by a placeholder.
+    """
+
+    exists: str
     create: tuple[str, ...]
-    """Creates the table and its index, unless they exist."""
-    create_mark: str
-    """Inserts the row that identifies the table, with a time that is never old enough for a deletion."""
-    insert: str = _INSERT_ONCE
-    """Parameters: transaction id, outcome. An existing row stays unchanged, and the row count is 0."""
-    select: str = _SELECT
-    """Parameter: transaction id. Returns the outcome, or no row."""
+    create_once: str = "{create}"
+    mark: str
+    read_mark: str
     begin: str | None = None
-    """Begins a check's transaction so that its commit waits for no lock; None if commits never wait for locks."""
-    select_waits: bool = True
-    """Whether a select may wait for an open local transaction (in SQLite, without a write-ahead log)."""
+    insert: str
+    look: str
     read_lock_wait: str
-    """Returns how long this connection waits for a lock, a whole number."""
     bound_lock_wait: str
-    """Limits how long this connection waits for a lock to at most a second."""
     restore_lock_wait: str
-    """Restores the result of `read_lock_wait`, which replaces `{value}`."""
+    remove: str
+    clean: str
+    elect: str | None = None
+    resign: str | None = None
 
 
-MARK_ID: Final = "#table"
-"""The id of the row that identifies the table. It is not a legal transaction id."""
+_NAMES: Final = {"halfway_barrier": "{table}", "transaction_id": "{key}", "decided_at": "{time}"}
+_PLACEHOLDER: Final = re.compile(r"\$[0-9]|\?")
 
-STATEMENTS: Final[dict[Dialect, Statements]] = {
-    Dialect.POSTGRESQL: Statements(
-        create=(
-            (
-                'CREATE TABLE IF NOT EXISTS {table} (transaction_id varchar(128) COLLATE "C" PRIMARY KEY,'
-                " outcome varchar(8) NOT NULL, decided_at timestamptz NOT NULL DEFAULT clock_timestamp())"
-            ),
-            INDEX,
-        ),
-        create_mark="INSERT INTO {table} VALUES ('#table', substr(md5(CAST(random() AS text)), 1, 8), 'infinity')"
-        " ON CONFLICT (transaction_id) DO NOTHING",
-        select_waits=False,
-        # Not SET LOCAL, which has no effect on a connection that commits each statement. A rollback restores the
-        # setting.
-        read_lock_wait="SELECT setting FROM pg_settings WHERE name = 'lock_timeout'",
-        bound_lock_wait="SET lock_timeout = 500",
-        restore_lock_wait="SET lock_timeout = {value}",
-    ),
-    Dialect.MYSQL: Statements(
-        create=(
-            (
-                "CREATE TABLE IF NOT EXISTS {table} (transaction_id varchar(128) CHARACTER SET ascii COLLATE ascii_bin"
-                " PRIMARY KEY, outcome varchar(8) NOT NULL,"
-                " decided_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), KEY {table}_decided_at (decided_at))"
-                " ENGINE=InnoDB"
-            ),
-        ),
-        create_mark="INSERT IGNORE INTO {table} VALUES ('#table', LEFT(MD5(CONCAT(RAND(), UUID())), 8), '2037-12-31')",
-        insert="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, {p})",
-        # A locking read never sees an uncommitted row, not even at READ UNCOMMITTED.
-        select=_SELECT + " LOCK IN SHARE MODE",
-        read_lock_wait="SELECT @@SESSION.innodb_lock_wait_timeout",
-        # 0 means no wait, but only in MariaDB. MySQL's minimum is 1 s.
-        bound_lock_wait="SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1)",
-        restore_lock_wait="SET SESSION innodb_lock_wait_timeout = {value}",
-    ),
-    Dialect.SQLITE: Statements(
-        create=(
-            (
-                "CREATE TABLE IF NOT EXISTS {table} (transaction_id text PRIMARY KEY, outcome text NOT NULL,"
-                " decided_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0)) WITHOUT ROWID"
-            ),
-            INDEX,
-        ),
-        create_mark="INSERT INTO {table} VALUES ('#table', lower(hex(randomblob(4))), 9e9)"
-        " ON CONFLICT (transaction_id) DO NOTHING",
-        begin="BEGIN EXCLUSIVE",  # without a write-ahead log, a commit waits for readers
-        read_lock_wait="PRAGMA busy_timeout",
-        bound_lock_wait="PRAGMA busy_timeout = 500",
-        restore_lock_wait="PRAGMA busy_timeout = {value}",
-    ),
-}
+
+def _read(dialect: Dialect) -> Statements:
+    text = files(__package__).joinpath("sql", f"{dialect}.sql").read_text(encoding="utf-8")
+    for name, placeholder in _NAMES.items():
+        text = text.replace(name, placeholder)
+    found: dict[str, Any] = {}
+    for section in text.split("-- name: ")[1:]:
+        name, _, body = section.partition("\n")
+        lines = [line.strip() for line in body.splitlines() if not line.startswith("--")]
+        statements = [" ".join(one.split()) for one in "\n".join(lines).split(";\n") if one.strip()]
+        found[name] = tuple(_PLACEHOLDER.sub("{p}", one.removesuffix(";")) for one in statements)
+    return Statements(create=found.pop("create"), **{name: one for name, (one,) in found.items()})
+
+
+STATEMENTS: Final = {dialect: _read(dialect) for dialect in Dialect}
+INDEX: Final = STATEMENTS[Dialect.SQLITE].create[1]
+"""Creates the index on the time, where the table's own statement cannot."""
 
 
 T = TypeVar("T")
@@ -221,6 +146,7 @@ class SqlTable:
         if not _NAME.fullmatch(name):
             raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
         self._dialect = Dialect(dialect)
+        self.sql = STATEMENTS[self._dialect]
         self._creation = creation[self._dialect]
         self._name = name
         self._key = key
@@ -228,16 +154,16 @@ class SqlTable:
 
     def exists(self) -> Steps[bool]:
         """Return whether the table is there with all that `create` writes; takes no lock."""
-        result = yield self._statement(TABLE_COUNT[self._dialect])
+        result = yield self._statement(self.sql.exists)
         return bool(result.rows[0][0])
 
     def create(self) -> Steps[None]:
         """Create what is missing, as one statement that succeeds or fails."""
-        once = CREATE_ONCE.get(self._dialect)
         if self._dialect is Dialect.SQLITE:
             yield from begin_writing("BEGIN IMMEDIATE")
-        for sql in self._creation if once is None else [once.replace("{create}", "; ".join(self._creation))]:
-            yield self._statement(sql)
+        is_one = self.sql.create_once != "{create}"
+        for sql in ["; ".join(self._creation)] if is_one else self._creation:
+            yield self._statement(self.sql.create_once.replace("{create}", sql))
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""
@@ -245,11 +171,11 @@ class SqlTable:
 
     def clean(self, older_than_s: float, limit: int) -> Steps[int]:
         """Delete at most `limit` of the oldest rows, unless another instance is deleting; return their number."""
-        elect, resign = _ELECT.get(self._dialect), _RESIGN.get(self._dialect)
+        elect, resign = self.sql.elect, self.sql.resign
         if elect is not None and (yield self._statement(elect)).rows[0][0] != 1:
             return 0
         try:
-            result = yield self._statement(_CLEAN[self._dialect], older_than_s, limit)
+            result = yield self._statement(self.sql.clean, older_than_s, limit)
         finally:
             if resign is not None:
                 yield self._statement(resign)
@@ -271,17 +197,16 @@ class BarrierTable(SqlTable):
     def __init__(self, dialect: Dialect | str, name: str) -> None:
         creation = {each: statements.create for each, statements in STATEMENTS.items()}
         super().__init__(dialect, name, creation, key="transaction_id", time="decided_at")
-        self.sql = STATEMENTS[self._dialect]
 
     def exists(self) -> Steps[bool]:
         return (yield from super().exists()) and (yield from self.mark()) is not None
 
     def create(self) -> Steps[None]:
         yield from super().create()
-        yield self._statement(self.sql.create_mark)
+        yield self._statement(self.sql.mark)
 
     def migration(self) -> list[str]:
-        return [*super().migration(), self._statement(self.sql.create_mark).sql]
+        return [*super().migration(), self._statement(self.sql.mark).sql]
 
     def identify(self) -> Generator[Steps[Any], Any, str | None]:
         """Yield the database transactions that read the mark; raises MissingTableError if there is no such table."""
@@ -322,13 +247,13 @@ class BarrierTable(SqlTable):
 
     def mark(self) -> Steps[str | None]:
         """Return the value that identifies this table, None if the table is from a release without such a row."""
-        result = yield self._statement(_SELECT, MARK_ID)
+        result = yield self._statement(self.sql.read_mark)
         return result.rows[0][0] if result.rows else None
 
     def look(self, transaction_id: str) -> Steps[Outcome | None]:
         """Return the outcome in the table, None if there is none yet."""
-        select = _step(self._statement(self.sql.select, canonical(transaction_id)))
-        result = yield from self._with_short_lock_wait(select) if self.sql.select_waits else select
+        select = _step(self._statement(self.sql.look, canonical(transaction_id)))
+        result = yield from self._with_short_lock_wait(select) if self._dialect is not Dialect.POSTGRESQL else select
         if not result.rows:
             return None
         return "commit" if result.rows[0][0] == _COMMITTED else "rollback"
@@ -343,7 +268,7 @@ class BarrierTable(SqlTable):
 
     def remove(self, transaction_id: str) -> Steps[None]:
         """Delete a row that belongs to no transaction."""
-        yield self._statement(REMOVE, transaction_id)
+        yield self._statement(self.sql.remove, transaction_id)
 
     def _insert_rollback(self, transaction_id: str) -> Steps[Result]:
         if self.sql.begin is not None:
