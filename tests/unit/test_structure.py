@@ -9,8 +9,8 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_303,
-    "files of coordinator and adapters": 184,
+    "lines of coordinator and adapters": 41_547,
+    "files of coordinator and adapters": 185,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 8_664,
     "lines of halfway/http": 5_740,
@@ -20,12 +20,12 @@ BOUNDS = {
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_273,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 5_594,
+    "lines of halfway/client": 5_838,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_462,
+    "lines of tests": 66_639,
     "lines of bench": 4_006,
     "bytes of pages": 200_364,
     "settings": 55,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -45,6 +45,17 @@ class Message:
         if self.partition is not None:
             document["partition"] = self.partition
         return document
+
+
+def require_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """Return the messages; raises TypeError if they are something else."""
+    if isinstance(messages, Message | Mapping | str | bytes):
+        raise TypeError(f"messages is a {type(messages).__name__}: give a list, [Message(topic=..., value=...)]")
+    messages = tuple(messages)
+    for number, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise TypeError(f"messages[{number}] is a {type(message).__name__}: give Message(topic=..., value=...)")
+    return messages
 
 
 def _data(data: object, part: str) -> object:

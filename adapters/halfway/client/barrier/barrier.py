@@ -68,6 +68,12 @@ class WatchedRow:
     is_written = False
 
 
+def _code_of(function: Callable[[], Any]) -> Any:
+    """Return what a method has in common for all objects, and a lambda for all its calls."""
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", function)
+
+
 class _BaseBarrier(ABC, Generic[C]):
     def __init__(
         self, dialect: Dialect | str, connect: C, *, table: str = TABLE, retention_s: float = RETENTION_S
@@ -78,6 +84,8 @@ class _BaseBarrier(ABC, Generic[C]):
         self._table = BarrierTable(dialect, table)
         self._mark: str | None = None
         self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._committing: weakref.WeakSet[Any] = weakref.WeakSet()
+        """The code of the functions whose connections were seen to commit."""
         self._clients: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         """The clients that can say whether halfway has sent a check, by group."""
         self._watched: weakref.WeakValueDictionary[str, WatchedRow] = weakref.WeakValueDictionary()
@@ -115,6 +123,14 @@ class _BaseBarrier(ABC, Generic[C]):
         if check.is_verified:
             return None
         return self._clients.get(check.group) or next(iter(self._clients.values()), None)
+
+    def commits_after(self, begin: Callable[[], Any]) -> bool:
+        """Return whether connections of this function were seen to commit when their context exits."""
+        return _code_of(begin) in self._committing
+
+    def note_commit_after(self, begin: Callable[[], Any]) -> None:
+        """Remember that a connection of this function has committed when its context exited."""
+        self._committing.add(_code_of(begin))
 
     def watch(self, transaction_id: str) -> WatchedRow:
         """Return whether the row of a transaction is written with this barrier; watched while the result is kept."""
@@ -193,6 +209,7 @@ class _BaseBarrier(ABC, Generic[C]):
         if not stays:
             raise UncommittedConnectionError
         yield self._table.remove(trial)
+        self.note_commit_after(cast("Callable[[], Any]", self._connect))
 
 
 class AsyncBarrier(_BaseBarrier[ConnectAsync]):

@@ -66,6 +66,13 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError(f"{coroutine} waits")
 
 
+def transaction_of(connection: Any) -> Any | None:
+    """Return what opens a transaction on a connection of asyncpg, whose pool does not; None for other drivers."""
+    if _by_package(COMMITS_EACH_STATEMENT, connection) is _asyncpg_commits and _asyncpg_commits(connection):
+        return connection.transaction()
+    return None
+
+
 def require_transaction(connection: Any) -> None:
     """Raise NoTransactionError if a row would commit immediately instead of with the local transaction."""
     if _by_package(COMMITS_EACH_STATEMENT, connection)(connection):
@@ -172,6 +179,10 @@ def _mysql_commits(connection: Any) -> bool:
     return bool(connection.get_autocommit()) and not connection.server_status & _SERVER_STATUS_IN_TRANSACTION
 
 
+def _asyncpg_commits(connection: Any) -> bool:
+    return not connection.is_in_transaction()
+
+
 def _sqlalchemy_commits(connection: Any) -> bool:
     return bool(sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - the public attribute asks the server
 
@@ -194,7 +205,7 @@ COMMITS_EACH_STATEMENT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "psycopg": _psycopg_commits,
     "pymysql": _mysql_commits,
     "asyncmy": _mysql_commits,
-    "asyncpg": lambda connection: not connection.is_in_transaction(),
+    "asyncpg": _asyncpg_commits,
     "django": lambda connection: bool(connection.get_autocommit()),
     "sqlalchemy": _sqlalchemy_commits,
 }

@@ -227,9 +227,10 @@ class BarrierTable(SqlTable):
         Raises LateTransactionError; and ConflictError if the database refuses the row because of changes by others
         since the transaction's first read, which are not visible in this transaction.
         """
-        transaction_id = canonical(transaction_id)
-        if not _ID.fullmatch(transaction_id):
+        given: object = transaction_id
+        if not isinstance(given, str) or not _ID.fullmatch(transaction_id):
             raise ValueError(f"transaction id {transaction_id!r}: give the id of the prepared transaction")
+        transaction_id = canonical(transaction_id)
         try:
             result = yield self._statement(self.sql.insert, transaction_id, _COMMITTED)
         except Exception as error:

@@ -27,7 +27,7 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.ids import require_id
-from halfway.client.messages import Message, Outcome
+from halfway.client.messages import Message, Outcome, require_messages
 from halfway.client.threads import call_async
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class GroupCalls:
         `new_id`, which promises that nobody else prepares under this id, it is rolled back; otherwise see `settle`.
         """
         own = require_id(id)
-        body: dict[str, Any] = {"group": self.group, "id": own, "messages": [message.as_json() for message in messages]}
+        documents = [message.as_json() for message in require_messages(messages)]
+        body: dict[str, Any] = {"group": self.group, "id": own, "messages": documents}
         if check_after_s is not None:
             body["check_after_s"] = check_after_s
         try:

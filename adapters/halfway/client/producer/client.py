@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.calls.group import GroupCalls
@@ -18,7 +18,8 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.ids import require_id
-from halfway.client.messages import Message, Outcome
+from halfway.client.messages import Message, Outcome, require_messages
+from halfway.client.producer.block import Begin, Block
 from halfway.client.producer.transaction import NoBarrierError, Transaction, demand_no_block
 from halfway.client.threads import call_async
 
@@ -110,24 +111,50 @@ class Halfway(GroupCalls):
         task.add_done_callback(self._services.discard)
         task.add_done_callback(_log_failure)
 
+    @overload
     def transaction(
         self,
         messages: Iterable[Message],
+        begin: Begin,
         *,
         id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
-    ) -> Transaction:
+    ) -> Block: ...
+
+    @overload
+    def transaction(
+        self,
+        messages: Iterable[Message],
+        begin: None = None,
+        *,
+        id: str | None = None,
+        check_after_s: float | None = None,
+        confirm: bool = True,
+    ) -> Transaction: ...
+
+    def transaction(
+        self,
+        messages: Iterable[Message],
+        begin: Begin | None = None,
+        *,
+        id: str | None = None,
+        check_after_s: float | None = None,
+        confirm: bool = True,
+    ) -> Transaction | Block:
         """Return a transaction for `async with`. Its body runs only after a durable prepare.
 
-        The end of the body commits, an exception rolls back, and an uncertain outcome is left to check-back: see
-        `Transaction`. With `confirm=False` the end is sent in the background. An `id` of your own is a UUIDv7, such as
-        that of `transaction_id(key, at)`; InvalidIdError otherwise.
+        With `begin`, it opens the local transaction, writes the barrier's row first, and yields the connection: see
+        `Block`. Without it, it yields a `Transaction`, for a local transaction that is opened elsewhere, or is none of
+        a database. The end of the body commits, and an exception rolls back. With `confirm=False` the end is sent in
+        the background. An `id` of your own is a UUIDv7, such as that of `transaction_id(key, at)`; InvalidIdError
+        otherwise.
         """
         own = self.new_id() if id is None else require_id(id)
-        return Transaction(
-            self, tuple(messages), id=own, new_id=id is None, check_after_s=check_after_s, confirm=confirm
+        transaction = Transaction(
+            self, require_messages(messages), id=own, new_id=id is None, check_after_s=check_after_s, confirm=confirm
         )
+        return transaction if begin is None else Block(transaction, begin, self.barrier)
 
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this task."""

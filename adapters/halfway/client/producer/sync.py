@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.calls.transport import Key
 from halfway.client.errors import ClientClosedError, HalfwayError
 from halfway.client.messages import Message, Outcome
+from halfway.client.producer.block import Begin, SyncBlock
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.transaction import Transaction
 from halfway.client.threads import ForkSafeLock, wait_for
@@ -109,18 +110,42 @@ class SyncHalfway:
     check_secrets = _blocking(Halfway.check_secrets)
     check_verifier = _blocking(Halfway.check_verifier)
 
+    @overload
     def transaction(
         self,
         messages: Iterable[Message],
+        begin: Begin,
         *,
         id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
-    ) -> SyncTransaction:
+    ) -> SyncBlock: ...
+
+    @overload
+    def transaction(
+        self,
+        messages: Iterable[Message],
+        begin: None = None,
+        *,
+        id: str | None = None,
+        check_after_s: float | None = None,
+        confirm: bool = True,
+    ) -> SyncTransaction: ...
+
+    def transaction(
+        self,
+        messages: Iterable[Message],
+        begin: Begin | None = None,
+        *,
+        id: str | None = None,
+        check_after_s: float | None = None,
+        confirm: bool = True,
+    ) -> SyncTransaction | SyncBlock:
         """Return a transaction for `with`; otherwise the same as `Halfway.transaction`."""
         thread = self._running_thread()
         transaction = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
-        return SyncTransaction(thread, transaction)
+        sync = SyncTransaction(thread, transaction)
+        return sync if begin is None else SyncBlock(sync, transaction, begin, self.barrier)
 
     def new_id(self) -> str:
         """Same as `Halfway.new_id`."""

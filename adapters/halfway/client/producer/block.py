@@ -1,0 +1,151 @@
+"""A block that opens the local transaction itself, so that nothing can be forgotten and no order has to be known."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from inspect import isawaitable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from halfway.client.barrier.barrier import UncommittedConnectionError
+from halfway.client.barrier.drivers import at_once, transaction_of
+from halfway.client.messages import is_conflict
+from halfway.client.producer.transaction import NoBarrierError, Transaction
+
+if TYPE_CHECKING:
+    from halfway.client.barrier.barrier import AsyncBarrier, Barrier
+
+Begin = Callable[[], Any]
+"""Opens the local transaction: returns a context manager whose connection commits when it is left."""
+
+
+class _Block(ABC):
+    """Prepares, opens the local transaction, writes the barrier's row, and yields the connection.
+
+    When the block ends, the local transaction commits, and then the transaction ends. An exception rolls both back.
+    """
+
+    def __init__(self, transaction: Transaction, begin: Begin, barrier: Barrier | AsyncBarrier | None) -> None:
+        if barrier is None:
+            raise NoBarrierError(
+                "`begin` needs a barrier, which knows whether it committed: give the client `barrier=`"
+            )
+        if not callable(begin):
+            raise TypeError(
+                f"begin is {type(begin).__name__}: give a function that opens a transaction: `engine.begin`"
+            )
+        self._transaction = transaction
+        self._begin = begin
+        self._barrier = barrier
+        self._local = AsyncExitStack()
+
+    @property
+    def id(self) -> str:
+        """The transaction's id."""
+        return self._transaction.id
+
+    async def _enter(self) -> Any:
+        await self._start()
+        try:
+            connection = await self._open(self._begin())
+            if (transaction := transaction_of(connection)) is not None:
+                await self._open(transaction)
+            inserted: Any = self._barrier.insert(connection, self.id)
+            if isawaitable(inserted):
+                await inserted
+        except BaseException as error:
+            await self._leave(error)
+            raise
+        return connection
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """Leave the local transaction, and end the transaction as that has ended."""
+        try:
+            await self._local.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        except BaseException as failure:
+            await self._end(failure)
+            raise
+        uncommitted = None if error else await self._uncommitted()
+        await self._end(error or uncommitted)
+        if uncommitted is not None:
+            raise uncommitted
+
+    async def _uncommitted(self) -> UncommittedConnectionError | None:
+        """Return the error if `begin` does not commit when it is left; tested once for each function."""
+        if self._barrier.commits_after(self._begin):
+            return None
+        try:
+            looked: Any = self._barrier.look(self.id)
+            outcome = await looked if isawaitable(looked) else looked
+        except Exception as error:  # noqa: BLE001 - of any driver
+            return UncommittedConnectionError() if is_conflict(error) else None  # it still locks the row
+        if outcome != "commit":
+            return UncommittedConnectionError()
+        self._barrier.note_commit_after(self._begin)
+        return None
+
+    async def _open(self, context: Any) -> Any:
+        if hasattr(context, "__aenter__"):
+            return await self._local.enter_async_context(context)
+        if hasattr(context, "__enter__"):
+            return self._local.enter_context(context)
+        raise TypeError(
+            f"begin returned {type(context).__name__}, which `with` does not take: give a function that returns a"
+            " context manager, such as `engine.begin` of SQLAlchemy or `lambda: psycopg.connect(...)`"
+        )
+
+    @abstractmethod
+    def _start(self) -> Coroutine[Any, Any, None]: ...
+
+    @abstractmethod
+    def _end(self, error: BaseException | None) -> Coroutine[Any, Any, None]: ...
+
+
+class Block(_Block):
+    """The block for `async with`. Get it from `Halfway.transaction`."""
+
+    async def __aenter__(self) -> Any:
+        """Prepare, and return the connection of the local transaction."""
+        return await self._enter()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit, or roll back after an exception, which propagates."""
+        await self._leave(error)
+
+    async def _start(self) -> None:
+        await self._transaction.__aenter__()
+
+    async def _end(self, error: BaseException | None) -> None:
+        await self._transaction.__aexit__(None, error, None)
+
+
+class SyncBlock(_Block):
+    """The block for `with`. Get it from `SyncHalfway.transaction`."""
+
+    def __init__(self, sync: Any, transaction: Transaction, begin: Begin, barrier: Barrier | None) -> None:
+        """Take the SyncTransaction too, which prepares and ends in the thread of the client."""
+        super().__init__(transaction, begin, barrier)
+        self._sync = sync
+
+    def __enter__(self) -> Any:
+        return at_once(self._enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        at_once(self._leave(error))
+
+    async def _start(self) -> None:
+        self._sync.__enter__()
+
+    async def _end(self, error: BaseException | None) -> None:
+        self._sync.__exit__(None, error, None)
+
+    async def _open(self, context: Any) -> Any:
+        if hasattr(context, "__aenter__") and not hasattr(context, "__enter__"):
+            raise TypeError("begin opens an asynchronous connection: use Halfway with an AsyncBarrier for it")
+        return self._local.enter_context(context) if hasattr(context, "__enter__") else await super()._open(context)

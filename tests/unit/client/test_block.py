@@ -1,0 +1,175 @@
+"""A block that opens the local transaction itself: no row can be forgotten, and no order has to be known."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfway.client import Halfway, Message, NoBarrierError, PrepareUnconfirmedError, SyncHalfway
+from halfway.client.barrier import Barrier, LateTransactionError, UncommittedConnectionError, sqlite_transactions
+from halfway.client.producer.block import Block, SyncBlock
+from tests.support.rest.client import RestWorld
+from tests.unit.client.test_settling import final_state
+
+ORDER = Message(topic="orders", key="42", value="paid")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with sqlite_transactions(tmp_path / "shop.sqlite")() as connection:
+        connection.execute("CREATE TABLE orders (id text PRIMARY KEY)")
+    return tmp_path / "shop.sqlite"
+
+
+@pytest.fixture
+def barrier(path: Path) -> Barrier:
+    barrier = Barrier("sqlite", sqlite_transactions(path))
+    barrier.create()
+    return barrier
+
+
+def orders(path: Path) -> int:
+    with sqlite_transactions(path)() as connection:
+        return int(connection.execute("SELECT count(*) FROM orders").fetchone()[0])
+
+
+async def place(world: RestWorld, barrier: Barrier, begin: Any, *, fails: bool = False, threads: bool = False) -> str:
+    """Place an order in a block, and return the transaction's id."""
+
+    def work(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO orders VALUES ('42')")
+        if fails:
+            raise LookupError
+
+    def in_thread() -> str:
+        with SyncHalfway(world.url, "shop", barrier=barrier) as client:
+            block: SyncBlock = client.transaction([ORDER], begin)
+            with block as connection:
+                work(connection)
+            return block.id
+
+    if threads:
+        return await asyncio.to_thread(in_thread)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        block: Block = client.transaction([ORDER], begin)
+        async with block as connection:
+            work(connection)
+        return block.id
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_block_commits_the_local_transaction_and_its_messages(
+    world: RestWorld, barrier: Barrier, path: Path, *, threads: bool
+) -> None:
+    own = await place(world, barrier, sqlite_transactions(path), threads=threads)
+    assert (barrier.look(own), orders(path), await final_state(world, own)) == ("commit", 1, "committed")
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_an_exception_rolls_both_back(world: RestWorld, barrier: Barrier, path: Path, *, threads: bool) -> None:
+    with pytest.raises(LookupError):
+        await place(world, barrier, sqlite_transactions(path), fails=True, threads=threads)
+    assert orders(path) == 0
+    assert not world.memory.records("orders")
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_function_that_does_not_commit_is_found_at_its_first_use(
+    world: RestWorld, barrier: Barrier, path: Path, *, threads: bool
+) -> None:
+    """Otherwise the messages of an order that is not there would be sent."""
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path)) as connection:
+            yield connection
+
+    with pytest.raises(UncommittedConnectionError, match=r"engine\.begin"):
+        await place(world, barrier, begin, threads=threads)
+    assert orders(path) == 0
+    assert not world.memory.records("orders")
+
+
+async def test_a_function_that_was_seen_to_commit_is_trusted(
+    world: RestWorld, barrier: Barrier, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a block costs no further connection."""
+    await place(world, barrier, sqlite_transactions(path))
+    with sqlite_transactions(path)() as connection:
+        connection.execute("DELETE FROM orders")
+    monkeypatch.setattr(barrier, "look", None)
+    await place(world, barrier, sqlite_transactions(path))
+    assert orders(path) == 1
+
+
+async def test_an_exception_that_the_local_transaction_swallows_still_reaches_the_caller(
+    world: RestWorld, barrier: Barrier, path: Path
+) -> None:
+    """Otherwise the messages of a local transaction that was rolled back would be sent."""
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path)) as connection:
+            try:
+                yield connection
+            except LookupError:
+                connection.rollback()
+
+    with pytest.raises(LookupError):
+        await place(world, barrier, begin, fails=True)
+    assert not world.memory.records("orders")
+
+
+async def test_nothing_is_opened_if_the_prepare_fails(barrier: Barrier) -> None:
+    async with Halfway("http://127.0.0.1:1", "shop", barrier=barrier, prepare_timeout_s=0.01) as client:
+        with pytest.raises(PrepareUnconfirmedError):
+            async with client.transaction([ORDER], lambda: pytest.fail("opened")):
+                pytest.fail("ran")
+
+
+async def test_a_check_that_was_answered_refuses_the_block(world: RestWorld, barrier: Barrier, path: Path) -> None:
+    """The local transaction is rolled back before the block runs."""
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        block = client.transaction([ORDER], sqlite_transactions(path))
+        assert barrier.settle(block.id) == "rollback"
+        with pytest.raises(LateTransactionError):
+            async with block:
+                pytest.fail("ran")
+        assert await final_state(world, block.id) == "rolled_back"
+
+
+@pytest.mark.parametrize(
+    "wrong, remedy",
+    [
+        (lambda client: client.transaction(ORDER), r"messages is a Message: give a list"),
+        (lambda client: client.transaction({"topic": "orders"}), r"messages is a dict: give a list"),
+        (lambda client: client.transaction([{"topic": "orders"}]), r"messages\[0\] is a dict: give Message\("),
+        (lambda client: client.transaction([ORDER], "engine"), r"begin is str: give a function .*engine\.begin"),
+        (lambda client: client.barrier.insert(sqlite3.connect(":memory:"), None), "id None: give the id"),
+    ],
+)
+async def test_a_wrong_argument_is_named_with_what_to_give_instead(
+    barrier: Barrier, wrong: Callable[[Any], Any], remedy: str
+) -> None:
+    with SyncHalfway("http://127.0.0.1:1", "shop", barrier=barrier) as client, pytest.raises(Exception, match=remedy):
+        wrong(client)
+
+
+async def test_what_begin_returns_must_be_a_context(world: RestWorld, barrier: Barrier) -> None:
+    """The prepared transaction is rolled back."""
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        block = client.transaction([ORDER], lambda: 1)
+        with pytest.raises(TypeError, match="begin returned int"):
+            async with block:
+                pytest.fail("ran")
+        assert await final_state(world, block.id) == "rolled_back"
+
+
+async def test_a_block_that_opens_the_local_transaction_needs_a_barrier() -> None:
+    async with Halfway("http://127.0.0.1:1", "shop") as client:
+        with pytest.raises(NoBarrierError, match="barrier="):
+            client.transaction([ORDER], sqlite_transactions(":memory:"))
