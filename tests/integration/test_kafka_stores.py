@@ -14,7 +14,9 @@ from confluent_kafka.cimpl import Consumer
 
 from halfway.coordinator.ports import Cursors
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.reader import Reader
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
+from halfway.kafka.log import compacted_table
 from halfway.kafka.log.audit_trail import KafkaAuditTrail, read_events
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.registries import KafkaGroups
@@ -117,6 +119,27 @@ async def test_groups_of_a_topic_that_was_made_again_are_followed(config: KafkaC
                     await put(one, group("new"), deadline=patience())
         for groups in (one, other):
             await until_true(lambda groups=groups: [each.name for each in groups.all()] == ["new"])  # type: ignore[misc]
+
+
+async def test_a_table_whose_consumer_stands_still_is_read_by_a_new_one(
+    config: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that gets nothing any more without an error would leave an instance with old groups for ever."""
+    readers: list[Reader] = []
+    begin = Reader.__enter__
+
+    def kept(self: Reader) -> Reader:
+        readers.append(self)
+        return begin(self)
+
+    monkeypatch.setattr(compacted_table, "_STILL_S", 1.0)
+    async with running_groups(config, SkippedRecords()) as writer:
+        monkeypatch.setattr(Reader, "__enter__", kept)
+        async with running_groups(config, SkippedRecords()) as reading:
+            (reader,) = readers
+            monkeypatch.setattr(reader, "read", lambda timeout_s, _: time.sleep(timeout_s))
+            await put(writer, group("late"), deadline=patience())
+            await until_true(lambda: reading.get("late") == group("late"))
 
 
 async def test_what_was_decided_before_another_instances_change_is_not_written_behind_it(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,6 +43,8 @@ _CONFIRMATIONS: Final = 4
 """How often the table is confirmed in the time after which it would be read anew."""
 _CONFIRM_S: Final = 5.0
 """The longest pause between two confirmations, and the time that one may take."""
+_STILL_S: Final = 10.0
+"""How long a consumer may read nothing although Kafka has more; then a new consumer begins."""
 
 T = TypeVar("T")
 
@@ -121,7 +124,7 @@ class CompactedTable(Follower, Generic[T]):
     meanwhile. So the table is *confirmed* at short intervals: it was read up to an end that Kafka gave after a certain
     moment. If the last such moment is an outcome horizon ago, or if the topic has lost its end (it was made again, for
     example), the topic is read anew from its beginning, and what it does not contain any more is removed. Until then
-    `refresh` does not return.
+    `refresh` does not return. It is also read anew if its consumer stands still although Kafka has given a later end.
     """
 
     def __init__(self, config: KafkaConfig, kind: str, observer: Observer, /, **overrides: Any) -> None:
@@ -131,6 +134,8 @@ class CompactedTable(Follower, Generic[T]):
         # The LSO: an open Kafka transaction of an instance that died must not hold up the readers.
         self._ends = PartitionEnds(config, self._topic, isolation=IsolationLevel.READ_COMMITTED)
         self._position = 0
+        self._end = (0, time.monotonic())
+        """The last end that Kafka gave, and when it was new."""
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._names: set[str] = set()
         """The names with a value."""
@@ -186,6 +191,8 @@ class CompactedTable(Follower, Generic[T]):
         if end < known:
             await asyncio.sleep(_PAUSE_S)  # a leader that was just elected may lag for a moment
             end = await self._ends.end(0, deadline=deadline)
+        if end != self._end[0]:
+            self._end = (end, time.monotonic())
         await self._read_up_to(end, deadline)
         has_lost_its_end = end < known
         while has_lost_its_end or self._confirmed.age_s >= self._gap_s:
@@ -262,13 +269,17 @@ class CompactedTable(Follower, Generic[T]):
         """Read the topic from its beginning until it is to be read anew."""
         self._read_anew.clear()
         (place,) = self._starts
-        passed_on = 0
+        passed_on, begun = 0, time.monotonic()
         try:
             while not self._stopping.is_set() and not self._read_anew.is_set():
                 self._read(reader)
                 if reader.went_back:
                     return
                 position = reader.positions[place]
+                end, since = self._end
+                if position < end and reader.stands_still(_STILL_S, max(begun, since)):
+                    log.warning("table_stands_still", topic=self._topic, position=position, end=end)
+                    return
                 if self._anew is None and position > passed_on:
                     self._loop.post(self._apply, self._taken(), position)
                     passed_on = position
