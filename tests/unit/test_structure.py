@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_547,
+    "lines of coordinator and adapters": 41_558,
     "files of coordinator and adapters": 185,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 8_664,
     "lines of halfway/http": 5_740,
     "lines of halfway/app": 4_173,
-    "lines of halfway/kafka": 9_921,
+    "lines of halfway/kafka": 9_932,
     "lines of halfway/checks": 1_105,
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_273,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 66_639,
+    "lines of tests": 66_662,
     "lines of bench": 4_006,
-    "bytes of pages": 200_364,
+    "bytes of pages": 200_357,
     "settings": 55,
     "REST operations": 22,
     "calls between instances": 11,
