@@ -68,7 +68,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "HALFWAY_LEASE_S": "3",
     "HALFWAY_MASTER_SECRET": "chaos-chaos-chaos-chaos-chaos-chaos",
     "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
-    "HALFWAY_OPEN_METRICS": "true",
+    "HALFWAY_OPEN_ACCESS": "metrics",
     # Limits that are reached.
     "HALFWAY_TRANSACTION_TIMEOUT_S": "22.5",
     "HALFWAY_MAX_PENDING": "2500",

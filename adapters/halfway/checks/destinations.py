@@ -133,6 +133,8 @@ def special_kind(address: Address) -> str | None:
 
 
 Network = IPv4Network | IPv6Network
+PUBLIC: Final = "public"
+"""Among allowed networks: all addresses that are neither private nor special."""
 
 _MAX_CACHED: Final = 1024
 """How many decisions are cached: every check needs reachable, and the settings do not change while the process runs."""
@@ -152,18 +154,18 @@ class Destinations:
         self,
         *,
         hosts: Sequence[str] = (),
-        networks: Sequence[Network] = (),
+        networks: Sequence[Network | str] = (),
         also_networks: Sequence[Network] = (),
-        private_networks: bool = True,
     ) -> None:
-        """Keep the settings `HALFWAY_CHECK_HOSTS`, `…_NETWORKS`, `…_ALSO_NETWORKS` and `…_PRIVATE_NETWORKS`.
+        """Keep the settings `HALFWAY_CHECK_HOSTS`, `…_NETWORKS` and `…_ALSO_NETWORKS`.
 
-        In a host `*` matches any characters. `networks` replace the default networks, `also_networks` extend them.
+        In a host `*` matches any characters. `networks`, with `PUBLIC` among them for all public addresses, replace the
+        default networks; `also_networks` extend them.
         """
         self._hosts = tuple(host.lower() for host in hosts)
-        self._networks = tuple(networks)
-        self._also_networks = tuple(also_networks)
-        self._private_networks = private_networks
+        self._has_networks = bool(networks)
+        self._is_public_allowed = PUBLIC in networks
+        self._networks = tuple(one for one in (*networks, *also_networks) if not isinstance(one, str))
         self._cached_refusal = lru_cache(_MAX_CACHED)(self._url_refusal)
 
     def refusal(self, url: str | URL, connecting_to: Address | None = None) -> str | None:
@@ -192,7 +194,7 @@ class Destinations:
 
     def _address_refusal(self, address: Address) -> str | None:
         direct, *embedded = reachable_addresses(address)
-        if self._networks and not self._is_listed(direct):
+        if self._has_networks and not self._is_listed(direct) and not self._is_allowed_as_public(direct):
             return "an address that the operator does not allow (HALFWAY_CHECK_NETWORKS)"
         for reachable in (direct, *embedded):
             kind = special_kind(reachable)
@@ -200,9 +202,12 @@ class Destinations:
                 continue
             if kind != PRIVATE:
                 return f"a {kind} address, which the operator does not allow (HALFWAY_CHECK_ALSO_NETWORKS)"
-            if not self._private_networks:
-                return "a private address, which the operator does not allow (HALFWAY_CHECK_PRIVATE_NETWORKS)"
+            if self._is_public_allowed:
+                return "a private address, which the operator does not allow (HALFWAY_CHECK_NETWORKS)"
         return None
 
+    def _is_allowed_as_public(self, address: Address) -> bool:
+        return self._is_public_allowed and special_kind(address) is None
+
     def _is_listed(self, address: Address) -> bool:
-        return any(address in network for network in (*self._networks, *self._also_networks))
+        return any(address in network for network in self._networks)

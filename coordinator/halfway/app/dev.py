@@ -25,7 +25,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.app.serve.app import Ready, cannot_listen, run
-from halfway.app.serve.backend import check_authorities
+from halfway.app.serve.backend import authorities
 from halfway.app.terminal import complain, json_line, say
 from halfway.checks import LOOPBACK_NETWORKS
 from halfway.kafka.clients.librdkafka_events import LibrdkafkaLog
@@ -139,7 +139,7 @@ def run_dev(options: DevOptions, settings_for: Callable[[str], Settings]) -> int
                 threading.Thread(target=_stop_when_stdin_closes, name="halfway-parent", daemon=True).start()
             bootstrap = stack.enter_context(EmbeddedKafka(config)).bootstrap_servers
             _create(bootstrap, options.topics)
-            settings = logging_for(settings_for(bootstrap), terminal=sys.stderr.isatty())
+            settings = settings_for(bootstrap)
             settings = stopping_at_once(allowing_local_endpoints(settings))
             return run(settings, on_ready=lambda ready: _announce(options, settings, ready, bootstrap, echo))
     except ConfigurationError as error:
@@ -152,7 +152,7 @@ def run_dev(options: DevOptions, settings_for: Callable[[str], Settings]) -> int
 def _demand_usable(settings: Settings, options: DevOptions) -> None:
     """Raise ConfigurationError for everything that the coordinator would refuse, before Kafka starts."""
     admin_client(settings.kafka_config(""))
-    check_authorities(settings)
+    authorities(settings.ca_file)
     ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": options.kafka_port}
     if options.check_echo is not None:
         ports["--check-port"] = options.check_port
@@ -182,13 +182,6 @@ def allowing_local_endpoints(settings: Settings) -> Settings:
 def stopping_at_once(settings: Settings) -> Settings:
     """Return settings without a drain, unless one is set: there is no load balancer to wait for."""
     return settings if "drain_s" in settings.model_fields_set else settings.model_copy(update={"drain_s": 0.0})
-
-
-def logging_for(settings: Settings, *, terminal: bool) -> Settings:
-    """Return settings with the readable log format if logs go to a terminal and no format is set."""
-    if "log_format" in settings.model_fields_set or not terminal:
-        return settings
-    return settings.model_copy(update={"log_format": "console"})
 
 
 def _stop_when_stdin_closes() -> None:

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +20,7 @@ from pydantic import (
     Field,
     FilePath,
     IPvAnyNetwork,
+    PlainValidator,
     PrivateAttr,
     SecretStr,
     ValidationError,
@@ -38,10 +40,12 @@ from halfway.app.settings_sources import (
     explain,
     explain_text,
     read_secrets,
+    rename,
     secret_name,
     with_variables,
     without_credentials,
 )
+from halfway.checks.destinations import PUBLIC, Network
 from halfway.coordinator.requests import Seconds, ServiceLimits, ServiceSettings
 from halfway.http.requests.admission import ApiLimits, ApiSettings
 from halfway.http.server.server import IDLE_S
@@ -75,6 +79,7 @@ _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
 _SHORTEST_SCAN_S: Final = 0.1
+_TRUTH: Final[Mapping[str, bool]] = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -84,8 +89,26 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _network(value: object) -> object:
+    if value == PUBLIC or isinstance(value, IPv4Network | IPv6Network):
+        return value
+    try:
+        return ip_network(str(value))
+    except ValueError as error:
+        raise ValueError(f"{error}: it must be {PUBLIC} or a network such as 10.0.0.0/8") from None
+
+
+def _access(value: object) -> object:
+    if value == "metrics" or isinstance(value, bool):
+        return value
+    if (known := _TRUTH.get(str(value).lower())) is None:
+        raise ValueError("it must be true, false or metrics")
+    return known
+
+
 Hosts = Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*_:\[\]-]+$")], ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[IPvAnyNetwork, ...], BeforeValidator(_split)]
+Reachable = Annotated[tuple[Annotated[Network | str, PlainValidator(_network)], ...], BeforeValidator(_split)]
 
 
 class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=True):
@@ -120,10 +143,6 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether operators get no messages and no checks, and cannot list by message key."""
     peer_credential: SecretStr | None = None
     """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
-    peer_credential_previous: SecretStr | None = None
-    """Also accepted, so that the credential can be changed while instances run."""
-    peer_ca_file: FilePath | None = None
-    """Certificate authorities (PEM) of the other instances' https URLs, instead of the system's."""
     tls_certificate_file: FilePath | None = None
     """The certificate chain (PEM) of the API's port. If it is set, the port speaks https only."""
     tls_key_file: FilePath | None = None
@@ -134,12 +153,10 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether the health port speaks https too."""
     operator_key: SecretStr | None = None
     """The first operator's key, from `halfway keys generate`. It is valid as long as it is set."""
-    open_access: bool = False
-    """Whether everybody who can reach the API may do everything."""
+    open_access: Annotated[bool | Literal["metrics"], BeforeValidator(_access)] = False
+    """Whether everybody who can reach the API may do everything; `metrics`: whether metrics alone need no key."""
     allowed_hosts: Hosts = ()
     """Host names of the API. Empty: any name, but on loopback under open access only localhost."""
-    open_metrics: bool = False
-    """Whether metrics are served without a key although other calls need one."""
     console: Literal["api", "health", "off"] = "api"
     """The port of the console and of /docs: `api`, `health` (which then serves the API too) or `off`."""
     keepalive_s: Seconds = IDLE_S
@@ -155,21 +172,17 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether an answer counts as a verdict only if it repeats the nonce of the check."""
     check_hosts: Hosts = ()
     """Host names that may be checked, separated by commas, `*` for any characters; empty: all."""
-    check_networks: Networks = ()
-    """Allowed networks; empty: all except loopback, link-local, metadata, multicast and the like."""
+    check_networks: Reachable = ()
+    """Allowed networks, and `public` for all public ones. Empty: private ones too, but none that is special."""
     check_also_networks: Networks = ()
-    """Networks that are allowed in addition."""
-    check_private_networks: bool = True
-    """Whether private addresses outside of the listed networks are allowed."""
+    """Networks that are allowed in addition, also special ones: loopback, link-local, metadata, multicast."""
     check_proxy: SecretStr | None = None
     """The URL of an HTTP proxy for all checks."""
-    check_ca_file: FilePath | None = None
-    """Certificate authorities (PEM) of https endpoints, instead of the system's."""
+    ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of the https URLs that halfway calls, beside the system's."""
 
-    log_format: Literal["json", "console"] = "json"
-    """`json` or `console`; logs go to standard error."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`, `info`, `warning` or `error`."""
+    """`debug`, `info`, `warning` or `error`. The log is JSON on standard error, and readable text on a terminal."""
 
     _removed: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
@@ -196,14 +209,14 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
             )
 
     def _secret_faults(self) -> Iterator[str]:
-        for name in ("peer_credential", "peer_credential_previous"):
-            credential = getattr(self, name)
-            text = None if credential is None else credential.get_secret_value()
-            if text is not None and not (_MIN_CREDENTIAL <= len(text) <= _MAX_CREDENTIAL and text.isascii()):
-                yield (
-                    f"{secret_name(self, name)} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII characters: "
-                    "make it with openssl rand -hex 32"
-                )
+        credential = None if self.peer_credential is None else self.peer_credential.get_secret_value()
+        if credential is not None and not (
+            _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL and credential.isascii()
+        ):
+            yield (
+                f"{secret_name(self, 'peer_credential')} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII "
+                "characters: make it with openssl rand -hex 32"
+            )
         if self.operator_key is not None:
             named = secret_name(self, "operator_key")
             if kind_in(self.operator_key.get_secret_value()) is not PrincipalKind.OPERATOR:
@@ -235,18 +248,15 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     @property
     def access_control(self) -> bool:
         """Whether callers need keys."""
-        return bool(self.master_secrets) and not self.open_access
+        return bool(self.master_secrets) and self.open_access is not True
 
     @property
     def peer_credentials(self) -> tuple[str, ...]:
         """The accepted credentials between instances. This instance shows the first; a configured one comes first."""
         from_master = [derived(master, "peer").hex() for master in self.master_secrets]
-        configured = self._set_credentials()
-        return tuple(configured + from_master if self.peer_credential is not None else from_master + configured)
-
-    def _set_credentials(self) -> list[str]:
-        values = (self.peer_credential, self.peer_credential_previous)
-        return [value.get_secret_value() for value in values if value is not None]
+        return tuple(
+            from_master if self.peer_credential is None else [self.peer_credential.get_secret_value(), *from_master]
+        )
 
     @cached_property
     def master_secrets(self) -> tuple[bytes, ...]:
@@ -327,7 +337,8 @@ def load(
     problems = [explain_text(fault, sources, VARIABLES) for fault in faults]
     plain = {name: name.removeprefix(PREFIX).lower() for name in values}
     removed = {PREFIX + key.upper(): REMOVED[key] for key in plain.values() if key in REMOVED}
-    values = {name: value for name, value in values.items() if plain[name] not in REMOVED}
+    problems += rename(values, plain)
+    values = {name: value for name, value in values.items() if plain.get(name) not in REMOVED}
     try:
         settings = Settings(**values)
         settings._removed = removed  # type: ignore[misc]  # noqa: SLF001 - a frozen model may set what is no field
@@ -338,17 +349,6 @@ def load(
         if not problems or any(problem["loc"] for problem in error.errors()):
             problems.append(explain(error, sources, VARIABLES, _SECRETS, suggest))
     raise ConfigurationError("; ".join(problems))
-
-
-def log_format(file: Path | None) -> str:
-    """Return the format of the log, even if other settings are wrong."""
-    file = file or (Path(path) if (path := os.environ.get("HALFWAY_CONFIG_FILE")) else None)
-    try:
-        in_file = {} if file is None else _read_file(file)
-    except ConfigurationError:
-        in_file = {}
-    chosen = os.environ.get(f"{PREFIX}LOG_FORMAT", in_file.get("log_format"))
-    return "console" if chosen == "console" else "json"
 
 
 def _read_file(file: Path) -> dict[str, Any]:

@@ -32,11 +32,14 @@ REMOVED: Final[Mapping[str, str]] = {
     "check_connect_timeout_s": "three tenths of HALFWAY_CHECK_TIMEOUT_S",
     "check_host_rate": "64 times HALFWAY_CHECK_CONCURRENCY",
     "check_queue": "64 times HALFWAY_CHECK_CONCURRENCY",
+    "check_ca_file": "HALFWAY_CA_FILE, which is also for instances",
+    "check_private_networks": "true; HALFWAY_CHECK_NETWORKS=public closes private networks",
     "lane_max_bytes": "16 MiB",
     "lane_max_ends": "1,000",
     "lane_queue": "10,000",
     "lane_queue_bytes": "256 MiB",
     "lane_stall_s": "30 s, but at most two thirds of HALFWAY_TRANSACTION_TIMEOUT_S",
+    "log_format": "json, and readable text on a terminal",
     "max_batch_items": "1,000",
     "max_body_bytes": "twice HALFWAY_MAX_PREPARE_BYTES",
     "max_compaction_lag_ms": "8 times HALFWAY_OUTCOME_HORIZON_S, at most the longer of 2 hours and twice it",
@@ -44,6 +47,10 @@ REMOVED: Final[Mapping[str, str]] = {
     "max_keys": "10,000",
     "max_messages": "one for each 4 KiB of HALFWAY_MAX_PREPARE_BYTES, but at least 1,000",
     "min_compaction_lag_ms": "HALFWAY_OUTCOME_HORIZON_S",
+    "open_metrics": "HALFWAY_OPEN_ACCESS=metrics",
+    "peer_ca_file": "HALFWAY_CA_FILE, which is also for check endpoints",
+    "peer_credential_previous": "nothing: change to HALFWAY_MASTER_SECRET, which has a previous one",
+    "peer_credential_previous_file": "nothing: change to HALFWAY_MASTER_SECRET, which has a previous one",
     "prepare_timeout_s": "5 s, but at most a third of HALFWAY_REQUEST_TIMEOUT_S",
     "prepare_wait_s": "1 s",
     "reanchor_after": "a twentieth of HALFWAY_MAX_OUTCOMES_PER_SHARD",
@@ -52,6 +59,31 @@ REMOVED: Final[Mapping[str, str]] = {
     "shutdown_timeout_s": "20 s",
 }
 """What earlier releases could set, with the value that it has now: it is ignored, with a warning, at a start."""
+
+
+_RENAMED: Final[Mapping[str, tuple[str, Mapping[str, str] | None]]] = {
+    "check_ca_file": ("ca_file", None),
+    "peer_ca_file": ("ca_file", None),
+    "check_private_networks": ("check_networks", {"false": "public", "0": "public", "no": "public"}),
+    "open_metrics": ("open_access", {"true": "metrics", "1": "metrics", "yes": "metrics"}),
+}
+"""Removed settings that another one has taken over; for which of their values, and what these are there."""
+
+
+def rename(values: dict[str, Any], plain: Mapping[str, str]) -> list[str]:
+    """Give the values of renamed settings to the new ones, unless these are set; return what contradicts itself.
+
+    `plain` maps the names in `values` to those of settings.
+    """
+    given = {plain[name]: value for name, value in values.items()}
+    faults: list[str] = []
+    for old, (new, taken) in _RENAMED.items():
+        value = given.get(old) if taken is None else taken.get(str(given.get(old)).lower())
+        if value is None or given.get(new) is not None:
+            continue
+        if values.setdefault(new, value) != value:
+            faults.append(f"{new} has taken over check_ca_file and peer_ca_file: put both into one file, and set it")
+    return faults
 
 
 class Sources(NamedTuple):

@@ -93,7 +93,7 @@ async def test_access_control_is_turned_on_without_losing_a_transaction(
 
     producing = asyncio.create_task(produce())
     for member in fleet.members:
-        await restarted(member, **SECRETS, **{OPEN: "true", "HALFWAY_OPEN_METRICS": "true"})
+        await restarted(member, **SECRETS, **{OPEN: "true"})
     made = json.loads((await command(second, "create", "group", group, "--json")).out)
     show(session, made["key"])
     for member in fleet.members:

@@ -144,9 +144,9 @@ def test_serve_on_an_open_address_ends_before_it_listens(
     monkeypatch.setattr(app, "collect_rarely", lambda: None)
     monkeypatch.setattr(app, "_serve", lambda *_: None)
     monkeypatch.setattr(app, "_run_loop", served.append)
-    assert app.run(load({"HALFWAY_HOST": "192.0.2.1", "HALFWAY_LOG_FORMAT": "console"})) == 1
+    assert app.run(load({"HALFWAY_HOST": "192.0.2.1"})) == 1
     assert served == []
-    assert "HALFWAY_OPEN_ACCESS=true" in capsys.readouterr().err
+    assert "HALFWAY_OPEN_ACCESS=true" in capsys.readouterr().out
     assert app.run(load({"HALFWAY_HOST": "192.0.2.1", "HALFWAY_OPEN_ACCESS": "true"})) == 0
     assert served == [None]
 

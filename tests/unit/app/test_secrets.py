@@ -30,7 +30,6 @@ SECRETS = {
     "HALFWAY_MASTER_SECRET_PREVIOUS": "n" * 32,
     "HALFWAY_OPERATOR_KEY": OPERATOR_KEY,
     "HALFWAY_PEER_CREDENTIAL": "p" * 16,
-    "HALFWAY_PEER_CREDENTIAL_PREVIOUS": "q" * 16,
     "HALFWAY_CHECK_PROXY": "http://user:word@proxy:3128",
     "HALFWAY_KAFKA__SASL_PASSWORD": "open sesame",
     "HALFWAY_KAFKA__SSL_KEY_PASSWORD": "key word",
@@ -117,9 +116,7 @@ def test_what_would_guard_nothing_is_refused_and_no_secret_shown(given: dict[str
     assert OPERATOR_KEY[20:40] not in caught.value.detail
 
 
-@pytest.mark.parametrize(
-    "name", ["MASTER_SECRET", "MASTER_SECRET_PREVIOUS", "PEER_CREDENTIAL_PREVIOUS", "OPERATOR_KEY", "CHECK_PROXY"]
-)
+@pytest.mark.parametrize("name", ["MASTER_SECRET", "MASTER_SECRET_PREVIOUS", "OPERATOR_KEY", "CHECK_PROXY"])
 def test_a_secret_that_is_wrong_is_named_with_the_file_it_is_in(tmp_path: Path, name: str) -> None:
     """By its own variable, and by the path that was read; nothing is named because the path contains its name."""
     file = tmp_path / "peer_credential"

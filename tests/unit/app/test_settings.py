@@ -1,5 +1,6 @@
 """Settings: one typed model from environment and file; an error names the setting, its value and a remedy."""
 
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
         ("HALFWAY_LOG_LEVEL", "loud"),
         ("HALFWAY_CHECK_NETWORKS", "10.0.0.1/8"),
         ("HALFWAY_CHECK_HOSTS", "http://orders/"),
-        ("HALFWAY_CHECK_CA_FILE", "nowhere.pem"),
+        ("HALFWAY_CA_FILE", "nowhere.pem"),
     ],
 )
 def test_a_wrong_value_is_named(variable: str, value: str) -> None:
@@ -99,7 +100,7 @@ def test_a_wrong_value_is_named(variable: str, value: str) -> None:
     [
         ("HALFWAY_PORT", "eighty", "it must be a whole number"),
         ("HALFWAY_CHECK_TIMEOUT_S", "soon", "it must be a number"),
-        ("HALFWAY_OPEN_METRICS", "perhaps", "it must be true or false"),
+        ("HALFWAY_OPEN_ACCESS", "perhaps", "it must be true, false or metrics"),
         ("HALFWAY_SHARDS", "0", "it must be greater than or equal to 1"),
         ("HALFWAY_LOG_LEVEL", "loud", "it must be 'debug', 'info', 'warning' or 'error'"),
     ],
@@ -142,6 +143,37 @@ def test_a_setting_of_an_earlier_release_is_ignored_and_known(tmp_path: Path) ->
         "HALFWAY_MAX_BODY_BYTES": "twice HALFWAY_MAX_PREPARE_BYTES",
         "HALFWAY_LANE_QUEUE": "10,000",
     }
+
+
+@pytest.mark.parametrize(
+    "given, name, value",
+    [
+        ({"CHECK_PRIVATE_NETWORKS": "false"}, "check_networks", ("public",)),
+        ({"CHECK_PRIVATE_NETWORKS": "true"}, "check_networks", ()),
+        (
+            {"CHECK_PRIVATE_NETWORKS": "false", "CHECK_NETWORKS": "10.0.0.0/8"},
+            "check_networks",
+            (ip_network("10.0.0.0/8"),),
+        ),
+        ({"OPEN_METRICS": "true"}, "open_access", "metrics"),
+        ({"OPEN_METRICS": "true", "OPEN_ACCESS": "true"}, "open_access", True),
+        ({"PEER_CA_FILE": __file__}, "ca_file", Path(__file__)),
+        ({"CHECK_CA_FILE": __file__, "PEER_CA_FILE": __file__}, "ca_file", Path(__file__)),
+    ],
+)
+def test_a_setting_that_another_one_has_taken_over_holds_as_before(
+    given: dict[str, str], name: str, value: object
+) -> None:
+    """An upgrade opens nothing that was closed, and trusts what was trusted."""
+    settings = load(BOOTSTRAP | {f"HALFWAY_{key}": text for key, text in given.items()})
+    assert getattr(settings, name) == value
+    assert settings.removed
+
+
+def test_two_files_of_authorities_that_became_one_setting_are_refused(tmp_path: Path) -> None:
+    (other := tmp_path / "other.pem").write_text("")
+    with pytest.raises(ConfigurationError, match="ca_file has taken over check_ca_file and peer_ca_file"):
+        load(BOOTSTRAP | {"HALFWAY_CHECK_CA_FILE": __file__, "HALFWAY_PEER_CA_FILE": str(other)})
 
 
 def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:
@@ -212,15 +244,9 @@ def test_a_credential_that_is_weak_or_fits_no_header_is_refused_and_not_shown(cr
     assert "openssl rand" in caught.value.detail
 
 
-def test_the_credential_before_is_accepted_while_the_new_one_is_shown() -> None:
-    settings = load(
-        BOOTSTRAP
-        | {
-            "HALFWAY_PEER_CREDENTIAL": "the new one, long enough",
-            "HALFWAY_PEER_CREDENTIAL_PREVIOUS": "the old one, long enough",
-        }
-    )
-    assert settings.peer_credentials == ("the new one, long enough", "the old one, long enough")
+def test_a_credential_between_instances_is_not_in_a_repr() -> None:
+    settings = load(BOOTSTRAP | {"HALFWAY_PEER_CREDENTIAL": "a new one, long enough"})
+    assert settings.peer_credentials == ("a new one, long enough",)
     assert "long enough" not in repr(settings)
     assert load(BOOTSTRAP).peer_credentials == ()
 

@@ -161,12 +161,12 @@ def test_with_networks_nothing_outside_them_is_called_but_what_is_named_beside_t
 )
 def test_private_networks_are_called_unless_the_operator_closes_them(address: str) -> None:
     """One network can be allowed again; the refusal names the setting."""
-    closed = Destinations(private_networks=False)
+    closed = Destinations(networks=["public"])
     assert connecting(Destinations(), address) is None
-    assert "HALFWAY_CHECK_PRIVATE_NETWORKS" in str(connecting(closed, address))
-    assert "HALFWAY_CHECK_PRIVATE_NETWORKS" in str(spelt(closed, address))
+    assert "HALFWAY_CHECK_NETWORKS" in str(connecting(closed, address))
+    assert "HALFWAY_CHECK_NETWORKS" in str(spelt(closed, address))
     opened = Destinations(
-        private_networks=False, also_networks=[ip_network(one) for one in ("10.0.0.0/8", "::/0", "0.0.0.0/0")]
+        networks=["public"], also_networks=[ip_network(one) for one in ("10.0.0.0/8", "::/0", "0.0.0.0/0")]
     )
     assert connecting(opened, address) is None
     assert connecting(closed, "93.184.216.34") is None

@@ -26,7 +26,7 @@ KEY = key_text(PrincipalKind.GROUP, bytes(range(RANDOM_BYTES)))
     ids=["as it is", "quoted", "hexadecimal", "base64", "base64 for URLs"],
 )
 def test_a_coordinators_secret_is_found_however_it_is_written(written: bytes) -> None:
-    know_secrets({"HALFWAY_MASTER_SECRET": SECRET, "HALFWAY_PEER_CREDENTIAL": "", "HALFWAY_LOG_FORMAT": "json-lines"})
+    know_secrets({"HALFWAY_MASTER_SECRET": SECRET, "HALFWAY_PEER_CREDENTIAL": "", "HALFWAY_LOG_LEVEL": "json-lines"})
     assert leaks_in(b'{"detail": "' + written + b'"}') == [f"HALFWAY_MASTER_SECRET: {SECRET}"]
     assert leaks_in(b'{"format": "json-lines"}') == []
 

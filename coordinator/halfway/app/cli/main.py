@@ -52,9 +52,8 @@ def serve(config: Path | None) -> None:
     try:
         settings = configuration.load(file=config)
     except ConfigurationError as error:
-        form = configuration.log_format(config)
-        configure(form=form, level="info")
-        log_start_failure(error.detail, form=form)
+        configure(level="info")
+        log_start_failure(error.detail)
         sys.exit(1)
     sys.exit(run(settings))
 

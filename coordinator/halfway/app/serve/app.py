@@ -75,15 +75,15 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
 
     The status is 1 if it ended by itself: it could not start, or one of its threads or background tasks has died.
     """
-    configure(form=settings.log_format, level=settings.log_level)
+    configure(level=settings.log_level)
     for variable, value in settings.removed.items():
-        log.warning("setting_removed", setting=variable, remedy=f"remove it: it is always {value} now")
+        log.warning("setting_removed", setting=variable, remedy=f"remove it: it is {value} now")
     collect_rarely()
     try:
         demand_guarded(settings)
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
-        log_start_failure(error.detail, form=settings.log_format)
+        log_start_failure(error.detail)
         return 1
     except DeathError:
         return 1
@@ -177,7 +177,7 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
     stop.on_signals()
     deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
-    stage = Stage(pauses, metrics_need_key=settings.access_control and not settings.open_metrics)
+    stage = Stage(pauses, metrics_need_key=settings.access_control and settings.open_access != "metrics")
     show_process(metrics, pauses, stage)
     tls = _tls(settings)
     async with AsyncExitStack() as stack:
@@ -417,7 +417,7 @@ def local_url(host: str, port: int, tls: ServerTls | None = None) -> str:
 
 def demand_guarded(settings: Settings) -> None:
     """Raise ConfigurationError if the whole network would have access, and the operator did not permit that."""
-    if settings.access_control or settings.open_access:
+    if settings.access_control or settings.open_access is True:
         return
     for variable, host in _api_hosts(settings).items():
         if not _is_loopback(host):

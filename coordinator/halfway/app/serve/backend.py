@@ -141,31 +141,29 @@ def _in_brackets(error: str | None) -> str:
     return "" if error is None else f" ({error})"
 
 
-def check_authorities(settings: Settings) -> ssl.SSLContext | None:
-    """Return the TLS context that verifies endpoints, None for the system's authorities.
-
-    Raises ConfigurationError as `authorities` does.
-    """
-    return authorities("HALFWAY_CHECK_CA_FILE", settings.check_ca_file)
-
-
-def authorities(setting: str, file: Path | None) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts the authorities in a file, None for the system's authorities.
+def authorities(file: Path | None) -> ssl.SSLContext | None:
+    """Return a TLS context that trusts the authorities in a file too, None for the system's authorities alone.
 
     Raises:
         ConfigurationError: the file has no certificate in PEM format.
 
     """
+    if file is None:
+        return None
+    context = ssl.create_default_context()
     try:
-        return None if file is None else ssl.create_default_context(cafile=file)
+        context.load_verify_locations(file)
     except ssl.SSLError as error:
-        raise ConfigurationError(f"{setting} {str(file)!r} contains no certificate in PEM format: {error}") from None
+        raise ConfigurationError(
+            f"HALFWAY_CA_FILE {str(file)!r} contains no certificate in PEM format: {error}"
+        ) from None
+    return context
 
 
 def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]] | None = None) -> HttpCheckCaller:
     """Return a caller that signs checks with the secrets of their group. It has opened no connection yet.
 
-    Raises ConfigurationError as `check_authorities` does.
+    Raises ConfigurationError as `authorities` does.
     """
     return HttpCheckCaller(
         timeout_s=settings.check_timeout_s,
@@ -176,9 +174,8 @@ def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]
             hosts=settings.check_hosts,
             networks=settings.check_networks,
             also_networks=settings.check_also_networks,
-            private_networks=settings.check_private_networks,
         ),
-        ssl_context=check_authorities(settings),
+        ssl_context=authorities(settings.ca_file),
         proxy=None if settings.check_proxy is None else settings.check_proxy.get_secret_value(),
     )
 
@@ -400,7 +397,7 @@ async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
     if not settings.peer_credentials:
         log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set, which is right only for one instance")
         return None
-    ssl_context = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
+    ssl_context = authorities(settings.ca_file)
     return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=ssl_context))
 
 

@@ -110,33 +110,34 @@ def escape(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMappin
     return event
 
 
-def log_start_failure(detail: str, *, form: str) -> None:
+def log_start_failure(detail: str) -> None:
     """Say why the start has failed, in the format of the log: as JSON it is a line like any other."""
-    if form == "json":
-        log.critical("start_failed", error=detail)
-    else:
+    if sys.stderr.isatty():
         complain(detail)  # with its line breaks
+    else:
+        log.critical("start_failed", error=detail)
 
 
-def configure(*, form: str, level: str) -> None:
-    """Send all logs, including those of libraries, to standard error: as JSON (one object per line) or readable."""
+def configure(*, level: str) -> None:
+    """Send all logs, including those of libraries, to standard error: JSON, a line each, or readable on a terminal."""
+    is_terminal = sys.stderr.isatty()
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True)
-        if form == "json"
-        else structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+        if is_terminal
+        else structlog.processors.TimeStamper(fmt="iso", utc=True),
         redact,
     ]
     last: list[structlog.typing.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if form == "json"
+        if not is_terminal
         # A plain traceback: the rich one shows local variables, which may contain secrets.
         else [
             structlog.processors.format_exc_info,
             escape,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR")),
+            structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR")),
         ]
     )
     handler = logging.StreamHandler(sys.stderr)

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import halfway.embedded
 from halfway.app import dev as dev_module
 from halfway.app.cli.main import halfway as command_line
-from halfway.app.dev import DevOptions, _announce, logging_for
+from halfway.app.dev import DevOptions, _announce
 from halfway.app.serve.app import Ready
 from halfway.app.settings import load
 from halfway.embedded.broker import pick_port
@@ -64,7 +64,7 @@ WRONG = {
     "HALFWAY_KAFKA_PREFIX": "a b/",
     "HALFWAY_KAFKA__ACKS": "1",
     "HALFWAY_KAFKA__NO_SUCH_THING": "1",
-    "HALFWAY_CHECK_CA_FILE": str(Path(__file__)),
+    "HALFWAY_CA_FILE": str(Path(__file__)),
 }
 
 
@@ -96,17 +96,6 @@ def test_the_port_for_checks_is_judged_only_if_it_is_needed(used_port: str) -> N
     assert f"{complaint}: choose another with --check-port" in result.stderr
     with pytest.raises(AssertionError, match="Kafka was started"):
         dev(*free_ports(), "--check-port", used_port)
-
-
-@pytest.mark.parametrize(
-    "chosen,terminal,form", [(None, True, "console"), (None, False, "json"), ("json", True, "json")]
-)
-def test_logs_on_a_terminal_are_for_people_unless_a_format_is_chosen(
-    chosen: str | None, terminal: bool, form: str
-) -> None:
-    """A pipe or a file gets JSON as usual."""
-    settings = load({} if chosen is None else {"HALFWAY_LOG_FORMAT": chosen})
-    assert logging_for(settings, terminal=terminal).log_format == form
 
 
 def test_one_port_given_twice_is_refused_before_kafka_starts() -> None:

@@ -1,6 +1,8 @@
 """Logs: JSON lines with an event and fields, and no secret in them."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ SCRIPT = """
 import logging, structlog
 from pydantic import SecretStr
 from halfway.app.serve.process import configure
-configure(form="json", level="info")
+configure(level="info")
 log = structlog.get_logger("test")
 log.info("joined", sasl_password="open sesame", given=SecretStr("open sesame"), shard=3)
 log.debug("not shown")
@@ -26,6 +28,29 @@ def log_of(script: str) -> str:
     return done.stderr
 
 
+def shown_on_terminal(script: str) -> str:
+    """Return what a program writes to its terminal."""
+    terminal, given = os.openpty()
+    # What a program writes stays in the terminal's buffer until it is read.
+    subprocess.run(
+        [sys.executable, "-c", script],
+        stderr=given,
+        check=True,
+        timeout=GENEROUS_S,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    os.close(given)
+    with os.fdopen(terminal, "rb", buffering=0) as reading:
+        return b"".join(iter(lambda: _read(reading), b"")).decode().replace("\r\n", "\n")
+
+
+def _read(reading: io.FileIO) -> bytes:
+    try:
+        return reading.read(65_536)
+    except OSError:  # nobody writes to the terminal any more
+        return b""
+
+
 def test_secrets_are_redacted_by_name_and_by_type() -> None:
     """Every line is one JSON object, also those of libraries; the value of a secret occurs nowhere."""
     told = log_of(SCRIPT)
@@ -38,7 +63,7 @@ def test_secrets_are_redacted_by_name_and_by_type() -> None:
 CONSOLE = """
 import structlog
 from halfway.app.serve.process import configure
-configure(form="console", level="info")
+configure(level="info")
 log = structlog.get_logger("test")
 log.info("refused", remark="\\x1b]0;title\\x07 \\u202egnp.exe\\na line of its own", errors=["\\x1b[31m"])
 def fail(password):
@@ -50,9 +75,15 @@ except ValueError:
 """
 
 
-def test_the_console_obeys_nothing_in_a_field_and_shows_no_local_variable() -> None:
+def test_a_start_that_fails_keeps_its_line_breaks_on_a_terminal() -> None:
+    """Elsewhere it is a line of JSON like any other."""
+    script = "from halfway.app.serve.process import log_start_failure as fail; fail('one\\ntwo')"
+    assert shown_on_terminal(script) == "halfway: one\ntwo\n"
+
+
+def test_the_terminal_obeys_nothing_in_a_field_and_shows_no_local_variable() -> None:
     """Fields and errors contain text of clients and endpoints; the variables of a traceback may contain secrets."""
-    told = log_of(CONSOLE)
+    told = shown_on_terminal(CONSOLE)
     assert all(line.isprintable() for line in told.split("\n")), told
     first, *traceback = told.splitlines()
     for shown in (r"x1b]0;title", r"x07 ", r"u202egnp.exe", r"na line of its own"):
