@@ -48,6 +48,7 @@ async def test_work_is_counted_by_group(rest: Rest, endpoint: CheckEndpoint, gro
 
 NOT_HERE = {
     "halfway_audit_events_total",  # with keys
+    "halfway_audit_transactions",  # by the audit
     "halfway_changes_waiting",  # while something waits
     "halfway_forwarded_seconds",  # with other instances
     "halfway_forwarded_total",

@@ -29,6 +29,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with $values.masterSecret }}{{ if .name }}
 - {folder: master-secret, secret: {{ .name }}, items: [{key: {{ .key }}, path: master-secret}], env: {HALFWAY_MASTER_SECRET_FILE: master-secret}}
 {{- end }}{{ end }}
+{{- with $values.masterSecretPrevious }}{{ if .name }}
+- folder: master-secret-previous
+  secret: {{ .name }}
+  items: [{key: {{ .key }}, path: master-secret}]
+  env: {HALFWAY_MASTER_SECRET_PREVIOUS_FILE: master-secret}
+{{- end }}{{ end }}
 {{- with $values.operatorKey }}{{ if .name }}
 - {folder: operator-key, secret: {{ .name }}, items: [{key: {{ .key }}, path: operator-key}], env: {HALFWAY_OPERATOR_KEY_FILE: operator-key}}
 {{- end }}{{ end }}
