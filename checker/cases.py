@@ -24,6 +24,7 @@ from checker.history import (
     Removed,
     Run,
     Said,
+    Serving,
     Taken,
 )
 from checker.records import AnyRecord, Half, Op, Parked, Real
@@ -205,7 +206,7 @@ class _Collector:
                 self._made_again.append(event)
             case LostInMemory():
                 self._lost_in_memory.append(event)
-            case Fault():
+            case Fault() | Serving():
                 self._disturbances.add(event)
             case End() | Ended() | Checked() | Taken() | Looked():
                 self._record_call(line, event, self._case(event.id))
@@ -307,6 +308,7 @@ class _Collector:
                     and not self._disturbances.between(
                         said.at - _AFTERMATH_MS, rolled_back_at, of_shards=not said.unanswered
                     )
+                    and not self._disturbances.unserved_between(shards, said.at - _AFTERMATH_MS, rolled_back_at)
                 )
 
     def _match_lost_answers(self) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from checker.history import Fault
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from checker.history import Fault, Serving
 
 
 class Disturbances:
@@ -12,15 +16,30 @@ class Disturbances:
         """Start without faults."""
         self._all: list[tuple[int, int]] = []
         self._of_shards: list[tuple[int, int]] = []
+        self._unserved: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
 
-    def add(self, fault: Fault) -> None:
-        """Add a fault that is over, whether or not it took effect."""
+    def add(self, fault: Fault | Serving) -> None:
+        """Add a fault that is over, whether or not it took effect, or that a shard is served from now on, or is not.
+
+        The owner of a shard can lose it without a fault, on a slow machine.
+        """
+        if isinstance(fault, Serving):
+            periods = self._unserved[fault.shard]
+            if not fault.serving:
+                periods.append((fault.at, math.inf))
+            elif periods:
+                periods[-1] = (periods[-1][0], fault.at)
+            return
         since = fault.at if fault.since is None else fault.since
         self._all.append((since, fault.at))
         if fault.stops_ms is None:
             self._of_shards.append((since, fault.at))
         elif fault.stops_ms > 0:
             self._of_shards.append((since, min(fault.at, since + fault.stops_ms)))
+
+    def unserved_between(self, shards: Iterable[int], start: int, end: int) -> bool:
+        """Return whether one of the shards was unserved between two times."""
+        return any(since <= end and until >= start for shard in shards for since, until in self._unserved[shard])
 
     def between(self, start: int, end: int, *, of_shards: bool) -> bool:
         """Return whether a fault was in effect between two times; `of_shards`: only faults that stop shards count."""

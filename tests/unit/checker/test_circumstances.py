@@ -53,6 +53,7 @@ def rolled_back_by_policy(*answers: Event) -> tuple[History, Topics]:
 
 PUSHED = (Checked(at=5 * SECOND, id="a", said="commit"), Taken(at=6 * SECOND, id="a", said="commit"))
 KILL = Fault(at=9 * SECOND, since=7 * SECOND, kind="kill", target="c")
+AWAY = (Serving(at=7 * SECOND, shard=0, serving=False), Serving(at=9 * SECOND, shard=0, serving=True))
 TOPIC_DENIED = Fault(at=9 * SECOND, since=4 * SECOND, stops_ms=0, kind="topic_denied", target="orders")
 
 
@@ -82,6 +83,9 @@ def commit(status: int, error_code: str | None = None, *, by: str = "producer", 
         pytest.param((*commit(503, "end_unconfirmed"), TOPIC_DENIED), id="not confirmed, and a fault of a topic"),
         pytest.param(commit(0), id="not answered, and nothing happened"),
         pytest.param(commit(202), id="one way, and nothing happened"),
+        pytest.param(
+            (*commit(202), Serving(at=7 * SECOND, shard=1, serving=False)), id="one way, and another shard was unserved"
+        ),
     ],
 )
 def test_policy_must_not_roll_back_what_somebody_said_to_commit(answers: tuple[Event, ...]) -> None:
@@ -98,6 +102,7 @@ def test_policy_must_not_roll_back_what_somebody_said_to_commit(answers: tuple[E
         pytest.param((*PUSHED, KILL), id="a fault in between"),
         pytest.param((*commit(503, "end_unconfirmed"), KILL), id="not confirmed, and a fault in between"),
         pytest.param((*commit(202), KILL), id="one way, and a fault in between"),
+        pytest.param((*commit(202), *AWAY), id="one way, and its shard was unserved in between"),
         pytest.param((*commit(0), TOPIC_DENIED), id="not answered, and any fault"),
         pytest.param(commit(0, at=20), id="not answered in time"),
         pytest.param(commit(503, "shard_unavailable"), id="nobody served its shard"),
