@@ -1,5 +1,6 @@
 """The barrier on a real SQLite: the local transaction or the check decides, whichever comes first."""
 
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +18,7 @@ from halfway.client.barrier import (
     UnsupportedConnectionError,
     sqlite_transactions,
 )
-from halfway.client.barrier.table import BarrierTable
+from halfway.client.barrier.table import STATEMENTS, BarrierTable, Dialect
 from halfway.client.checks.answers import Check
 from halfway.client.consumer.inbox import InboxTable
 from halfway.client.messages import may_have_committed
@@ -146,3 +147,20 @@ def test_a_late_one_that_has_read_before_is_told_to_run_again(shop: Shop, tmp_pa
 def test_an_unknown_dialect_is_told_with_those_that_are_known(table: Callable[[str, str], object]) -> None:
     with pytest.raises(ValueError, match=r"dialect 'postgres': give 'postgresql', 'mysql' .* or 'sqlite'"):
         table("postgres", "shop")
+
+
+SERVICES = Path(__file__).parents[3] / "examples" / "services"
+
+
+@pytest.mark.parametrize("service", ["typescript/service.ts", "java/Service.java", "go/main.go"])
+def test_a_service_to_copy_runs_the_statements_of_the_barrier(service: str) -> None:
+    """Word by word, those of the file that the Python client reads."""
+    text = _in_one_line((SERVICES / service).read_text(encoding="utf-8"))
+    statements = STATEMENTS[Dialect.POSTGRESQL]
+    for statement in (*statements.create, statements.insert, statements.look, statements.clean):
+        written = statement.format(table="halfway_barrier", key="transaction_id", time="decided_at", p="?")
+        assert _in_one_line(written) in text
+
+
+def _in_one_line(text: str) -> str:
+    return re.sub(r"\( ", "(", re.sub(r"\$[12]", "?", " ".join(text.split())))

