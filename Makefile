@@ -114,9 +114,9 @@ format: $(STAMP) ## Format the code and apply safe fixes
 lock: $(BIN)/uv ## Make the lock files again; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) requirements/uv.in --output-file requirements/uv.txt
 	$(COMPILE) pyproject.toml --all-extras --constraint requirements/uv.txt --output-file requirements/all.txt
-	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --output-file requirements/runtime.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra traces --output-file requirements/runtime.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --output-file requirements/embedded.txt
-	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra traces --extra dev --output-file requirements/dev.txt
 
 clean: ## Remove everything that the targets made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -39,3 +39,7 @@ for values in $chart/ci/*-values.yaml; do
     done
 done
 .venv/bin/python -m pytest -q -n 0 deploy/test_chart.py "$@"
+
+# The trace of a killed coordinator, in OpenTelemetry's own collector.
+go build -C tests/support/collector -o "$GOBIN/collector" .
+HALFWAY_TEST_COLLECTOR=$GOBIN/collector .venv/bin/python -m pytest -q -n 0 tests/acceptance/operator/test_traces.py

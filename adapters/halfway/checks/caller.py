@@ -444,7 +444,7 @@ class HttpCheckCaller:
         nonce = token_urlsafe(_NONCE_BYTES)
         body = encode(request, nonce)
         secrets = () if self._secrets_of is None else self._secrets_of(request.group)
-        headers = {**_HEADERS, **signed_headers(request.check_id, body, secrets)}
+        headers = {**request.headers, **_HEADERS, **signed_headers(request.check_id, body, secrets)}
         exchange = Exchange(url, request.group, fresh)
         EXCHANGE.set(exchange)
         try:

@@ -21,7 +21,7 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.policy import COMMIT_SAID
 from halfway.protocol.principal import Permission
-from halfway.protocol.records import NO_BARRIER, Half, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.protocol.records import NO_BARRIER, Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.protocol.transactions import TRANSITIONS, Action, Cause, Outcome, State, conflict
 
 if TYPE_CHECKING:
@@ -116,6 +116,8 @@ class Change(Operation[EndResult], kw_only=True, eq=False):
 
     An outcome with one of these times and the same cause is its own (docs/protocol.md#end-the-lane).
     """
+    traced: tuple[Message, ...] = ()
+    """The messages of its transaction, if it is traced and a write was made."""
     is_commit_kept: bool = False
     """Whether its commit is kept among the verdicts that are not written yet."""
     queue: deque[Change] | None = None

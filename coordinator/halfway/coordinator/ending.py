@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
+from halfway.coordinator import tracing
 from halfway.coordinator.changes import ACTIONS, Change, Record, decide, note_error, unconfirmed, write_of
 from halfway.coordinator.commit_verdicts import CommitVerdicts, leaves_nothing_to_keep
 from halfway.coordinator.logging import LogSummary
@@ -356,7 +357,7 @@ class Ending(Path[Change]):
             at = max(at, change.tried[-1] + 1)
         write = change.write = write_of(change, entry, half, at=at, now=now)
         change.half = change.half_of = None
-        change.written_at, change.waits = at, _LANE
+        change.written_at, change.waits, change.traced = at, _LANE, tracing.messages_of(half)
         return write
 
     def _claim(self, change: Change, shard: Shard) -> None:
@@ -550,7 +551,7 @@ class Ending(Path[Change]):
         is_known = self.verdicts.is_settled(recording) or isinstance(error, OverloadedError)
         self._answer(change, error if is_known else unconfirmed(change.id))
 
-    def _answer(self, change: Change, result: EndResult | BaseException) -> None:  # noqa: C901 - for speed
+    def _answer(self, change: Change, result: EndResult | BaseException) -> None:  # noqa: C901, PLR0912 - for speed
         """Answer the caller and count the end, unless it has an answer: it may have been late."""
         if change.done() and isinstance(result, BaseException):
             log_late_error(change.id, result)
@@ -566,6 +567,8 @@ class Ending(Path[Change]):
                 result = EndResult(id=result.id, state=result.state, changed=False)
         elif not isinstance(result, Exception):
             result = unconfirmed(change.id)
+        if change.traced:
+            tracing.ended(change, result)
         change.answer(result)
         if request is None:
             return

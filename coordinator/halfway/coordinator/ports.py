@@ -459,6 +459,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     prepared_at: int
     attempt: int
     messages: tuple[Message, ...]
+    headers: dict[str, str] = {}
+    """Headers of its HTTP requests beside its own: the context of its span."""
 
 
 class CheckAttempt(msgspec.Struct, frozen=True, kw_only=True):

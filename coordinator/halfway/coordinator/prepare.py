@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from halfway.coordinator import prepare_rules
+from halfway.coordinator import prepare_rules, tracing
 from halfway.coordinator.changes import Record
 from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, log_late, tick_of
 from halfway.coordinator.prepare_rules import GroupLimits
@@ -71,6 +71,10 @@ class Preparation(Operation[Prepared], kw_only=True, eq=False):
     """The prepares of the same id that wait until this one is stored."""
     held_bytes: int = 0
     """The bytes that it takes of those that its group may have in flight."""
+    span: Any = None
+    """Its span, if it is traced."""
+    traced: Prepare | None = None
+    """The request with the context of its span in the messages. The caller's own is what is forwarded."""
 
 
 class Preparer(Path[Preparation]):
@@ -222,6 +226,7 @@ class Preparer(Path[Preparation]):
             born = prepare_rules.require_born(transaction_id, self._clock.now_ms())
             if not self._is_new(one, shard, transaction_id, born):
                 return
+        request = tracing.begin_prepare(one)
         prepare_rules.require_messages_within_limits(request, self._limits)
         if request.check_after_ms is not None:
             prepare_rules.require_check_before_max_age(
@@ -322,7 +327,7 @@ class Preparer(Path[Preparation]):
 
     def _make_half(self, shard: Shard, preparation: Preparation) -> None:
         """Make the half, which goes to the log: its result is applied even if the caller is gone."""
-        request, now = preparation.request, self._clock.now_ms()
+        request, now = tracing.begin_prepare(preparation), self._clock.now_ms()
         transaction_id = request.id
         if transaction_id is None:
             transaction_id = self._ids.make(now, shard.number)
@@ -453,6 +458,8 @@ class Preparer(Path[Preparation]):
                 label = result.code if isinstance(result, HalfwayError) else "internal"
                 self._activity.note_prepare("" if self._groups.find(group) is None else group, label, preparation.began)
         finally:
+            if preparation.span is not None:
+                tracing.end_prepare(preparation.span, result)
             preparation.answer(result)
 
     def _add_ambiguous(self, transaction_id: str) -> None:

@@ -36,6 +36,15 @@ def moment(ms: int | None) -> Moment | None:
     return None if ms is None else Moment(ms)
 
 
+class TraceContext(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The caller's position in a trace (W3C Trace Context)."""
+
+    traceparent: str
+    tracestate: str = ""
+    shared: bool = False
+    """Whether it is that of a request with many transactions."""
+
+
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prepare: all messages of one transaction. `id` is None if the server is to choose it."""
 
@@ -43,6 +52,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     messages: tuple[Message, ...]
     id: str | None = None
     check_after_ms: int | None = None
+    trace: TraceContext | None = None
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -65,6 +75,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remark: str | None = None
     check_id: str | None = None
     cause: Cause = Cause.PRODUCER
+    trace: TraceContext | None = None
 
 
 class EndResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,16 @@ class _Item:
     deadline: float
     attempt_s: float
     reply: asyncio.Future[Reply]
+    traceparent: str
+
+
+def _traceparent() -> str:
+    """Return the span of the caller, as W3C Trace Context writes it; "" unless the service uses OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")
+    span = None if trace is None else trace.get_current_span().get_span_context()
+    if span is None or not span.is_valid:
+        return ""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
 class Coalescer:
@@ -52,7 +63,7 @@ class Coalescer:
         if len(self._waiting) >= self._max_waiting:
             raise QueueFullError(f"{self._max_waiting} calls of this client already wait for halfway")
         loop = asyncio.get_running_loop()
-        item = _Item(body, deadline, attempt_s, loop.create_future())
+        item = _Item(body, deadline, attempt_s, loop.create_future(), _traceparent())
         self._waiting.append(item)
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -106,6 +117,7 @@ class Coalescer:
                 "POST",
                 "/v1/batch",
                 body,
+                traces=",".join(item.traceparent for item in items).rstrip(","),
                 deadline=max(item.deadline for item in items),
                 attempt_s=max(item.attempt_s for item in items),
             )

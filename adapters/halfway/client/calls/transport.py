@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -78,6 +78,8 @@ _STOPPING: Final = "shutting_down"
 _SLOWEST_BYTES_PER_S: Final = 256 * 1024
 """An attempt gets more time for a larger body, by this speed."""
 _MAX_DETAIL: Final = 200
+_TRACES: Final = "Halfway-Traceparents"
+"""The header with the span of each item of a batch."""
 
 
 class InvalidUrlError(HalfwayError, ValueError):
@@ -105,6 +107,13 @@ class Reply:
     def is_from_halfway(self) -> bool:
         """Whether halfway itself has answered, not a proxy or another server."""
         return self.body.get("error_code") != NOT_HALFWAY
+
+
+class _Call(NamedTuple):
+    method: str
+    path: str
+    body: bytes | None
+    headers: Mapping[str, str]
 
 
 class _Connections:
@@ -153,7 +162,9 @@ class Transport:
         for pool in pools:
             await pool.session.close()
 
-    async def send(self, method: str, path: str, body: bytes | None, *, deadline: float, attempt_s: float) -> Reply:
+    async def send(
+        self, method: str, path: str, body: bytes | None, *, deadline: float, attempt_s: float, traces: str = ""
+    ) -> Reply:
         """Send one request and return the answer.
 
         `deadline` is on the event loop's clock. Each coordinator gets its share of the remaining time, so that a
@@ -163,6 +174,8 @@ class Transport:
         answered.
         """
         attempt_s += len(body or b"") / _SLOWEST_BYTES_PER_S
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        call = _Call(method, path, body, headers | ({_TRACES: traces} if traces else {}))
         loop = asyncio.get_running_loop()
         failures = []
         skipped: Reply | None = None
@@ -173,7 +186,7 @@ class Transport:
                 break
             try:
                 timeout_s = min(attempt_s, left / (len(urls) - tried))
-                reply = await self._request(url, method, path, body, timeout_s)
+                reply = await self._request(url, call, timeout_s)
             except (aiohttp.ClientError, OSError) as error:
                 self._avoided_until[url] = loop.time() + _AVOID_S
                 failures.append(f"{url}: {str(error) or type(error).__name__}")
@@ -188,13 +201,13 @@ class Transport:
             raise DeadlinePassedError("the deadline passed before anything was sent")
         raise NoAnswerError("; ".join(failures))
 
-    async def _request(self, url: str, method: str, path: str, body: bytes | None, timeout_s: float) -> Reply:
+    async def _request(self, url: str, call: _Call, timeout_s: float) -> Reply:
         if self._pool is None:
             raise NoAnswerError("the client is not open")
         pool = self._pool
         pool.requests += 1
         try:
-            return await self._request_on(pool.session, url, method, path, body, timeout_s)
+            return await self._request_on(pool.session, url, call, timeout_s)
         except TimeoutError:
             if pool is self._pool:
                 self._retired.add(pool)
@@ -206,10 +219,8 @@ class Transport:
                 self._retired.discard(pool)
                 await pool.session.close()
 
-    async def _request_on(
-        self, session: aiohttp.ClientSession, url: str, method: str, path: str, body: bytes | None, timeout_s: float
-    ) -> Reply:
-        headers = {} if body is None else {"Content-Type": "application/json"}
+    async def _request_on(self, session: aiohttp.ClientSession, url: str, call: _Call, timeout_s: float) -> Reply:
+        method, path, body, headers = call
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.request(
             method, url + path, data=body, headers=headers, timeout=timeout, allow_redirects=False

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 from msgspec import structs
 
+from halfway.coordinator import tracing
 from halfway.coordinator.ports import LaneAnswer, LaneAnswers, LaneWrite, Observer, ShardListener, Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
@@ -351,6 +352,7 @@ def write_transaction(
 def _answer(context: LaneContext, answers: LaneAnswers, size: int, seconds: float) -> None:
     context.answer(answers)
     context.observer.lane_committed(len(answers), size, seconds)
+    tracing.sent(answers, seconds)
 
 
 def _collector(offsets: list[int]) -> Report:

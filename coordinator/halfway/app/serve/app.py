@@ -35,6 +35,7 @@ from halfway.app.serve.process import (
     raise_limit,
     supervised,
 )
+from halfway.coordinator import tracing
 from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import PATH, HealthWarning
 from halfway.http.console import Console
@@ -81,12 +82,15 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) 
     collect_rarely()
     try:
         demand_guarded(settings)
+        tracing.start()
         _run_loop(_serve(settings, on_ready))
     except ConfigurationError as error:
         log_start_failure(error.detail)
         return 1
     except DeathError:
         return 1
+    finally:
+        tracing.stop()
     return 0
 
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from halfway.coordinator import tracing
 from halfway.coordinator.ending import WRITE_LIMIT_S, background_deadline
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import CheckReply, CheckRequest
@@ -431,7 +432,7 @@ class CheckDispatcher:
                 detail=f"group {entry.group!r} has no endpoint to call: PATCH it with check.urls",
             )
         else:
-            reply = await self._caller.call(group, urls[start:] + urls[:start], request)
+            reply = await tracing.checked(request, partial(self._caller.call, group, urls[start:] + urls[:start]))
         if reply.outcome is Outcome.COMMIT:
             self.verdicts.keep(entry, attempt, Cause.CHECK)
         verdict = reply.outcome.value if reply.answered else "none"

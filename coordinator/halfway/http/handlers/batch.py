@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
+from halfway.coordinator import tracing
 from halfway.coordinator.operations import results_of
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TransactionView
 from halfway.http.requests import models
@@ -83,6 +84,9 @@ async def batch(call: Call) -> Answer:
     """
     coordinator = call.site.coordinator
     items = await _wanted(call, cause_of(call.request.headers))
+    if tracing.is_on():
+        prepares, ends = tracing.traced_items((items.prepare, items.end), call.request.headers)
+        items = items._replace(prepare=prepares, end=ends)
     ended: list[Operation[EndResult]] = []
     prepared: list[Operation[Prepared]] = []
     checked: list[Acting] = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import UNSET
 
+from halfway.coordinator import tracing
 from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import (
@@ -230,6 +231,7 @@ async def prepare(call: Call) -> Answer:
     validation = call.site.validation
     wanted = validation.read(models.PrepareRequest, call.body, validation.to_prepare)
     call.group, call.subject = wanted.group, wanted.id
+    wanted = tracing.traced(wanted, call.request.headers)
     done = await call.site.coordinator.prepare(wanted, deadline=call.deadline, principal=call.principal)
     location = ("Location", f"/v1/transactions/{done.id}")
     status = HTTPStatus.CREATED if done.created else HTTPStatus.OK
@@ -240,7 +242,7 @@ async def end(call: Call) -> Answer:
     """Commit, roll back, or leave it to check-back."""
     transaction_id = path_parameter("id", call.parameter, models.TransactionId)
     convert_end = partial(to_end, transaction_id=transaction_id, cause=cause_of(call.request.headers))
-    wanted = call.site.validation.read(models.EndRequest, call.body, convert_end)
+    wanted = tracing.traced(call.site.validation.read(models.EndRequest, call.body, convert_end), call.request.headers)
     done = await call.site.coordinator.end(wanted, deadline=call.deadline, principal=call.principal)
     return answer(HTTPStatus.OK, done)
 
