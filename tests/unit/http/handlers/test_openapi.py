@@ -1,16 +1,22 @@
 """The OpenAPI document is generated from the models, valid, complete and correct."""
 
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from halfway.checks.caller import encode
+from halfway.client import answer_check_sync
+from halfway.coordinator.ports import CheckRequest
 from halfway.http.handlers.openapi import document
 from halfway.http.handlers.routes import OPERATIONS
 from halfway.http.responses.problems import STATUS
 from halfway.protocol.errors import HalfwayError
+from halfway.protocol.records import Message
 from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 
@@ -70,6 +76,50 @@ def _descriptions() -> list[str]:
     return [response["description"] for _, _, call in CALLS for response in call["responses"].values()]
 
 
+def parts(part: Any = DOCUMENT) -> Iterator[dict[str, Any]]:
+    """Yield every object of the document."""
+    if isinstance(part, dict):
+        yield part
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from parts(one)
+
+
+def test_generators_get_types_names_and_optional_fields() -> None:
+    """Each enum has a type and one schema; no null default and none in a request makes a field a mandatory one."""
+    assert [one for one in parts() if "enum" in one and one.get("type") != "string"] == []
+    assert [one for one in parts() if one.get("default", 0) is None] == []
+    schemas = DOCUMENT["components"]["schemas"]
+    requests = [schema for schema in schemas.values() if schema.get("additionalProperties") is False]
+    assert [one for schema in requests for one in schema["properties"].values() if "default" in one] == []
+    enums = [str(one["enum"]) for one in parts(schemas) if len(one.get("enum", ())) > 1]
+    assert len(enums) == len(set(enums))
+    assert schemas.keys().isdisjoint({f"{name[0].upper()}{name[1:]}Response" for name in names_of(CALLS)})
+
+
+def test_every_body_has_an_example_that_is_valid() -> None:
+    calls = [*(call for _, _, call in CALLS), DOCUMENT["webhooks"]["check"]["post"]]
+    bodies = [call["requestBody"]["content"]["application/json"]["schema"] for call in calls if "requestBody" in call]
+    answer = DOCUMENT["webhooks"]["check"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+    for schema in (*bodies, answer):
+        (example,) = DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["examples"]
+        validate(example, schema)
+
+
+def test_a_check_and_its_answer_are_what_the_webhook_says() -> None:
+    """As halfway sends one, and as its Python client answers."""
+    message, name = Message(topic="orders", value=b"\xff"), named_id("asked")
+    request = CheckRequest(check_id="c", id=name, group="shop", prepared_at=0, attempt=1, messages=(message,))
+    question = encode(request, "qL4c")
+    webhook = DOCUMENT["webhooks"]["check"]["post"]
+    validate(json.loads(question), webhook["requestBody"]["content"]["application/json"]["schema"])
+    _, answer = answer_check_sync(question, lambda _: "commit")
+    validate(json.loads(answer), webhook["responses"]["200"]["content"]["application/json"]["schema"])
+
+
+def validate(body: object, schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]}).validate(body)
+
+
 async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
     """Each answer validates against the schema of its operation and status."""
     name = await world.prepared(id=named_id("mine"))
@@ -108,6 +158,4 @@ async def test_real_answers_are_what_it_says(world: RestWorld) -> None:
         assert (answer.body is None) == (not content)
         for media_type, described in content.items():
             assert answer.headers["Content-Type"].startswith(media_type)
-            jsonschema.Draft202012Validator({**described["schema"], "components": DOCUMENT["components"]}).validate(
-                answer.body
-            )
+            validate(answer.body, described["schema"])
