@@ -173,6 +173,10 @@ def error_of(problem: Mapping[str, Any], *, in_doubt: bool = False) -> RefusedEr
     return error
 
 
+AWAY: Final = (PrepareUnconfirmedError, QueueFullError, NotHalfwayError)
+"""The errors of a prepare that say that halfway is away."""
+
+
 def is_refused_for_its_time(error: RefusedError) -> bool:
     """Return whether halfway has not accepted an id, and would accept another one that is born now."""
     return isinstance(error, IdInFutureError | OutcomeExpiredError) and not error.in_doubt

@@ -15,7 +15,15 @@ from halfway.client.barrier.drivers import is_asynchronous, require_transaction,
 from halfway.client.messages import Data, Message, Outcome, Value
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.sync import SyncHalfway
-from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending, SendingClient
+from halfway.client.producer.transaction import (
+    LocalStore,
+    MixedProducersError,
+    NoBarrierError,
+    Sending,
+    SendingClient,
+    WhenAway,
+    store_when_away,
+)
 from halfway.client.threads import ForkSafeLock, wait_for
 
 if TYPE_CHECKING:
@@ -35,15 +43,17 @@ class SessionProducer:
     it to the pool before it waits for the end; a Connection belongs to its caller.
     """
 
-    def __init__(self, client: SyncHalfway, *, confirm: bool = True) -> None:
+    def __init__(self, client: SyncHalfway, *, confirm: bool = True, when_away: WhenAway = "raise") -> None:
         """Take a client that has a barrier; raises NoBarrierError.
 
         If an end is not confirmed within the client's `end_timeout_s`, this is logged and left to check-back. Nothing
-        is raised, because the database has committed. With `confirm=False` ends are sent in the background.
+        is raised, because the database has committed. With `confirm=False` ends are sent in the background. With
+        `when_away="store"` the database transaction stores the messages if halfway does not confirm the prepare.
         """
         self._confirm = confirm
         self._client = client
         self._barrier = _barrier(client.barrier)
+        self._store = store_when_away(when_away, client.barrier, client.group)
 
     def send(
         self,
@@ -63,17 +73,18 @@ class SessionProducer:
         """
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
         self._client.demand_no_block()
-        return _send(self._client, self._barrier, session, message, confirm=self._confirm)
+        return _send(self._client, self._barrier, session, message, confirm=self._confirm, store=self._store)
 
 
 class AsyncSessionProducer:
     """`SessionProducer` for an AsyncSession or an AsyncConnection, with `Halfway` in the same event loop."""
 
-    def __init__(self, client: Halfway, *, confirm: bool = True) -> None:
+    def __init__(self, client: Halfway, *, confirm: bool = True, when_away: WhenAway = "raise") -> None:
         """Take the parameters of `SessionProducer`. If a commit is cancelled while it waits, the end is still sent."""
         self._confirm = confirm
         self._client = _GreenletClient(client)
         self._barrier = _barrier(client.barrier)
+        self._store = store_when_away(when_away, client.barrier, client.group)
 
     async def send(
         self,
@@ -89,7 +100,7 @@ class AsyncSessionProducer:
         message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
         self._client.demand_no_block()
         return await session.run_sync(
-            lambda inner: _send(self._client, self._barrier, inner, message, confirm=self._confirm)
+            lambda inner: _send(self._client, self._barrier, inner, message, confirm=self._confirm, store=self._store)
         )
 
 
@@ -101,8 +112,8 @@ class _GreenletClient:
         self.demand_no_block = client.demand_no_block
         self.new_id = client.new_id
 
-    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:
-        await_only(self._client.prepare(messages, id=id, new_id=new_id))
+    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool, keep: bool) -> None:
+        await_only(self._client.prepare(messages, id=id, new_id=new_id, keep=keep))
 
     def begin_end(self, id: str, outcome: Outcome, *, remark: str | None = None) -> Callable[[], None]:
         task = self._client.begin_end(id, outcome, remark=remark)
@@ -122,6 +133,7 @@ class _LocalTransaction:
         self.client = client
         self.sending = Sending(client)
         self.confirm = False
+        self.store: Callable[[Connection], LocalStore] | None = None
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._barrier = barrier
         self._connection = weakref.ref(connection)
@@ -152,6 +164,7 @@ class _LocalTransaction:
             commit=commit,
             rollback=rollback,
             confirm=self.confirm,
+            store=self.store and self.store(connection),
             afterwards=self._afterwards,
         )
 
@@ -167,7 +180,13 @@ class _LocalTransaction:
 
 
 def _send(
-    client: SendingClient, barrier: Barrier | AsyncBarrier, session: Any, message: Message, *, confirm: bool
+    client: SendingClient,
+    barrier: Barrier | AsyncBarrier,
+    session: Any,
+    message: Message,
+    *,
+    confirm: bool,
+    store: Callable[[Any], LocalStore] | None,
 ) -> str:
     if is_asynchronous(session):
         raise UnsupportedConnectionError(f"{type(session).__name__} is asynchronous: send with an AsyncSessionProducer")
@@ -190,6 +209,7 @@ def _send(
         )
     local.sending.add(message)
     local.confirm = local.confirm or confirm
+    local.store = local.store or store
     session = session() if isinstance(session, scoped_session) else session
     if isinstance(session, Session):
         local.sessions.add(session)

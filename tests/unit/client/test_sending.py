@@ -39,7 +39,14 @@ class Story:
     def new_id(self) -> str:
         return new_id()
 
-    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:  # noqa: A002 - the port's
+    def prepare(
+        self,
+        messages: Iterable[Message],
+        *,
+        id: str,  # noqa: A002 - the port's
+        new_id: bool,
+        keep: bool,
+    ) -> None:
         self._step("prepare", lambda: setattr(self, "prepared", True))()
 
     def begin_end(

@@ -14,6 +14,14 @@ from halfway.client.barrier.barrier import (
 )
 from halfway.client.barrier.drivers import NoTransactionError, UnsupportedConnectionError
 from halfway.client.barrier.maintenance import BarrierMaintenance
+from halfway.client.barrier.stored import (
+    NoStoreError,
+    ParkedMessages,
+    Store,
+    StoredFigures,
+    StoreFullError,
+    migration,
+)
 from halfway.client.barrier.table import (
     TABLE,
     ConflictError,
@@ -21,7 +29,6 @@ from halfway.client.barrier.table import (
     LateTransactionError,
     MissingTableError,
     UncountedRowsError,
-    migration,
     sqlite_transactions,
 )
 
@@ -36,8 +43,13 @@ __all__ = [
     "InvalidRetentionError",
     "LateTransactionError",
     "MissingTableError",
+    "NoStoreError",
     "NoTransactionError",
     "OtherDatabaseError",
+    "ParkedMessages",
+    "Store",
+    "StoreFullError",
+    "StoredFigures",
     "UncommittedConnectionError",
     "UncountedRowsError",
     "UnsupportedConnectionError",

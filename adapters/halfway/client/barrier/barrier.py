@@ -22,7 +22,8 @@ from halfway.client.barrier.drivers import (
     require_transaction,
     run_sync,
 )
-from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, Steps, creation
+from halfway.client.barrier.stored import ParkedMessages, Store, StoredFigures, StoredTable
+from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, MissingTableError, Steps, creation
 from halfway.client.checks.answers import Check
 from halfway.client.errors import HalfwayError
 from halfway.client.messages import Outcome, is_conflict
@@ -76,12 +77,23 @@ def _code_of(function: Callable[[], Any]) -> Any:
 
 class _BaseBarrier(ABC, Generic[C]):
     def __init__(
-        self, dialect: Dialect | str, connect: C, *, table: str = TABLE, retention_s: float = RETENTION_S
+        self,
+        dialect: Dialect | str,
+        connect: C,
+        *,
+        table: str = TABLE,
+        retention_s: float = RETENTION_S,
+        store: Store | None = None,
     ) -> None:
-        """Take a connection factory of the service's database, and the retention of rows in seconds."""
+        """Take a connection factory of the service's database, and the retention of rows in seconds.
+
+        With a `store`, messages can wait in a second table while halfway is away.
+        """
         self.retention_s = retention_s
         self._connect = connect
         self._table = BarrierTable(dialect, table)
+        self.store = StoredTable(dialect, table, store)
+        """The messages that wait. Every process reads it, so that checks are answered alike; see `Store`."""
         self._mark: str | None = None
         self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
         self._committing: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -92,7 +104,7 @@ class _BaseBarrier(ABC, Generic[C]):
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""
-        return self._table.migration()
+        return self._table.migration() + (self.store.migration() if self.store.bounds else [])
 
     def check_policy(self, policy: Mapping[str, Any]) -> None:
         """Compare the retention with a group's policy, as `Halfway.register` returns it.
@@ -168,7 +180,7 @@ class _BaseBarrier(ABC, Generic[C]):
         Each read has its own transaction, so that no isolation level hides a commit in between.
         """
         try:
-            outcome: Outcome | None = yield self._table.look(transaction_id)
+            outcome: Outcome | None = yield self.store.look(transaction_id)
             if outcome is not None:
                 return outcome
             if prepared_at is not None and self._may_be_deleted(prepared_at):
@@ -177,7 +189,7 @@ class _BaseBarrier(ABC, Generic[C]):
             if not may_write:
                 return None
             is_first: bool = yield self._table.take_place(transaction_id)
-            outcome = yield self._table.look(transaction_id)  # only a committed row is an answer
+            outcome = yield self.store.look(transaction_id)  # only a committed row is an answer
             if is_first and outcome is None:
                 log.error("transaction %s cannot be decided: %s", transaction_id, UncommittedConnectionError())
         except Exception as error:  # noqa: BLE001 - usually, an open local transaction locks the row
@@ -189,6 +201,10 @@ class _BaseBarrier(ABC, Generic[C]):
         return await drive(transactions, self._in_transaction)
 
     @abstractmethod
+    async def carry_out(self, steps: Steps[T], connection: Any) -> T:
+        """Execute steps in the open transaction of a connection."""
+
+    @abstractmethod
     async def _in_transaction(self, steps: Steps[T]) -> T: ...
 
     @abstractmethod
@@ -197,6 +213,11 @@ class _BaseBarrier(ABC, Generic[C]):
     def _verification(self) -> Generator[Steps[Any], Any, None]:
         """Yield the database transactions that read the table's mark, and test that a written row stays."""
         self._mark = yield from self._table.identify()
+        if self.store.bounds and not (yield self.store.exists()):
+            raise MissingTableError(
+                "the barrier has a store, but its table does not exist: call `barrier.create()` before the client"
+                " starts, or run the statements of `migration(dialect, store=True)` in a migration"
+            )
         trial = f"#{uuid4().hex}"  # not a legal transaction id
         yield self._table.take_place(trial)
         try:
@@ -218,6 +239,8 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
     async def create(self) -> None:
         """Create the table and its index, unless they exist; every process may call it whenever it starts."""
         await self._run(creation(self._table))
+        if self.store.bounds:
+            await self._run(creation(self.store))
 
     async def insert(self, connection: Any, transaction_id: str) -> None:
         """Same as `Barrier.insert`."""
@@ -236,8 +259,27 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
         await self._run(self._verification())
 
     async def look(self, transaction_id: str) -> Outcome | None:
-        """Return the outcome in the table, None if there is none yet."""
-        return await self._in_transaction(self._table.look(transaction_id))
+        """Return the outcome in the table, None if there is none yet; `unknown` while its messages are stored."""
+        return await self._in_transaction(self.store.look(transaction_id))
+
+    async def stored(self) -> StoredFigures:
+        """Return how much waits in the store, for metrics and alerts."""
+        return await self._in_transaction(self.store.figures())
+
+    async def parked(self) -> list[ParkedMessages]:
+        """Return the stored transactions that are not sent until `resolve` says how, oldest first; at most 100."""
+        return await self._in_transaction(self.store.parked())
+
+    async def resolve(self, transaction_id: str, *, delivered: bool) -> bool:
+        """Resolve a parked transaction: forget it if its messages are in their topics, otherwise send them.
+
+        Return False if it is not parked.
+        """
+        return await self._in_transaction(self.store.resolve(transaction_id, delivered=delivered))
+
+    async def in_transaction(self, steps: Steps[T]) -> T:
+        """Execute steps in a transaction on a connection of the barrier."""
+        return await self._in_transaction(steps)
 
     async def decide(self, check: Check) -> Outcome:
         """Answer a check. If it comes before the local transaction, that transaction can no longer commit.
@@ -258,6 +300,9 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
     async def clean(self, limit: int) -> int:
         """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
         return await self._in_transaction(self._table.clean(self.retention_s, limit))
+
+    async def carry_out(self, steps: Steps[T], connection: Any) -> T:
+        return await carry_out_async(steps, connection)
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
         async with self._connect() as connection:
@@ -299,6 +344,16 @@ class Barrier(_BaseBarrier[Connect]):
     decide = _blocking(AsyncBarrier.decide)
     settle = _blocking(AsyncBarrier.settle)
     clean = _blocking(AsyncBarrier.clean)
+    stored = _blocking(AsyncBarrier.stored)
+    parked = _blocking(AsyncBarrier.parked)
+    resolve = _blocking(AsyncBarrier.resolve)
+
+    def in_transaction(self, steps: Steps[T]) -> T:
+        """Execute steps in a transaction on a connection of the barrier."""
+        return at_once(self._in_transaction(steps))
+
+    async def carry_out(self, steps: Steps[T], connection: Any) -> T:
+        return carry_out(steps, connection)
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
         with self._connect() as connection:

@@ -76,11 +76,11 @@ class BarrierMaintenance:
 
     async def _reconcile(self, transaction_id: str) -> bool:
         try:
-            outcome = await call_async(self._barrier.look, transaction_id)
+            outcome = await call_async(self._barrier.look, transaction_id)  # unknown, if the sender ends it
         except Exception as error:  # noqa: BLE001 - of any driver; usually, the local transaction is still open
             log.info("the barrier's row of %s could not be read: %s: %s", transaction_id, type(error).__name__, error)
             return False
-        if outcome is None:
+        if outcome not in {"commit", "rollback"}:
             return False
         try:
             await self._client.end(transaction_id, outcome, remark="reconciled with the barrier")

@@ -88,6 +88,14 @@ T = TypeVar("T")
 TABLE: Final = "halfway_barrier"
 """The table's default name."""
 
+_LEASE: Final = {
+    Dialect.POSTGRESQL: {"{now}": "clock_timestamp()", "{until}": "clock_timestamp() + interval '30 seconds'"},
+    Dialect.MYSQL: {"{now}": "NOW(3)", "{until}": "NOW(3) + INTERVAL 30 SECOND"},
+    Dialect.SQLITE: {
+        "{now}": "(julianday('now') - 2440587.5) * 86400.0",
+        "{until}": "(julianday('now') - 2440587.5) * 86400.0 + 30",
+    },
+}
 _COMMITTED: Final = "commit"
 _ROLLED_BACK: Final = "rollback"
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,47}")
@@ -143,7 +151,7 @@ class SqlTable:
 
         Raises ValueError if the name is not legal.
         """
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name.removesuffix("_stored")):
             raise ValueError(f"table {name!r}: give a lower-case name of at most 48 letters, digits and _")
         self._dialect = Dialect(dialect)
         self.sql = STATEMENTS[self._dialect]
@@ -267,6 +275,23 @@ class BarrierTable(SqlTable):
         result = yield from self._with_short_lock_wait(self._insert_rollback(transaction_id))
         return rows_written(result) > 0
 
+    def overrule(self, transaction_id: str, new_id: str) -> Steps[None]:
+        """Say rollback for an id that can commit no more, and commit for the id that takes its place."""
+        yield self._statement(self.sql.insert, transaction_id, _ROLLED_BACK)  # its row may have been deleted
+        update = "UPDATE {table} SET outcome = {p} WHERE transaction_id = {p}"
+        yield self._statement(update, _ROLLED_BACK, transaction_id)
+        yield self._statement(self.sql.insert, new_id, _COMMITTED)
+
+    def lease(self, name: str, owner: str) -> Steps[bool]:
+        """Take or renew a lease of 30 s; return whether this owner, of 8 characters, has it."""
+        yield self._statement(self.sql.insert, name, owner)
+        update = (
+            "UPDATE {table} SET outcome = {p}, {time} = {until} WHERE {key} = {p} AND (outcome = {p} OR {time} < {now})"
+        )
+        for word, sql in _LEASE[self._dialect].items():
+            update = update.replace(word, sql)
+        return rows_written((yield self._statement(update, owner, name, owner))) > 0
+
     def remove(self, transaction_id: str) -> Steps[None]:
         """Delete a row that belongs to no transaction."""
         yield self._statement(self.sql.remove, transaction_id)
@@ -288,11 +313,6 @@ class BarrierTable(SqlTable):
             raise
         yield restore
         return result
-
-
-def migration(dialect: Dialect | str, table: str = TABLE) -> list[str]:
-    """Return the statements that create a barrier's table, for a migration tool. Alembic's dialect names work too."""
-    return BarrierTable(dialect, table).migration()
 
 
 def rows_written(result: Result) -> int:

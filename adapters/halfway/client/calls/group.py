@@ -16,6 +16,7 @@ from halfway.client.calls.coalescing import ATTEMPT_S, Coalescer, send_until_fin
 from halfway.client.calls.transport import Key, Reply, Transport
 from halfway.client.checks.answers import CheckVerifier
 from halfway.client.errors import (
+    AWAY,
     AlreadyEndedError,
     ClientClosedError,
     EndUnconfirmedError,
@@ -129,7 +130,13 @@ class GroupCalls:
         return self._transport.clock.new_id()
 
     async def prepare(
-        self, messages: Iterable[Message], *, id: str, check_after_s: float | None = None, new_id: bool = False
+        self,
+        messages: Iterable[Message],
+        *,
+        id: str,
+        check_after_s: float | None = None,
+        new_id: bool = False,
+        keep: bool = False,
     ) -> None:
         """Store messages under an id, invisible to consumers; return once they are durable.
 
@@ -138,6 +145,7 @@ class GroupCalls:
         PrepareUnconfirmedError then, AlreadyEndedError if the id has ended, and RefusedError. If it is not known
         whether the messages are stored, also after a cancellation, the transaction is ended in the background: with
         `new_id`, which promises that nobody else prepares under this id, it is rolled back; otherwise see `settle`.
+        With `keep` it is left as it is if halfway is away, for a later prepare with the same messages.
         """
         own = require_id(id)
         documents = [message.as_json() for message in require_messages(messages)]
@@ -149,7 +157,8 @@ class GroupCalls:
                 self._prepares, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
             )
         except (PrepareUnconfirmedError, RefusedError, asyncio.CancelledError) as error:
-            if not isinstance(error, RefusedError) or error.in_doubt:
+            is_kept = keep and isinstance(error, AWAY)
+            if not is_kept and (not isinstance(error, RefusedError) or error.in_doubt):
                 self.abandon(id, new_id=new_id)
             raise
         if (state := prepared.get("state")) != "prepared":

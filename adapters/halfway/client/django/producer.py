@@ -14,12 +14,12 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.http import HttpResponse
 
-from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError
+from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError, Store
 from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, CheckVerifier, DecideSync
 from halfway.client.checks.endpoints import Endpoint, answer_request
 from halfway.client.messages import Data, Message, Outcome, Value
 from halfway.client.producer.sync import SyncHalfway
-from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending
+from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending, WhenAway, store_when_away
 
 
 class AtomicProducer:
@@ -32,11 +32,19 @@ class AtomicProducer:
     transaction and no locks any more.
     """
 
-    def __init__(self, client: SyncHalfway, using: str = DEFAULT_DB_ALIAS, *, confirm: bool = True) -> None:
+    def __init__(
+        self,
+        client: SyncHalfway,
+        using: str = DEFAULT_DB_ALIAS,
+        *,
+        confirm: bool = True,
+        when_away: WhenAway = "raise",
+    ) -> None:
         """Take a client that has a `django_barrier` of the same database; raises NoBarrierError.
 
         If an end is not confirmed within the client's `end_timeout_s`, this is logged and left to check-back. Nothing
-        is raised, because the database has committed. With `confirm=False` ends are sent in the background.
+        is raised, because the database has committed. With `confirm=False` ends are sent in the background. With
+        `when_away="store"` the database transaction stores the messages if halfway does not confirm the prepare.
         """
         if client.barrier is None:
             raise NoBarrierError("the client has no barrier: open it with `barrier=django_barrier()`")
@@ -44,6 +52,7 @@ class AtomicProducer:
         self._barrier = client.barrier
         self._using = using
         self._confirm = confirm
+        self._store = store_when_away(when_away, client.barrier, client.group)
 
     def send(
         self,
@@ -92,6 +101,7 @@ class AtomicProducer:
             commit=commit,
             rollback=rollback,
             confirm=self._confirm,
+            store=self._store and self._store(connection),
         )
 
 
@@ -134,7 +144,13 @@ def _intercept_commits(connection: Any) -> None:
     _intercepted.add(connection)
 
 
-def django_barrier(using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retention_s: float = RETENTION_S) -> Barrier:
+def django_barrier(
+    using: str = DEFAULT_DB_ALIAS,
+    *,
+    table: str = TABLE,
+    retention_s: float = RETENTION_S,
+    store: Store | None = None,
+) -> Barrier:
     """Return the barrier in the database `using` of DATABASES. The other parameters are those of `Barrier`.
 
     Checks and deletions use their own short-lived connections, outside of a pool in OPTIONS. They therefore work in a
@@ -153,7 +169,7 @@ def django_barrier(using: str = DEFAULT_DB_ALIAS, *, table: str = TABLE, retenti
         finally:
             connection.close()
 
-    return Barrier(connections[using].vendor, connect, table=table, retention_s=retention_s)
+    return Barrier(connections[using].vendor, connect, table=table, retention_s=retention_s, store=store)
 
 
 class DjangoChecks(Endpoint[DecideSync]):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from halfway.client.barrier.barrier import UncommittedConnectionError
 from halfway.client.barrier.drivers import at_once, transaction_of
 from halfway.client.messages import is_conflict
-from halfway.client.producer.transaction import NoBarrierError, Transaction
+from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away
 
 if TYPE_CHECKING:
     from halfway.client.barrier.barrier import AsyncBarrier, Barrier
@@ -27,7 +27,14 @@ class _Block(ABC):
     When the block ends, the local transaction commits, and then the transaction ends. An exception rolls both back.
     """
 
-    def __init__(self, transaction: Transaction, begin: Begin, barrier: Barrier | AsyncBarrier | None) -> None:
+    def __init__(
+        self,
+        transaction: Transaction,
+        begin: Begin,
+        barrier: Barrier | AsyncBarrier | None,
+        group: str,
+        when_away: WhenAway,
+    ) -> None:
         if barrier is None:
             raise NoBarrierError(
                 "`begin` needs a barrier, which knows whether it committed: give the client `barrier=`"
@@ -39,6 +46,9 @@ class _Block(ABC):
         self._transaction = transaction
         self._begin = begin
         self._barrier = barrier
+        self._group = group
+        self._stores = store_when_away(when_away, barrier, group) is not None
+        transaction.keeps_unconfirmed = self._stores
         self._local = AsyncExitStack()
 
     @property
@@ -47,11 +57,11 @@ class _Block(ABC):
         return self._transaction.id
 
     async def _enter(self) -> Any:
+        if self._stores and self._barrier.store.is_away:
+            self._transaction.is_stored = await self._waits()
         await self._start()
         try:
-            connection = await self._open(self._begin())
-            if (transaction := transaction_of(connection)) is not None:
-                await self._open(transaction)
+            connection = self._connection = await self._connect()
             inserted: Any = self._barrier.insert(connection, self.id)
             if isawaitable(inserted):
                 await inserted
@@ -62,6 +72,12 @@ class _Block(ABC):
 
     async def _leave(self, error: BaseException | None) -> None:
         """Leave the local transaction, and end the transaction as that has ended."""
+        if error is None and self._stores:
+            try:
+                await self._store()
+            except BaseException as failure:
+                await self._leave(failure)
+                raise
         try:
             await self._local.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
         except BaseException as failure:
@@ -72,6 +88,30 @@ class _Block(ABC):
         if uncommitted is not None:
             raise uncommitted
 
+    async def _connect(self) -> Any:
+        connection = await self._open(self._begin())
+        if (transaction := transaction_of(connection)) is not None:
+            await self._open(transaction)
+        return connection
+
+    async def _waits(self) -> bool:
+        """Return whether messages still wait, so that halfway need not be asked in vain; raises StoreFullError."""
+        async with self._local:
+            connection, store = await self._connect(), self._barrier.store
+            if not await self._barrier.carry_out(store.waits(self._group), connection):
+                return False
+            await self._barrier.carry_out(store.demand_room(), connection)
+            return True
+
+    async def _store(self) -> None:
+        """Store the messages if halfway is away, or if they would overtake others that are stored."""
+        transaction, store = self._transaction, self._barrier.store
+        if transaction.is_stored or await self._barrier.carry_out(store.waits(self._group), self._connection):
+            await self._barrier.carry_out(
+                store.add(transaction.id, self._group, transaction.messages), self._connection
+            )
+            transaction.is_stored = True
+
     async def _uncommitted(self) -> UncommittedConnectionError | None:
         """Return the error if `begin` does not commit when it is left; tested once for each function."""
         if self._barrier.commits_after(self._begin):
@@ -81,7 +121,7 @@ class _Block(ABC):
             outcome = await looked if isawaitable(looked) else looked
         except Exception as error:  # noqa: BLE001 - of any driver
             return UncommittedConnectionError() if is_conflict(error) else None  # it still locks the row
-        if outcome != "commit":
+        if outcome not in {"commit", "unknown"}:  # unknown: its messages are stored
             return UncommittedConnectionError()
         self._barrier.note_commit_after(self._begin)
         return None
@@ -126,9 +166,9 @@ class Block(_Block):
 class SyncBlock(_Block):
     """The block for `with`. Get it from `SyncHalfway.transaction`."""
 
-    def __init__(self, sync: Any, transaction: Transaction, begin: Begin, barrier: Barrier | None) -> None:
+    def __init__(self, sync: Any, *parameters: Any) -> None:
         """Take the SyncTransaction too, which prepares and ends in the thread of the client."""
-        super().__init__(transaction, begin, barrier)
+        super().__init__(*parameters)
         self._sync = sync
 
     def __enter__(self) -> Any:

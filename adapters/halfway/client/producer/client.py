@@ -20,7 +20,8 @@ from halfway.client.errors import (
 from halfway.client.ids import require_id
 from halfway.client.messages import Message, Outcome, require_messages
 from halfway.client.producer.block import Begin, Block
-from halfway.client.producer.transaction import NoBarrierError, Transaction, demand_no_block
+from halfway.client.producer.sender import StoredSender
+from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, demand_no_block
 from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ class Halfway(GroupCalls):
         id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
+        when_away: WhenAway = "raise",
     ) -> Block: ...
 
     @overload
@@ -141,20 +143,26 @@ class Halfway(GroupCalls):
         id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
+        when_away: WhenAway = "raise",
     ) -> Transaction | Block:
         """Return a transaction for `async with`. Its body runs only after a durable prepare.
 
         With `begin`, it opens the local transaction, writes the barrier's row first, and yields the connection: see
         `Block`. Without it, it yields a `Transaction`, for a local transaction that is opened elsewhere, or is none of
         a database. The end of the body commits, and an exception rolls back. With `confirm=False` the end is sent in
-        the background. An `id` of your own is a UUIDv7, such as that of `transaction_id(key, at)`; InvalidIdError
-        otherwise.
+        the background. With `when_away="store"` the local transaction stores the messages if halfway does not confirm
+        the prepare, and a background task of `start` sends them later. An `id` of your own is a UUIDv7, such as that
+        of `transaction_id(key, at)`; InvalidIdError otherwise.
         """
         own = self.new_id() if id is None else require_id(id)
         transaction = Transaction(
             self, require_messages(messages), id=own, new_id=id is None, check_after_s=check_after_s, confirm=confirm
         )
-        return transaction if begin is None else Block(transaction, begin, self.barrier)
+        if begin is not None:
+            return Block(transaction, begin, self.barrier, self.group, when_away)
+        if when_away != "raise":
+            raise TypeError("when_away='store' needs the block that opens the local transaction: give `begin`")
+        return transaction
 
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this task."""
@@ -226,6 +234,8 @@ def _services(client: GroupCalls, check_urls: Sequence[str], decide: Decide | No
         coroutines.append(CheckWorker(client, decide).run(patiently=True))
     if client.barrier is not None:
         coroutines.append(BarrierMaintenance(client, client.barrier).run())
+        if client.barrier.store.bounds is not None:
+            coroutines.append(StoredSender(client, client.barrier).run())
     return coroutines
 
 

@@ -21,7 +21,7 @@ from halfway.client.errors import ClientClosedError, HalfwayError
 from halfway.client.messages import Message, Outcome
 from halfway.client.producer.block import Begin, SyncBlock
 from halfway.client.producer.client import Halfway
-from halfway.client.producer.transaction import Transaction
+from halfway.client.producer.transaction import Transaction, WhenAway
 from halfway.client.threads import ForkSafeLock, wait_for
 
 P = ParamSpec("P")
@@ -76,6 +76,7 @@ class SyncHalfway:
         self._lock = ForkSafeLock()
         self._thread: _LoopThread | None = None
         self._closed = False
+        self.group = group
         _clients.add(self)
         self.barrier: Barrier | None = settings.get("barrier")
         if isinstance(self.barrier, AsyncBarrier):
@@ -119,6 +120,7 @@ class SyncHalfway:
         id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
+        when_away: WhenAway = "raise",
     ) -> SyncBlock: ...
 
     @overload
@@ -140,12 +142,17 @@ class SyncHalfway:
         id: str | None = None,
         check_after_s: float | None = None,
         confirm: bool = True,
+        when_away: WhenAway = "raise",
     ) -> SyncTransaction | SyncBlock:
         """Return a transaction for `with`; otherwise the same as `Halfway.transaction`."""
         thread = self._running_thread()
         transaction = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
         sync = SyncTransaction(thread, transaction)
-        return sync if begin is None else SyncBlock(sync, transaction, begin, self.barrier)
+        if begin is not None:
+            return SyncBlock(sync, transaction, begin, self.barrier, self.group, when_away)
+        if when_away != "raise":
+            raise TypeError("when_away='store' needs the block that opens the local transaction: give `begin`")
+        return sync
 
     def new_id(self) -> str:
         """Same as `Halfway.new_id`."""

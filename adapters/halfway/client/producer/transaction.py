@@ -9,12 +9,17 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from halfway.client.barrier.drivers import carry_out
+from halfway.client.barrier.stored import NoStoreError, StoredTable
 from halfway.client.errors import (
+    AWAY,
     HalfwayError,
     MissingRowError,
     NestedTransactionError,
@@ -26,10 +31,14 @@ from halfway.client.messages import Message, Outcome, may_have_committed
 from halfway.client.threads import call_async
 
 if TYPE_CHECKING:
-    from halfway.client.barrier.barrier import WatchedRow
+    from halfway.client.barrier.barrier import AsyncBarrier, Barrier, WatchedRow
     from halfway.client.calls.group import GroupCalls
-    from halfway.client.messages import Message, Outcome
 
+
+log = logging.getLogger(__name__)
+
+WhenAway = Literal["raise", "store"]
+"""What to do if halfway does not confirm a prepare: raise its error, or store the messages in the local transaction."""
 
 _open: ContextVar[Transaction | None] = ContextVar("halfway_transaction", default=None)
 
@@ -64,10 +73,14 @@ class Transaction:
         self.id = id
         self._new_id = new_id
         self._client = client
-        self._messages = messages
+        self.messages = messages
         self._check_after_s = check_after_s
         self._confirm = confirm
         self._row: WatchedRow | None = None
+        self.keeps_unconfirmed = False
+        """Whether its messages are stored if the prepare is not confirmed, because halfway is away."""
+        self.is_stored = False
+        """Whether the local transaction stores the messages, and the sender ends the transaction."""
         self._started = False
         self._ended = False
         self._opener: object = None
@@ -115,28 +128,46 @@ class Transaction:
         if self._started:
             raise TransactionEndedError(f"the transaction {self.id} was already entered: begin a new one")
         self._started = True
+        if self.is_stored:
+            return
         try:
-            await self._prepare()
-        except RefusedError as error:
-            if not self._new_id or not is_refused_for_its_time(error):
+            try:
+                await self._prepare()
+            except RefusedError as error:
+                if not self._new_id or not is_refused_for_its_time(error):
+                    raise
+                self.id = self._client.new_id()  # the answer told the coordinator's time
+                await self._prepare()
+        except AWAY as error:
+            if not self.keeps_unconfirmed:
                 raise
-            self.id = self._client.new_id()  # the answer told the coordinator's time
-            await self._prepare()
+            log.info("halfway is away: the messages of transaction %s will be stored: %s", self.id, error)
+            self.is_stored = True
 
     async def _prepare(self) -> None:
         if self._client.barrier is not None:
             self._row = self._client.barrier.watch(self.id)
-        await self._client.prepare(self._messages, id=self.id, check_after_s=self._check_after_s, new_id=self._new_id)
+        await self._client.prepare(
+            self.messages,
+            id=self.id,
+            check_after_s=self._check_after_s,
+            new_id=self._new_id,
+            keep=self.keeps_unconfirmed,
+        )
 
     def abandon(self) -> None:
-        """End a prepare in the background that was answered after its caller was interrupted."""
-        self._client.abandon(self.id, new_id=self._new_id)
+        """End a prepare in the background whose answer is unknown, or came after its caller was interrupted."""
+        self._client.abandon(self.id, new_id=self._new_id and not self.is_stored)
 
     async def finish(self, error: BaseException | None) -> None:
         """End the transaction according to how its block ended, unless the block has ended it explicitly."""
         if self._ended:
             return
-        if error is None:
+        if self.is_stored:
+            self._ended = True
+            if error is not None and self._row is not None:
+                self.abandon()  # the prepare may have arrived
+        elif error is None:
             await self._demand_row()
             await self.end("commit")
         else:
@@ -224,9 +255,6 @@ def _open_transaction(client: GroupCalls, opener: object) -> Transaction | None:
     return transaction
 
 
-log = logging.getLogger(__name__)
-
-
 class MixedProducersError(HalfwayError):
     """Two producers send in one database transaction: send all its messages with one of them."""
 
@@ -235,13 +263,43 @@ class NoBarrierError(HalfwayError, TypeError):
     """The client has no barrier, which is needed to know after a crash whether the database committed: give it one."""
 
 
+@dataclass(frozen=True)
+class LocalStore:
+    """The barrier's store, in an open local transaction of a synchronous connection."""
+
+    table: StoredTable
+    group: str
+    connection: Any
+
+    def waits(self) -> bool:
+        """Return whether earlier messages wait."""
+        return carry_out(self.table.waits(self.group), self.connection)
+
+    def add(self, id: str, messages: Sequence[Message]) -> None:
+        """Store messages."""
+        carry_out(self.table.add(id, self.group, messages), self.connection)
+
+
+def store_when_away(
+    when_away: WhenAway, barrier: Barrier | AsyncBarrier | None, group: str
+) -> Callable[[Any], LocalStore] | None:
+    """Return what gives the store on a connection, None to raise instead; raises NoStoreError if there is none."""
+    if when_away not in {"raise", "store"}:
+        raise ValueError(f"when_away is {when_away!r}: give 'raise' or 'store'")
+    if when_away == "raise":
+        return None
+    if barrier is None or barrier.store.bounds is None:
+        raise NoStoreError("when_away='store' needs a store in the client's barrier: `Barrier(..., store=Store())`")
+    return partial(LocalStore, barrier.store, group)
+
+
 class SendingClient(Protocol):
     """The client calls that `Sending` needs."""
 
     def new_id(self) -> str:
         """Return an id that is born now."""
 
-    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool) -> None:
+    def prepare(self, messages: Iterable[Message], *, id: str, new_id: bool, keep: bool) -> None:
         """Prepare messages."""
 
     def begin_end(self, id: str, outcome: Outcome, *, remark: str | None = None) -> Callable[[], None]:
@@ -254,6 +312,7 @@ class Sending:
     def __init__(self, client: SendingClient) -> None:
         self.id = client.new_id()
         self._messages: list[Message] = []
+        self._is_stored = False
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -275,6 +334,7 @@ class Sending:
         commit: Callable[[], None],
         rollback: Callable[[], None],
         confirm: bool,
+        store: LocalStore | None = None,
         afterwards: Callable[[Callable[[], None]], None] = lambda wait: wait(),
     ) -> None:
         """Commit the database transaction, and with it the messages.
@@ -283,6 +343,8 @@ class Sending:
            `unknown`.
         2. Prepare. If halfway refuses the id for its time, because the first message was sent too long ago or the clock
            is wrong, do both once more with a new id. If this or the row fails, roll the database transaction back.
+           With a `store`: if earlier messages are in it, or the prepare is not confirmed, store these messages in the
+           same database transaction. Then only the sender ends this transaction, and 3 is the last step.
         3. Commit the database transaction. If this raises, it may have committed: check-back asks the barrier.
         4. Send the end at once. It continues in the background even if an exception is raised from now on. The local
            outcome is final: if the end fails, this is logged, not raised, and check-back resolves the transaction.
@@ -293,11 +355,14 @@ class Sending:
             commit()
             return
         try:
-            self._prepare(client, insert)
+            self._prepare(client, insert, store)
         except BaseException:
             with contextlib.suppress(Exception):  # if the connection is lost, the database rolls back by itself
                 rollback()
             raise
+        if self._is_stored:
+            commit()
+            return
         try:
             commit()
         except BaseException as error:
@@ -307,16 +372,29 @@ class Sending:
         if confirm:
             afterwards(wait)
 
-    def _prepare(self, client: SendingClient, insert: Callable[[str], None]) -> None:
+    def _prepare(self, client: SendingClient, insert: Callable[[str], None], store: LocalStore | None) -> None:
         insert(self.id)
+        self._is_stored = store is not None and store.waits()
+        if not self._is_stored:
+            try:
+                self._prepare_now(client, insert, keep=store is not None)
+            except AWAY as error:
+                if store is None:
+                    raise
+                log.info("halfway is away: the messages of transaction %s are stored: %s", self.id, error)
+                self._is_stored = True
+        if store is not None and self._is_stored:
+            store.add(self.id, self._messages)
+
+    def _prepare_now(self, client: SendingClient, insert: Callable[[str], None], *, keep: bool) -> None:
         try:
-            client.prepare(self._messages, id=self.id, new_id=True)
+            client.prepare(self._messages, id=self.id, new_id=True, keep=keep)
         except RefusedError as error:
             if not is_refused_for_its_time(error):
                 raise
             self.id = client.new_id()
             insert(self.id)
-            client.prepare(self._messages, id=self.id, new_id=True)
+            client.prepare(self._messages, id=self.id, new_id=True, keep=keep)
 
     def _begin_end(self, client: SendingClient, outcome: Outcome, remark: str | None) -> Callable[[], None]:
         """Send the end, and return a function that waits for it.

@@ -1,0 +1,268 @@
+"""Messages that wait in the service's own database until halfway is back, each under the id of its transaction.
+
+A row is written in the local transaction, beside the barrier's row. From then on only the sender ends that transaction:
+a check is answered `unknown` until the row says that it was given to halfway, and `commit` afterwards. So if halfway
+no longer knows an id that was not given, nobody has committed it, and its messages may be sent under another id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, Final
+
+from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, SqlTable, Steps, rows_written
+from halfway.client.errors import HalfwayError
+from halfway.client.ids import canonical
+from halfway.client.messages import Message, Outcome
+
+log = logging.getLogger(__name__)
+
+_COLUMNS: Final = (
+    " group_name varchar(255) NOT NULL, messages {text} NOT NULL, size integer NOT NULL,"
+    " given integer NOT NULL DEFAULT 0, reason varchar(500),"
+)
+_CREATE: Final = {
+    Dialect.POSTGRESQL: "CREATE TABLE IF NOT EXISTS {table} (place bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,"
+    ' transaction_id varchar(128) COLLATE "C" NOT NULL UNIQUE,'
+    + _COLUMNS.replace("{text}", "text")
+    + " stored_at timestamptz NOT NULL DEFAULT clock_timestamp())",
+    Dialect.MYSQL: "CREATE TABLE IF NOT EXISTS {table} (place bigint AUTO_INCREMENT PRIMARY KEY,"
+    " transaction_id varchar(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL UNIQUE,"
+    + _COLUMNS.replace("{text}", "longtext CHARACTER SET ascii")
+    + " stored_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3)) ENGINE=InnoDB",
+    Dialect.SQLITE: "CREATE TABLE IF NOT EXISTS {table} (place integer PRIMARY KEY,"
+    " transaction_id text NOT NULL UNIQUE,"
+    + _COLUMNS.replace("{text}", "text")
+    + " stored_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0))",
+}
+_AGE: Final = {
+    Dialect.POSTGRESQL: "EXTRACT(EPOCH FROM clock_timestamp() - {stored_at})",
+    Dialect.MYSQL: "TIMESTAMPDIFF(MICROSECOND, {stored_at}, NOW(3)) / 1000000",
+    Dialect.SQLITE: "(julianday('now') - 2440587.5) * 86400.0 - {stored_at}",
+}
+"""Seconds since a row was stored."""
+_MEASURED_FOR_S: Final = 1.0
+"""How long a process relies on the size of the store that it has read."""
+
+
+class StoreFullError(HalfwayError):
+    """The store has reached its bound, and halfway is away: the local transaction is rolled back. Try again later."""
+
+
+class NoStoreError(HalfwayError, TypeError):
+    """The client's barrier has no store: open it with `Barrier(..., store=Store())`, and create its table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """The bounds of the messages that wait in the barrier's database. Several processes may exceed them a little."""
+
+    max_rows: int = 100_000
+    max_bytes: int = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFigures:
+    """What waits in the store."""
+
+    waiting: int
+    """Transactions that are sent when halfway is back."""
+    parked: int
+    """Transactions that a person has to resolve."""
+    bytes: int
+    """The size of all messages."""
+    oldest_s: float
+    """For how many seconds the oldest of all has been waiting; 0 if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParkedMessages:
+    """A transaction that is not sent until `resolve` says how."""
+
+    id: str
+    reason: str
+    age_s: float
+    messages: list[dict[str, Any]]
+    """As in the API's prepare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMessage(Message):
+    """A message as it was stored: a repeat of its prepare has the same content."""
+
+    document: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document."""
+        return self.document
+
+
+@dataclass(frozen=True)
+class StoredTransaction:
+    """A row of the store."""
+
+    id: str
+    messages: tuple[StoredMessage, ...]
+    is_given: bool
+    """Whether halfway had it prepared: somebody may have committed it."""
+
+    @property
+    def keys(self) -> set[tuple[str, str]]:
+        """What later messages must not overtake."""
+        documents = [message.document for message in self.messages]
+        return {(one["topic"], json.dumps(one["key"])) for one in documents if one["key"] is not None}
+
+
+class StoredTable(SqlTable):
+    """The store's table in one dialect. It is beside the barrier's, and exists only if it was created."""
+
+    def __init__(self, dialect: Dialect | str, barrier: str, bounds: Store | None) -> None:
+        """Take the name of the barrier's table. Without bounds nothing is stored by this process."""
+        creation = {each: (sql,) for each, sql in _CREATE.items()}
+        super().__init__(dialect, f"{barrier}_stored", creation, key="transaction_id", time="stored_at")
+        self.bounds = bounds
+        self._barrier = BarrierTable(dialect, barrier)
+        self._owner = token_hex(4)
+        self.is_away = False
+        """Whether this process has found halfway away, or messages that wait for it, since the store was empty."""
+        self._is_created = False
+        self._measured_at = -_MEASURED_FOR_S
+        self._rows = self._bytes = 0
+
+    def exists(self) -> Steps[bool]:
+        self._is_created = self._is_created or (yield from super().exists())
+        return self._is_created
+
+    def waits(self, group: str) -> Steps[bool]:
+        """Return whether messages of a group wait, so that later ones must not overtake them."""
+        result = yield self._statement("SELECT 1 FROM {table} WHERE group_name = {p} AND reason IS NULL LIMIT 1", group)
+        self.is_away = bool(result.rows)
+        return self.is_away
+
+    def demand_room(self) -> Steps[None]:
+        """Raise StoreFullError if the store has reached a bound, or is not used."""
+        if self.bounds is None:
+            raise NoStoreError("the client's barrier has no store: open it with `Barrier(..., store=Store())`")
+        is_old = time.monotonic() - self._measured_at >= _MEASURED_FOR_S
+        if is_old or self._rows >= self.bounds.max_rows or self._bytes >= self.bounds.max_bytes:
+            result = yield self._statement("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM {table}")
+            self._rows, self._bytes = map(int, result.rows[0])
+            self._measured_at = time.monotonic()
+        if self._rows >= self.bounds.max_rows or self._bytes >= self.bounds.max_bytes:
+            raise StoreFullError(
+                f"halfway is away, and {self._rows} transactions with {self._bytes} bytes are stored: try again later,"
+                f" or raise max_rows ({self.bounds.max_rows}) or max_bytes ({self.bounds.max_bytes}) of Store"
+            )
+
+    def add(self, transaction_id: str, group: str, messages: Sequence[Message]) -> Steps[None]:
+        """Store messages in the local transaction, as its last statement: its rows get the order of commits."""
+        yield from self.demand_room()
+        documents = [message.as_json() for message in messages]
+        text = json.dumps(documents, separators=(",", ":"), allow_nan=False)
+        insert = "INSERT INTO {table} (transaction_id, group_name, messages, size) VALUES ({p}, {p}, {p}, {p})"
+        yield self._statement(insert, canonical(transaction_id), group, text, len(text))
+        self.is_away = True
+        self._rows += 1
+        self._bytes += len(text)
+        log.info("the messages of transaction %s are stored until halfway is back", transaction_id)
+
+    def look(self, transaction_id: str) -> Steps[Outcome | None]:
+        """Return what a check gets: the outcome of the barrier, but `unknown` while only the sender may end it."""
+        outcome = yield from self._barrier.look(transaction_id)
+        if outcome != "commit" or not (yield from self.exists()):
+            return outcome
+        select = "SELECT given FROM {table} WHERE transaction_id = {p}"
+        result = yield self._statement(select, canonical(transaction_id))
+        if result.rows:
+            return "commit" if result.rows[0][0] else "unknown"
+        return (yield from self._barrier.look(transaction_id))  # it may have got another id since the first look
+
+    def oldest(self, group: str, limit: int) -> Steps[list[StoredTransaction]]:
+        """Return the transactions to send, in their order; none while another process sends those of this group."""
+        if not (yield from self.waits(group)):
+            return []
+        name = f"#sender/{hashlib.sha256(group.encode()).hexdigest()[:32]}"  # not a legal transaction id
+        if not (yield from self._barrier.lease(name, self._owner)):
+            return []
+        result = yield self._statement(
+            "SELECT transaction_id, messages, given FROM {table} WHERE group_name = {p} AND reason IS NULL"
+            " ORDER BY place LIMIT {p}",
+            group,
+            limit,
+        )
+        return [
+            StoredTransaction(
+                own, tuple(StoredMessage(topic=one["topic"], document=one) for one in json.loads(text)), bool(given)
+            )
+            for own, text, given in result.rows
+        ]
+
+    def give(self, transaction_ids: Sequence[str]) -> Steps[set[str]]:
+        """Note that halfway has these transactions, before they are committed; return those that are still stored."""
+        update = "UPDATE {table} SET given = given + 1 WHERE transaction_id = {p} AND reason IS NULL"
+        given = set()
+        for own in sorted(transaction_ids):  # in one order, so that two processes cannot lock each other out
+            if rows_written((yield self._statement(update, own))):
+                given.add(own)
+        return given
+
+    def remove_all(self, transaction_ids: Sequence[str]) -> Steps[None]:
+        """Delete transactions that are committed."""
+        for own in sorted(transaction_ids):
+            yield self._statement(self.sql.remove, own)
+
+    def rename(self, transaction_id: str, new_id: str, *, was_rolled_back: bool) -> Steps[bool]:
+        """Give a transaction another id; return False if it is no longer stored, or may have been committed.
+
+        From then on a check of the former id is answered `rollback`, should halfway get its prepare after all.
+        """
+        update = "UPDATE {table} SET transaction_id = {p}, given = 0 WHERE transaction_id = {p} AND reason IS NULL"
+        result = yield self._statement(update + ("" if was_rolled_back else " AND given = 0"), new_id, transaction_id)
+        if rows_written(result) == 0:
+            return False
+        yield from self._barrier.overrule(transaction_id, new_id)
+        return True
+
+    def park(self, transaction_id: str, reason: str) -> Steps[bool]:
+        """Leave a transaction to a person; return False if it is no longer stored."""
+        update = "UPDATE {table} SET reason = {p} WHERE transaction_id = {p} AND reason IS NULL"
+        return rows_written((yield self._statement(update, reason[:500], transaction_id))) > 0
+
+    def parked(self) -> Steps[list[ParkedMessages]]:
+        """Return what is parked, oldest first; at most 100."""
+        age = _AGE[self._dialect].replace("{stored_at}", "stored_at")
+        result = yield self._statement(
+            f"SELECT transaction_id, reason, {age}, messages FROM {{table}} WHERE reason IS NOT NULL"  # noqa: S608
+            " ORDER BY place LIMIT 100"
+        )
+        return [
+            ParkedMessages(id=own, reason=reason, age_s=float(age_s), messages=json.loads(text))
+            for own, reason, age_s, text in result.rows
+        ]
+
+    def resolve(self, transaction_id: str, *, delivered: bool) -> Steps[bool]:
+        """Delete a parked transaction that was delivered, or send it again; return whether it was parked."""
+        again = "UPDATE {table} SET reason = NULL, given = 0 WHERE transaction_id = {p} AND reason IS NOT NULL"
+        delete = "DELETE FROM {table} WHERE transaction_id = {p} AND reason IS NOT NULL"
+        return rows_written((yield self._statement(delete if delivered else again, transaction_id))) > 0
+
+    def figures(self) -> Steps[StoredFigures]:
+        """Return what waits."""
+        age = _AGE[self._dialect].replace("{stored_at}", "MIN(stored_at)")
+        select = f"SELECT COUNT(*), COUNT(reason), COALESCE(SUM(size), 0), COALESCE({age}, 0) FROM {{table}}"  # noqa: S608
+        rows, parked, size, oldest_s = (yield self._statement(select)).rows[0]
+        return StoredFigures(waiting=rows - parked, parked=parked, bytes=int(size), oldest_s=float(oldest_s))
+
+
+def migration(dialect: Dialect | str, table: str = TABLE, *, store: bool = False) -> list[str]:
+    """Return the statements that create a barrier's table, for a migration tool; with `store`, those of its store.
+
+    Alembic's dialect names work too.
+    """
+    return StoredTable(dialect, table, None).migration() if store else BarrierTable(dialect, table).migration()

@@ -1,0 +1,202 @@
+"""Sends the messages that local transactions have stored while halfway was away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
+
+from halfway.client.barrier.barrier import AsyncBarrier, Barrier
+from halfway.client.barrier.maintenance import BarrierMaintenance
+from halfway.client.barrier.stored import StoredTransaction
+from halfway.client.barrier.table import Steps
+from halfway.client.calls.group import GroupCalls
+from halfway.client.errors import (
+    NOT_HALFWAY,
+    AlreadyEndedError,
+    ClientClosedError,
+    HalfwayError,
+    IdInFutureError,
+    IdReusedError,
+    InvalidRequestError,
+    OutcomeExpiredError,
+    WrongEventLoopError,
+)
+from halfway.client.threads import call_async
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_WINDOW: Final = 500
+"""How many of the oldest transactions are looked at, and sent side by side unless they share a key."""
+_MAX_PAUSE_S: Final = 15.0
+
+_Result = Literal["prepared", "committed", "rolled back", "expired"] | HalfwayError
+
+
+@dataclass
+class _Round:
+    """What one pass over the store has done."""
+
+    sent: int = 0
+    failed: dict[str, HalfwayError] = field(default_factory=dict)
+    """Transactions that halfway did not take now. What shares a key with them waits too."""
+    renamed: set[str] = field(default_factory=set)
+    """New ids. If halfway does not take one either, its clock is wrong."""
+
+
+class StoredSender:
+    """A task that sends stored messages: in the order of their commits by key, each exactly once.
+
+    Every process of a service may run it; one sends at a time. A step that is repeated changes nothing, because each
+    transaction keeps its id: if halfway has it, the prepare is the same prepare, and a commit is the same commit.
+
+    1. End what halfway has pending and the barrier has decided: those are older than what is stored.
+    2. Prepare the stored transactions that no older one of the same key precedes.
+    3. Note that they were given to halfway. Only from here on anybody says commit.
+    4. Commit them, and delete those that are committed.
+
+    If halfway says of an id that it was rolled back, or no longer knows it (it is older than the outcome horizon) and
+    it was not given, nobody has committed it and nobody can: the row gets a new id. If it was given, only the topics
+    can tell whether it was committed: it is parked, and so is what halfway refuses for good.
+    """
+
+    def __init__(self, client: GroupCalls, barrier: Barrier | AsyncBarrier, *, every_s: float = 1.0) -> None:
+        """Configure the task: it looks for stored messages about every `every_s` seconds."""
+        self._client = client
+        self._barrier = barrier
+        self._store = barrier.store
+        self._every_s = every_s
+
+    async def run(self) -> None:
+        """Run until cancelled. Failures are logged and retried. Raises ClientClosedError and WrongEventLoopError."""
+        pause_s = self._every_s
+        while True:
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - processes take turns
+            try:
+                await self.send()
+            except (ClientClosedError, WrongEventLoopError):
+                raise
+            except Exception as error:  # noqa: BLE001 - of halfway, or of any driver
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                log.warning("stored messages were not sent, trying again: %s: %s", type(error).__name__, error)
+            else:
+                pause_s = self._every_s
+
+    async def send(self) -> int:
+        """Send all that is stored, and return how many transactions; raises the first error if some are left."""
+        done, older_are_ended = _Round(), False
+        while first := _first_of_each_key(
+            await self._run(self._store.oldest(self._client.group, _WINDOW)), done.failed
+        ):
+            if not older_are_ended:
+                await self._end_older()
+                older_are_ended = True
+            await self._send(first, done)
+        if done.sent:
+            log.info("%d stored transactions were sent", done.sent)
+        if done.failed:
+            raise next(iter(done.failed.values()))
+        return done.sent
+
+    async def _end_older(self) -> None:
+        try:
+            await BarrierMaintenance(self._client, self._barrier, older_than_s=0).reconcile()
+        except (ClientClosedError, WrongEventLoopError):
+            raise
+        except HalfwayError as error:
+            log.info("older transactions are not ended before what is stored: %s", error)
+
+    async def _send(self, transactions: Sequence[StoredTransaction], done: _Round) -> None:
+        results = await _all(transactions, self._prepare)
+        prepared = [one.id for one in transactions if results[one.id] == "prepared"]
+        given = await self._run(self._store.give(prepared)) if prepared else set()
+        ended = await _all([one for one in transactions if one.id in given], self._commit)
+        committed = [own for own, result in [*results.items(), *ended.items()] if result == "committed"]
+        if committed:
+            await self._run(self._store.remove_all(committed))
+        done.sent += len(committed)
+        for one in transactions:
+            await self._settle(one, ended.get(one.id, results[one.id]), done)
+
+    async def _settle(self, transaction: StoredTransaction, result: _Result, done: _Round) -> None:
+        """Record a result that does not send a transaction."""
+        match result:
+            case "prepared" | "committed":
+                pass
+            case "rolled back" | "expired" if transaction.id in done.renamed:
+                done.failed[transaction.id] = HalfwayError(f"halfway takes no new id: {transaction.id} is {result}")
+            case "rolled back" | "expired":
+                new_id, certain = self._client.new_id(), result == "rolled back"
+                if await self._run(self._store.rename(transaction.id, new_id, was_rolled_back=certain)):
+                    done.renamed.add(new_id)
+                    log.info("stored transaction %s is %s at halfway: it is now %s", transaction.id, result, new_id)
+                else:
+                    await self._park(transaction, "it may have been committed, and halfway no longer knows its outcome")
+            case IdInFutureError():
+                done.failed[transaction.id] = result
+            case InvalidRequestError() | IdReusedError() if result.error_code != NOT_HALFWAY:
+                await self._park(transaction, str(result))
+            case _:
+                done.failed[transaction.id] = result
+
+    async def _park(self, transaction: StoredTransaction, reason: str) -> None:
+        if await self._run(self._store.park(transaction.id, reason)):
+            log.error("stored transaction %s is not sent until `resolve` says how: %s", transaction.id, reason)
+
+    async def _prepare(self, transaction: StoredTransaction) -> _Result:
+        try:
+            await self._client.prepare(transaction.messages, id=transaction.id, keep=True)
+        except AlreadyEndedError as error:
+            return _RESULTS.get(error.state, error)
+        except OutcomeExpiredError:
+            return "expired"
+        return "prepared"
+
+    async def _commit(self, transaction: StoredTransaction) -> _Result:
+        try:
+            await self._client.end(transaction.id, "commit", remark="stored while halfway was away")
+        except AlreadyEndedError:
+            return "rolled back"
+        return "committed"
+
+    async def _run(self, steps: Steps[T]) -> T:
+        return await call_async(self._barrier.in_transaction, steps)
+
+
+_RESULTS: Final[Mapping[str, _Result]] = {"committed": "committed", "rolled_back": "rolled back", "parked": "prepared"}
+"""A parked transaction is prepared: a commit ends it."""
+
+
+async def _all(
+    transactions: Sequence[StoredTransaction], call: Callable[[StoredTransaction], Awaitable[_Result]]
+) -> dict[str, _Result]:
+    """Call for all side by side, and return the results by id."""
+
+    async def result_of(transaction: StoredTransaction) -> _Result:
+        try:
+            return await call(transaction)
+        except (ClientClosedError, WrongEventLoopError):
+            raise
+        except HalfwayError as error:
+            return error
+
+    results = await asyncio.gather(*map(result_of, transactions))
+    return {one.id: result for one, result in zip(transactions, results, strict=True)}
+
+
+def _first_of_each_key(
+    transactions: Iterable[StoredTransaction], failed: Mapping[str, HalfwayError]
+) -> list[StoredTransaction]:
+    """Return the transactions that no older one of the same key precedes, without those that have failed."""
+    first: list[StoredTransaction] = []
+    keys: set[tuple[str, str]] = set()
+    for one in transactions:
+        if one.id not in failed and keys.isdisjoint(one.keys):
+            first.append(one)
+        keys |= one.keys
+    return first
