@@ -142,7 +142,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     hide_payloads_from_operators: bool = False
     """Whether operators get no messages and no checks, and cannot list by message key."""
     peer_credential: SecretStr | None = None
-    """The credential between instances, the same on all of them. Without it, nothing is forwarded."""
+    """The credential between instances, the same on all. A second one after white space is accepted too."""
     tls_certificate_file: FilePath | None = None
     """The certificate chain (PEM) of the API's port. If it is set, the port speaks https only."""
     tls_key_file: FilePath | None = None
@@ -209,14 +209,12 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
             )
 
     def _secret_faults(self) -> Iterator[str]:
-        credential = None if self.peer_credential is None else self.peer_credential.get_secret_value()
-        if credential is not None and not (
-            _MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL and credential.isascii()
-        ):
-            yield (
-                f"{secret_name(self, 'peer_credential')} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII "
-                "characters: make it with openssl rand -hex 32"
-            )
+        for credential in self._set_credentials():
+            if not (_MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL and credential.isascii()):
+                yield (
+                    f"{secret_name(self, 'peer_credential')} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII "
+                    "characters, and white space only between two credentials: make it with openssl rand -hex 32"
+                )
         if self.operator_key is not None:
             named = secret_name(self, "operator_key")
             if kind_in(self.operator_key.get_secret_value()) is not PrincipalKind.OPERATOR:
@@ -253,10 +251,10 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     @property
     def peer_credentials(self) -> tuple[str, ...]:
         """The accepted credentials between instances. This instance shows the first; a configured one comes first."""
-        from_master = [derived(master, "peer").hex() for master in self.master_secrets]
-        return tuple(
-            from_master if self.peer_credential is None else [self.peer_credential.get_secret_value(), *from_master]
-        )
+        return (*self._set_credentials(), *(derived(master, "peer").hex() for master in self.master_secrets))
+
+    def _set_credentials(self) -> list[str]:
+        return [] if self.peer_credential is None else self.peer_credential.get_secret_value().split() or [""]
 
     @cached_property
     def master_secrets(self) -> tuple[bytes, ...]:

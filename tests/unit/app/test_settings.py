@@ -244,10 +244,11 @@ def test_a_credential_that_is_weak_or_fits_no_header_is_refused_and_not_shown(cr
     assert "openssl rand" in caught.value.detail
 
 
-def test_a_credential_between_instances_is_not_in_a_repr() -> None:
-    settings = load(BOOTSTRAP | {"HALFWAY_PEER_CREDENTIAL": "a new one, long enough"})
-    assert settings.peer_credentials == ("a new one, long enough",)
-    assert "long enough" not in repr(settings)
+def test_a_credential_between_instances_can_be_changed_while_they_run() -> None:
+    """The first is shown; the second is accepted too, before the change and after it."""
+    settings = load(BOOTSTRAP | {"HALFWAY_PEER_CREDENTIAL": "the-new-long-enough the-old-long-enough"})
+    assert settings.peer_credentials == ("the-new-long-enough", "the-old-long-enough")
+    assert "long-enough" not in repr(settings)
     assert load(BOOTSTRAP).peer_credentials == ()
 
 
