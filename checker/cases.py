@@ -115,6 +115,8 @@ class Case:
     ended_in_doubt: bool = False
     """Whether op was deleted while the transaction may have been about to end, and no caller had an outcome."""
 
+    cut_before_an_answer: bool = False
+    """Whether half was cut after its prepare was sent, and nobody was told that it is stored: it may be lost."""
     lost_in_memory: bool = False
     """Whether Kafka and the owner of its shard have lost it at once: what is known of it proves nothing."""
 
@@ -292,6 +294,9 @@ class _Collector:
         case.lost_in_memory = any(
             case.asked_at is not None and case.asked_at < loss.at and not shards.isdisjoint(loss.shards)
             for loss in self._lost_in_memory
+        )
+        case.cut_before_an_answer = case.acknowledged_at is None and any(
+            case.asked_at is not None and case.asked_at < cut for cut in self._disturbances.cuts
         )
         run = self._run
         if run.wall is None or not case.ends:

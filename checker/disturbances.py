@@ -16,6 +16,8 @@ class Disturbances:
         """Start without faults."""
         self._all: list[tuple[int, int]] = []
         self._of_shards: list[tuple[int, int]] = []
+        self.cuts: list[int] = []
+        """When half was cut."""
         self._unserved: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
 
     def add(self, fault: Fault | Serving) -> None:
@@ -32,6 +34,8 @@ class Disturbances:
             return
         since = fault.at if fault.since is None else fault.since
         self._all.append((since, fault.at))
+        if fault.kind == "half_cut":
+            self.cuts.append(since)
         if fault.stops_ms is None:
             self._of_shards.append((since, fault.at))
         elif fault.stops_ms > 0:

@@ -204,8 +204,14 @@ def outcome_stays(case: Case) -> Iterator[Finding]:
 
 
 def nothing_is_left(case: Case) -> Iterator[Finding]:
-    """Every transaction has an outcome, and no record of it is left in half or parked."""
+    """Every transaction has an outcome, and no record of it is left in half or parked.
+
+    A half that half was cut behind is written again if its owner has the payload. It must have that of a prepare that
+    it has acknowledged.
+    """
     half = case.halves[-1] if case.halves and case.halves[-1].contents is not None else None
+    if half is not None and case.cut_before_an_answer and not case.ends:
+        half = None
     parked = case.parked[-1] if case.parked and not case.parked[-1].tombstone else None
     for left in (half, parked):
         if left is not None:

@@ -114,6 +114,20 @@ def test_policy_may_roll_back_where_a_commit_need_not_have_been_heard(answers: t
     assert found(*rolled_back_by_policy(*answers)) == set()
 
 
+@pytest.mark.parametrize("status, since, stuck", [(503, 5, set()), (503, 0, {"a"}), (201, 5, {"a"})])
+def test_a_half_that_was_cut_may_end_nowhere_if_nobody_was_told_of_it(status: int, since: int, stuck: set[str]) -> None:
+    """Its owner need not have the payload of what it has not acknowledged, and cannot write it again."""
+    history: History = [
+        Run(seed=7, topics=TOPICS),
+        Prepare(at=1, ref="r", group="g", contents=(content("a"),), id="a"),
+        Prepared(at=2, sent_at=1, ref="r", status=status, id="a", state="prepared" if status == 201 else None),
+        Fault(at=6, since=since, kind="half_cut", target="half"),
+        Rest(at=60 * SECOND),
+    ]
+    records: Topics = [half("a", content("a"), offset=1)]
+    assert {name for count, _, name in found(history, records) if count == "stuck"} == stuck
+
+
 def test_what_stood_in_a_topic_that_was_deleted_may_be_gone() -> None:
     """All of it or a part; what was prepared afterwards must stand."""
     history, topics = good()
