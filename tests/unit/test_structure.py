@@ -9,8 +9,8 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 42_053,
-    "files of coordinator and adapters": 186,
+    "lines of coordinator and adapters": 42_794,
+    "files of coordinator and adapters": 188,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 8_998,
     "lines of halfway/http": 5_849,
@@ -20,14 +20,14 @@ BOUNDS = {
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_273,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 5_861,
+    "lines of halfway/client": 6_602,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 67_797,
+    "lines of tests": 68_190,
     "lines of bench": 4_006,
-    "bytes of pages": 201_999,
+    "bytes of pages": 204_040,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 11,
