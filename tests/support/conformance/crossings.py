@@ -83,17 +83,18 @@ async def crossings(coordinator_url: str, postgresql_socket: Path) -> AsyncItera
         kept = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
         return web.Response(status=answer.status, body=content, headers=kept)
 
-    connections: set[asyncio.Task[None]] = set()
+    links: set[asyncio.Task[None]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(task := asyncio.current_task())  # type: ignore[arg-type]  # this runs in a task
-        try:
-            await _DatabaseLink(places, (reader, writer), await asyncio.open_unix_connection(postgresql_socket)).run()
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            connections.discard(task)
-            writer.close()
+    async def link(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            server = await asyncio.open_unix_connection(postgresql_socket)
+            await _DatabaseLink(places, (reader, writer), server).run()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(link(reader, writer))
+        links.add(task)
+        task.add_done_callback(links.discard)
+        task.add_done_callback(lambda _: writer.close())  # also if it is cancelled before it begins
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", forward)
@@ -104,9 +105,9 @@ async def crossings(coordinator_url: str, postgresql_socket: Path) -> AsyncItera
             yield places
         finally:
             database.close()
-            for task in list(connections):
+            for task in list(links):
                 task.cancel()
-            await asyncio.gather(*connections, return_exceptions=True)
+            await asyncio.gather(*links, return_exceptions=True)
 
 
 def _step(path: str, body: bytes) -> str | None:
