@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_190,
+    "lines of tests": 68_191,
     "lines of bench": 4_006,
     "bytes of pages": 204_040,
     "settings": 50,

@@ -148,11 +148,11 @@ class _DatabaseLink:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for _, writer in (self._service, self._server):  # before anything that may be cancelled
+                writer.transport.abort()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            for _, writer in (self._service, self._server):
-                writer.transport.abort()
 
     async def _forward_requests(self) -> None:
         while data := await self._service[0].read(65_536):
