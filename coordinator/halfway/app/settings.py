@@ -213,7 +213,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
             if not (_MIN_CREDENTIAL <= len(credential) <= _MAX_CREDENTIAL and credential.isascii()):
                 yield (
                     f"{secret_name(self, 'peer_credential')} must have {_MIN_CREDENTIAL} to {_MAX_CREDENTIAL} ASCII "
-                    "characters, and white space only between two credentials: make it with openssl rand -hex 32"
+                    "characters: make it with openssl rand -hex 32"
                 )
         if self.operator_key is not None:
             named = secret_name(self, "operator_key")
@@ -254,7 +254,12 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
         return (*self._set_credentials(), *(derived(master, "peer").hex() for master in self.master_secrets))
 
     def _set_credentials(self) -> list[str]:
-        return [] if self.peer_credential is None else self.peer_credential.get_secret_value().split() or [""]
+        if self.peer_credential is None:
+            return []
+        text = self.peer_credential.get_secret_value()
+        parts = text.split()
+        # A pass phrase of short words is one credential.
+        return parts if parts and min(map(len, parts)) >= _MIN_CREDENTIAL else [text]
 
     @cached_property
     def master_secrets(self) -> tuple[bytes, ...]:

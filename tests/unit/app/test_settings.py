@@ -249,6 +249,8 @@ def test_a_credential_between_instances_can_be_changed_while_they_run() -> None:
     settings = load(BOOTSTRAP | {"HALFWAY_PEER_CREDENTIAL": "the-new-long-enough the-old-long-enough"})
     assert settings.peer_credentials == ("the-new-long-enough", "the-old-long-enough")
     assert "long-enough" not in repr(settings)
+    phrase = BOOTSTRAP | {"HALFWAY_PEER_CREDENTIAL": "one phrase of short words"}
+    assert load(phrase).peer_credentials == ("one phrase of short words",)
     assert load(BOOTSTRAP).peer_credentials == ()
 
 
