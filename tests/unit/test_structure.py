@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 42_799,
+    "lines of coordinator and adapters": 42_809,
     "files of coordinator and adapters": 188,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 8_998,
     "lines of halfway/http": 5_849,
-    "lines of halfway/app": 4_200,
+    "lines of halfway/app": 4_210,
     "lines of halfway/kafka": 9_934,
     "lines of halfway/checks": 1_110,
     "lines of halfway/peers": 348,
@@ -25,10 +25,10 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_193,
+    "lines of tests": 68_195,
     "lines of bench": 4_006,
-    "bytes of pages": 204_040,
-    "settings": 50,
+    "bytes of pages": 204_154,
+    "settings": 51,
     "REST operations": 22,
     "calls between instances": 11,
     "ports": 16,

@@ -202,7 +202,7 @@ class Destinations:
                 continue
             if kind != PRIVATE:
                 return f"a {kind} address, which the operator does not allow (HALFWAY_CHECK_ALSO_NETWORKS)"
-            if self._is_public_allowed:
+            if self._has_networks:
                 return "a private address, which the operator does not allow (HALFWAY_CHECK_NETWORKS)"
         return None
 

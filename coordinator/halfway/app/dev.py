@@ -25,7 +25,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.app.serve.app import Ready, cannot_listen, run
-from halfway.app.serve.backend import authorities
+from halfway.app.serve.backend import check_authorities
 from halfway.app.terminal import complain, json_line, say
 from halfway.checks import LOOPBACK_NETWORKS
 from halfway.kafka.clients.librdkafka_events import LibrdkafkaLog
@@ -152,7 +152,7 @@ def run_dev(options: DevOptions, settings_for: Callable[[str], Settings]) -> int
 def _demand_usable(settings: Settings, options: DevOptions) -> None:
     """Raise ConfigurationError for everything that the coordinator would refuse, before Kafka starts."""
     admin_client(settings.kafka_config(""))
-    authorities(settings.ca_file)
+    check_authorities(settings)
     ports = {"--port": settings.port, "--health-port": settings.health_port, "--kafka-port": options.kafka_port}
     if options.check_echo is not None:
         ports["--check-port"] = options.check_port

@@ -35,6 +35,7 @@ from halfway.app.settings_sources import (
     REMOVED,
     SHOWN,
     SUFFIX,
+    TRUTH,
     Policy,
     Sources,
     explain,
@@ -79,7 +80,6 @@ _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
 _SHORTEST_SCAN_S: Final = 0.1
-_TRUTH: Final[Mapping[str, bool]] = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -101,7 +101,7 @@ def _network(value: object) -> object:
 def _access(value: object) -> object:
     if value == "metrics" or isinstance(value, bool):
         return value
-    if (known := _TRUTH.get(str(value).lower())) is None:
+    if (known := TRUTH.get(str(value).lower())) is None:
         raise ValueError("it must be true, false or metrics")
     return known
 
@@ -143,6 +143,8 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Whether operators get no messages and no checks, and cannot list by message key."""
     peer_credential: SecretStr | None = None
     """The credential between instances, the same on all. A second one after white space is accepted too."""
+    peer_ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of the other instances' https URLs, instead of the system's."""
     tls_certificate_file: FilePath | None = None
     """The certificate chain (PEM) of the API's port. If it is set, the port speaks https only."""
     tls_key_file: FilePath | None = None
@@ -178,8 +180,8 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """Networks that are allowed in addition, also special ones: loopback, link-local, metadata, multicast."""
     check_proxy: SecretStr | None = None
     """The URL of an HTTP proxy for all checks."""
-    ca_file: FilePath | None = None
-    """Certificate authorities (PEM) of the https URLs that halfway calls, beside the system's."""
+    check_ca_file: FilePath | None = None
+    """Certificate authorities (PEM) of https endpoints, instead of the system's."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """`debug`, `info`, `warning` or `error`. The log is JSON on standard error, and readable text on a terminal."""

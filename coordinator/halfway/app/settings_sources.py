@@ -32,7 +32,6 @@ REMOVED: Final[Mapping[str, str]] = {
     "check_connect_timeout_s": "three tenths of HALFWAY_CHECK_TIMEOUT_S",
     "check_host_rate": "64 times HALFWAY_CHECK_CONCURRENCY",
     "check_queue": "64 times HALFWAY_CHECK_CONCURRENCY",
-    "check_ca_file": "HALFWAY_CA_FILE, which is also for instances",
     "check_private_networks": "true; HALFWAY_CHECK_NETWORKS=public closes private networks",
     "lane_max_bytes": "16 MiB",
     "lane_max_ends": "1,000",
@@ -48,7 +47,6 @@ REMOVED: Final[Mapping[str, str]] = {
     "max_messages": "one for each 4 KiB of HALFWAY_MAX_PREPARE_BYTES, but at least 1,000",
     "min_compaction_lag_ms": "HALFWAY_OUTCOME_HORIZON_S",
     "open_metrics": "HALFWAY_OPEN_ACCESS=metrics",
-    "peer_ca_file": "HALFWAY_CA_FILE, which is also for check endpoints",
     "peer_credential_previous": "the second one in HALFWAY_PEER_CREDENTIAL",
     "peer_credential_previous_file": "the second one in HALFWAY_PEER_CREDENTIAL",
     "prepare_timeout_s": "5 s, but at most a third of HALFWAY_REQUEST_TIMEOUT_S",
@@ -61,28 +59,34 @@ REMOVED: Final[Mapping[str, str]] = {
 """What earlier releases could set, with the value that it has now: it is ignored, with a warning, at a start."""
 
 
-_RENAMED: Final[Mapping[str, tuple[str, Mapping[str, str] | None]]] = {
-    "check_ca_file": ("ca_file", None),
-    "peer_ca_file": ("ca_file", None),
-    "check_private_networks": ("check_networks", {"false": "public", "0": "public", "no": "public"}),
-    "open_metrics": ("open_access", {"true": "metrics", "1": "metrics", "yes": "metrics"}),
+TRUTH: Final[Mapping[str, bool]] = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
 }
-"""Removed settings that another one has taken over; for which of their values, and what these are there."""
+"""What a variable may say for true and for false."""
+_RENAMED: Final[Mapping[str, tuple[bool, str, str]]] = {
+    "check_private_networks": (False, "check_networks", "public"),
+    "open_metrics": (True, "open_access", "metrics"),
+}
+"""Removed settings that another one has taken over: at which value, and what that is there."""
 
 
 def rename(values: dict[str, Any], plain: Mapping[str, str]) -> list[str]:
-    """Give the values of renamed settings to the new ones, unless these are set; return what contradicts itself.
+    """Give the values of renamed settings to the new ones, unless these say more; return what is wrong with them.
 
     `plain` maps the names in `values` to those of settings.
     """
-    given = {plain[name]: value for name, value in values.items()}
+    given = {plain[name]: (name, value) for name, value in values.items()}
     faults: list[str] = []
-    for old, (new, taken) in _RENAMED.items():
-        value = given.get(old) if taken is None else taken.get(str(given.get(old)).lower())
-        if value is None or given.get(new) is not None:
+    for old, (at, new, value) in _RENAMED.items():
+        if old not in given:
             continue
-        if values.setdefault(new, value) != value:
-            faults.append(f"{new} has taken over check_ca_file and peer_ca_file: put both into one file, and set it")
+        said = TRUTH.get(str(given[old][1]).lower())
+        name, set_to = given.get(new, (new, None))
+        if said is None:
+            faults.append(f"{old} is {str(given[old][1])[:SHOWN]!r}: it must be true or false; {new} has taken it over")
+        elif said is at and (set_to in (None, "", [], ()) or TRUTH.get(str(set_to).lower()) is False):
+            values[name] = value
     return faults
 
 

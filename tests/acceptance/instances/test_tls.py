@@ -32,7 +32,7 @@ def fleet(kafka: Kafka, tmp_path: Path, authority: Authority) -> Iterator[Fleet]
         "HALFWAY_TLS_CERTIFICATE_FILE": str(certificate),
         "HALFWAY_TLS_KEY_FILE": str(key),
         "HALFWAY_HEALTH_TLS": "true",
-        "HALFWAY_CA_FILE": str(authority.file),
+        "HALFWAY_PEER_CA_FILE": str(authority.file),
     }
     fleet = Fleet(kafka.bootstrap_servers, tmp_path, settings)
     try:

@@ -176,7 +176,7 @@ class CoordinatorProcess(KillableProcess):
         """Give what is at one of its own URLs, None for any other status than 200."""
         vouching = None
         if url.startswith("https:"):  # it reads all certificates of the system, for 20 ms of CPU each time
-            vouching = ssl.create_default_context(cafile=self.settings.get("HALFWAY_CA_FILE"))
+            vouching = ssl.create_default_context(cafile=self.settings.get("HALFWAY_PEER_CA_FILE"))
         asked = urllib.request.Request(url)  # noqa: S310  our own
         if key is not None:
             asked.add_header("Authorization", f"Bearer {key}")

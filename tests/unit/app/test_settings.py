@@ -84,7 +84,7 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
         ("HALFWAY_LOG_LEVEL", "loud"),
         ("HALFWAY_CHECK_NETWORKS", "10.0.0.1/8"),
         ("HALFWAY_CHECK_HOSTS", "http://orders/"),
-        ("HALFWAY_CA_FILE", "nowhere.pem"),
+        ("HALFWAY_CHECK_CA_FILE", "nowhere.pem"),
     ],
 )
 def test_a_wrong_value_is_named(variable: str, value: str) -> None:
@@ -148,32 +148,33 @@ def test_a_setting_of_an_earlier_release_is_ignored_and_known(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "given, name, value",
     [
-        ({"CHECK_PRIVATE_NETWORKS": "false"}, "check_networks", ("public",)),
+        *(({"CHECK_PRIVATE_NETWORKS": no}, "check_networks", ("public",)) for no in ("false", "off", "N", "0")),
+        ({"CHECK_PRIVATE_NETWORKS": "false", "CHECK_NETWORKS": ""}, "check_networks", ("public",)),
         ({"CHECK_PRIVATE_NETWORKS": "true"}, "check_networks", ()),
         (
             {"CHECK_PRIVATE_NETWORKS": "false", "CHECK_NETWORKS": "10.0.0.0/8"},
             "check_networks",
             (ip_network("10.0.0.0/8"),),
         ),
-        ({"OPEN_METRICS": "true"}, "open_access", "metrics"),
+        ({"OPEN_METRICS": "on"}, "open_access", "metrics"),
+        ({"OPEN_METRICS": "true", "OPEN_ACCESS": "false"}, "open_access", "metrics"),
         ({"OPEN_METRICS": "true", "OPEN_ACCESS": "true"}, "open_access", True),
-        ({"PEER_CA_FILE": __file__}, "ca_file", Path(__file__)),
-        ({"CHECK_CA_FILE": __file__, "PEER_CA_FILE": __file__}, "ca_file", Path(__file__)),
+        ({"OPEN_METRICS": "false", "OPEN_ACCESS": "true"}, "open_access", True),
     ],
 )
 def test_a_setting_that_another_one_has_taken_over_holds_as_before(
     given: dict[str, str], name: str, value: object
 ) -> None:
-    """An upgrade opens nothing that was closed, and trusts what was trusted."""
+    """An upgrade opens nothing that was closed, and closes nothing that was open."""
     settings = load(BOOTSTRAP | {f"HALFWAY_{key}": text for key, text in given.items()})
     assert getattr(settings, name) == value
     assert settings.removed
 
 
-def test_two_files_of_authorities_that_became_one_setting_are_refused(tmp_path: Path) -> None:
-    (other := tmp_path / "other.pem").write_text("")
-    with pytest.raises(ConfigurationError, match="ca_file has taken over check_ca_file and peer_ca_file"):
-        load(BOOTSTRAP | {"HALFWAY_CHECK_CA_FILE": __file__, "HALFWAY_PEER_CA_FILE": str(other)})
+@pytest.mark.parametrize("name", ["HALFWAY_CHECK_PRIVATE_NETWORKS", "HALFWAY_OPEN_METRICS"])
+def test_a_wrong_value_of_a_setting_that_was_taken_over_ends_the_start(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be true or false"):
+        load(BOOTSTRAP | {name: "perhaps"})
 
 
 def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:

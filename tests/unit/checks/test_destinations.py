@@ -142,7 +142,8 @@ def test_a_network_names_a_metadata_server_by_its_own_address_too() -> None:
     """All of IPv6 does not include an IPv4 address that is embedded in it."""
     rule = Destinations(networks=[ip_network("::/0")])
     assert connecting(rule, "64:ff9b::a9fe:a9fe") is not None
-    assert connecting(rule, "64:ff9b::a00:1") is None
+    assert connecting(rule, "64:ff9b::a00:1") is not None
+    assert connecting(rule, "64:ff9b::5db8:d822") is None
 
 
 def test_with_networks_nothing_outside_them_is_called_but_what_is_named_beside_them() -> None:

@@ -177,13 +177,15 @@ def prepare(settings: Settings) -> int:
 def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -> int:
     """Print what a start needs and whether it is there; return exit status 1 if something is wrong."""
     from halfway.app.serve.app import demand_guarded
-    from halfway.app.serve.backend import authorities
+    from halfway.app.serve.backend import authorities, check_authorities
     from halfway.app.serve.process import configure, raise_limit
 
     configure(level="critical")  # the findings say it
+    peers = partial(authorities, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
     findings = [
         Finding.of("access to the API", partial(demand_guarded, settings)),
-        Finding.of("authorities of https URLs", partial(authorities, settings.ca_file)),
+        Finding.of("authorities of check endpoints", partial(check_authorities, settings)),
+        Finding.of("authorities of other instances", peers),
         Finding.of("open files", lambda: f"enough for {raise_limit():,} connections of clients"),
     ]
 

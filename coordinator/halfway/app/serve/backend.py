@@ -141,29 +141,31 @@ def _in_brackets(error: str | None) -> str:
     return "" if error is None else f" ({error})"
 
 
-def authorities(file: Path | None) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts the authorities in a file too, None for the system's authorities alone.
+def check_authorities(settings: Settings) -> ssl.SSLContext | None:
+    """Return the TLS context that verifies endpoints, None for the system's authorities.
+
+    Raises ConfigurationError as `authorities` does.
+    """
+    return authorities("HALFWAY_CHECK_CA_FILE", settings.check_ca_file)
+
+
+def authorities(setting: str, file: Path | None) -> ssl.SSLContext | None:
+    """Return a TLS context that trusts the authorities in a file, None for the system's authorities.
 
     Raises:
         ConfigurationError: the file has no certificate in PEM format.
 
     """
-    if file is None:
-        return None
-    context = ssl.create_default_context()
     try:
-        context.load_verify_locations(file)
+        return None if file is None else ssl.create_default_context(cafile=file)
     except ssl.SSLError as error:
-        raise ConfigurationError(
-            f"HALFWAY_CA_FILE {str(file)!r} contains no certificate in PEM format: {error}"
-        ) from None
-    return context
+        raise ConfigurationError(f"{setting} {str(file)!r} contains no certificate in PEM format: {error}") from None
 
 
 def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]] | None = None) -> HttpCheckCaller:
     """Return a caller that signs checks with the secrets of their group. It has opened no connection yet.
 
-    Raises ConfigurationError as `authorities` does.
+    Raises ConfigurationError as `check_authorities` does.
     """
     return HttpCheckCaller(
         timeout_s=settings.check_timeout_s,
@@ -175,7 +177,7 @@ def check_caller(settings: Settings, secrets_of: Callable[[str], Sequence[bytes]
             networks=settings.check_networks,
             also_networks=settings.check_also_networks,
         ),
-        ssl_context=authorities(settings.ca_file),
+        ssl_context=check_authorities(settings),
         proxy=None if settings.check_proxy is None else settings.check_proxy.get_secret_value(),
     )
 
@@ -397,7 +399,7 @@ async def _peers(stack: AsyncExitStack, settings: Settings) -> HttpPeers | None:
     if not settings.peer_credentials:
         log.info("forwarding_off", reason="HALFWAY_PEER_CREDENTIAL is not set, which is right only for one instance")
         return None
-    ssl_context = authorities(settings.ca_file)
+    ssl_context = authorities("HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
     return await stack.enter_async_context(HttpPeers(settings.peer_credentials[0], ssl_context=ssl_context))
 
 

@@ -63,6 +63,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {folder: client-ca, secret: {{ .name }}, items: [{key: {{ .key }}, path: ca.crt}], env: {HALFWAY_TLS_CLIENT_CA_FILE: ca.crt}}
 {{- end }}{{ end }}
 {{- with $values.tls.peerCaSecret }}{{ if .name }}
-- {folder: peer-ca, secret: {{ .name }}, items: [{key: {{ .key }}, path: ca.crt}], env: {HALFWAY_CA_FILE: ca.crt}}
+- {folder: peer-ca, secret: {{ .name }}, items: [{key: {{ .key }}, path: ca.crt}], env: {HALFWAY_PEER_CA_FILE: ca.crt}}
 {{- end }}{{ end }}
 {{- end }}

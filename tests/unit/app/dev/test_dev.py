@@ -64,7 +64,7 @@ WRONG = {
     "HALFWAY_KAFKA_PREFIX": "a b/",
     "HALFWAY_KAFKA__ACKS": "1",
     "HALFWAY_KAFKA__NO_SUCH_THING": "1",
-    "HALFWAY_CA_FILE": str(Path(__file__)),
+    "HALFWAY_CHECK_CA_FILE": str(Path(__file__)),
 }
 
 
