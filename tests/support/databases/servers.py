@@ -1,5 +1,6 @@
 """Real database servers for the tests, fetched by name and run in a folder of their own until the block is left."""
 
+import fcntl
 import io
 import os
 import platform
@@ -249,10 +250,13 @@ def _fetch(group: str, artifact: str, version: str, *, classifier: str = "", pac
 
     found = MavenContext().project(group, artifact).at_version(version).artifact(classifier, packaging)
     try:
-        jar = found.resolve()
-        if not zipfile.is_zipfile(jar):
-            jar.unlink()
+        # Another process may fetch the same jar, and the first bytes of it are there under its name.
+        with (Path(tempfile.gettempdir()) / f"halfway-fetch-{os.getuid()}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             jar = found.resolve()
+            if not zipfile.is_zipfile(jar):
+                jar.unlink()
+                jar = found.resolve()
     except Exception as error:
         raise RuntimeError(
             f"{group}:{artifact}:{version} cannot be fetched from Maven Central ({error}): the tests of the"
