@@ -12,8 +12,18 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from halfway.client import AlreadyEndedError, Halfway, Message, PrepareUnconfirmedError, SyncHalfway, transaction_id
-from halfway.client.barrier import AsyncBarrier, Barrier, NoStoreError, Store, StoreFullError
+from halfway.client import (
+    AlreadyEndedError,
+    Halfway,
+    HalfwayError,
+    Message,
+    PrepareUnconfirmedError,
+    SyncHalfway,
+    transaction_id,
+)
+from halfway.client.barrier import AsyncBarrier, Barrier, NoStoreError, NoTransactionError, Store, StoreFullError
+from halfway.client.barrier.stored import StoredTransaction
+from halfway.client.producer import sender
 from halfway.client.producer.sender import StoredSender
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from tests.support.client.shop import transactional
@@ -236,6 +246,53 @@ async def test_two_processes_that_send_at_once_send_each_once(world: RestWorld, 
         await asyncio.gather(*map(send, barriers))
     await service.send(world, barriers[0])
     assert sent(world) == ["1", "2", "3"]
+
+
+async def test_an_id_that_halfway_refuses_does_not_stay_in_the_way(world: RestWorld, service: Service) -> None:
+    """It is of a clock that was ahead, or halfway has other messages under it, which nobody commits."""
+    tomorrow, own = transaction_id("1", world.memory.clock.now_ms() + 86_400_000), born_now(world)
+    async with Halfway(world.url, "shop") as client:
+        await client.prepare([message("another")], id=own)
+    await asyncio.to_thread(service.place, NOWHERE, "1", id=tomorrow)
+    await asyncio.to_thread(service.place, NOWHERE, "2", id=own)
+    assert await service.send(world) == 2
+    assert sent(world) == ["1", "2"]
+    assert service.barrier.settle(own) == "rollback"
+
+
+async def test_what_halfway_refuses_again_and_again_holds_up_its_own_key_only(
+    world: RestWorld, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if more wait behind it than the sender looks at together."""
+    monkeypatch.setattr(sender, "_WINDOW", 2)
+    stuck = await asyncio.to_thread(service.place, NOWHERE, "1", key="stuck")
+    for order, key in (("2", "stuck"), ("3", "stuck"), ("4", "k"), ("5", "k")):
+        await asyncio.to_thread(service.place, NOWHERE, order, key=key)
+    prepare = StoredSender._prepare
+
+    async def refused(self: StoredSender, transaction: StoredTransaction) -> Any:
+        return HalfwayError("not now") if transaction.id == stuck else await prepare(self, transaction)
+
+    monkeypatch.setattr(StoredSender, "_prepare", refused)
+    with pytest.raises(HalfwayError, match="not now"):
+        await service.send(world)
+    assert sent(world) == ["4", "5"]
+    monkeypatch.setattr(StoredSender, "_prepare", prepare)
+    await service.send(world)
+    assert sorted(sent(world)) == ["1", "2", "3", "4", "5"]
+
+
+async def test_what_was_rolled_back_by_hand_inside_the_block_is_not_stored(service: Service) -> None:
+    """The barrier's row went with it, and the messages must not come alone."""
+
+    def place() -> None:
+        client = SyncHalfway(NOWHERE, "shop", barrier=service.barrier, prepare_timeout_s=0.05)
+        with client, client.transaction([message("1")], service.engine.begin, when_away="store") as connection:
+            connection.exec_driver_sql("ROLLBACK")
+
+    with pytest.raises(NoTransactionError, match="rolled back before its end"):
+        await asyncio.to_thread(place)
+    assert service.barrier.stored().waiting == 0
 
 
 async def test_one_process_sends_at_a_time(world: RestWorld, service: Service) -> None:

@@ -97,7 +97,7 @@ async def test_access_control_is_turned_on_without_losing_a_transaction(
     made = json.loads((await command(second, "create", "group", group, "--json")).out)
     show(session, made["key"])
     for member in fleet.members:
-        await restarted(member, **{OPEN: "false"})
+        await restarted(member, **{OPEN: "metrics"})
     done.set()
     await producing
 

@@ -7,6 +7,7 @@ no longer knows an id that was not given, nobody has committed it, and its messa
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Final
 
+from halfway.client.barrier.drivers import NoTransactionError
 from halfway.client.barrier.table import TABLE, BarrierTable, Dialect, SqlTable, Steps, rows_written
 from halfway.client.errors import HalfwayError
 from halfway.client.ids import canonical
@@ -111,12 +113,18 @@ class StoredTransaction:
     messages: tuple[StoredMessage, ...]
     is_given: bool
     """Whether halfway had it prepared: somebody may have committed it."""
+    place: int
+    """Its place in the order of the store."""
 
     @property
-    def keys(self) -> set[tuple[str, str]]:
+    def keys(self) -> set[tuple[str, bytes]]:
         """What later messages must not overtake."""
         documents = [message.document for message in self.messages]
-        return {(one["topic"], json.dumps(one["key"])) for one in documents if one["key"] is not None}
+        return {(one["topic"], _bytes_of(one["key"])) for one in documents if one["key"] is not None}
+
+
+def _bytes_of(key: str | dict[str, str]) -> bytes:
+    return key.encode() if isinstance(key, str) else base64.b64decode(key["data"])
 
 
 class StoredTable(SqlTable):
@@ -145,26 +153,31 @@ class StoredTable(SqlTable):
         self.is_away = bool(result.rows)
         return self.is_away
 
-    def demand_room(self) -> Steps[None]:
-        """Raise StoreFullError if the store has reached a bound, or is not used."""
+    def demand_room(self, size: int = 1) -> Steps[None]:
+        """Raise StoreFullError if the store has no room for messages of this size; NoStoreError if it is not used."""
         if self.bounds is None:
             raise NoStoreError("the client's barrier has no store: open it with `Barrier(..., store=Store())`")
         is_old = time.monotonic() - self._measured_at >= _MEASURED_FOR_S
-        if is_old or self._rows >= self.bounds.max_rows or self._bytes >= self.bounds.max_bytes:
+        if is_old or self._rows >= self.bounds.max_rows or self._bytes + size > self.bounds.max_bytes:
             result = yield self._statement("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM {table}")
             self._rows, self._bytes = map(int, result.rows[0])
             self._measured_at = time.monotonic()
-        if self._rows >= self.bounds.max_rows or self._bytes >= self.bounds.max_bytes:
+        if self._rows >= self.bounds.max_rows or self._bytes + size > self.bounds.max_bytes:
             raise StoreFullError(
-                f"halfway is away, and {self._rows} transactions with {self._bytes} bytes are stored: try again later,"
+                f"halfway is away, and {self._rows} transactions with {self._bytes} bytes are stored, which leaves no"
+                f" room for {size} bytes: try again later,"
                 f" or raise max_rows ({self.bounds.max_rows}) or max_bytes ({self.bounds.max_bytes}) of Store"
             )
 
     def add(self, transaction_id: str, group: str, messages: Sequence[Message]) -> Steps[None]:
         """Store messages in the local transaction, as its last statement: its rows get the order of commits."""
-        yield from self.demand_room()
         documents = [message.as_json() for message in messages]
         text = json.dumps(documents, separators=(",", ":"), allow_nan=False)
+        yield from self.demand_room(len(text))
+        if (yield from self._barrier.look(transaction_id)) != "commit":
+            raise NoTransactionError(
+                f"the row of transaction {transaction_id} is gone: the local transaction was rolled back before its end"
+            )
         insert = "INSERT INTO {table} (transaction_id, group_name, messages, size) VALUES ({p}, {p}, {p}, {p})"
         yield self._statement(insert, canonical(transaction_id), group, text, len(text))
         self.is_away = True
@@ -183,24 +196,31 @@ class StoredTable(SqlTable):
             return "commit" if result.rows[0][0] else "unknown"
         return (yield from self._barrier.look(transaction_id))  # it may have got another id since the first look
 
-    def oldest(self, group: str, limit: int) -> Steps[list[StoredTransaction]]:
-        """Return the transactions to send, in their order; none while another process sends those of this group."""
+    def oldest(self, group: str, limit: int, after: int = 0) -> Steps[list[StoredTransaction]]:
+        """Return the transactions to send that follow a place, in their order.
+
+        None while another process sends those of this group.
+        """
         if not (yield from self.waits(group)):
             return []
         name = f"#sender/{hashlib.sha256(group.encode()).hexdigest()[:32]}"  # not a legal transaction id
         if not (yield from self._barrier.lease(name, self._owner)):
             return []
         result = yield self._statement(
-            "SELECT transaction_id, messages, given FROM {table} WHERE group_name = {p} AND reason IS NULL"
-            " ORDER BY place LIMIT {p}",
+            "SELECT transaction_id, messages, given, place FROM {table}"
+            " WHERE group_name = {p} AND reason IS NULL AND place > {p} ORDER BY place LIMIT {p}",
             group,
+            after,
             limit,
         )
         return [
             StoredTransaction(
-                own, tuple(StoredMessage(topic=one["topic"], document=one) for one in json.loads(text)), bool(given)
+                own,
+                tuple(StoredMessage(topic=one["topic"], document=one) for one in json.loads(text)),
+                bool(given),
+                int(place),
             )
-            for own, text, given in result.rows
+            for own, text, given, place in result.rows
         ]
 
     def give(self, transaction_ids: Sequence[str]) -> Steps[set[str]]:

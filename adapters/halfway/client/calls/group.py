@@ -262,7 +262,7 @@ class GroupCalls:
             page = await self._get(f"/v1/transactions?{urlencode(query)}")
             for transaction in page["transactions"]:
                 age = datetime.now(UTC) - datetime.fromisoformat(transaction["prepared_at"])
-                if age.total_seconds() < older_than_s:
+                if older_than_s and age.total_seconds() < older_than_s:
                     return
                 yield transaction["id"]
             cursor = page["next"]

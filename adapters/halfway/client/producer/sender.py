@@ -90,9 +90,7 @@ class StoredSender:
     async def send(self) -> int:
         """Send all that is stored, and return how many transactions; raises the first error if some are left."""
         done, older_are_ended = _Round(), False
-        while first := _first_of_each_key(
-            await self._run(self._store.oldest(self._client.group, _WINDOW)), done.failed
-        ):
+        while first := await self._first(done.failed):
             if not older_are_ended:
                 await self._end_older()
                 older_are_ended = True
@@ -102,6 +100,15 @@ class StoredSender:
         if done.failed:
             raise next(iter(done.failed.values()))
         return done.sent
+
+    async def _first(self, failed: Mapping[str, HalfwayError]) -> list[StoredTransaction]:
+        """Return what can be sent side by side now, of the oldest that have not failed and wait for no failed one."""
+        after, keys = 0, set[tuple[str, bytes]]()
+        while window := await self._run(self._store.oldest(self._client.group, _WINDOW, after)):
+            if first := _first_of_each_key(window, failed, keys):
+                return first
+            after = window[-1].place
+        return []
 
     async def _end_older(self) -> None:
         try:
@@ -137,8 +144,6 @@ class StoredSender:
                     log.info("stored transaction %s is %s at halfway: it is now %s", transaction.id, result, new_id)
                 else:
                     await self._park(transaction, "it may have been committed, and halfway no longer knows its outcome")
-            case IdInFutureError():
-                done.failed[transaction.id] = result
             case InvalidRequestError() | IdReusedError() if result.error_code != NOT_HALFWAY:
                 await self._park(transaction, str(result))
             case _:
@@ -155,6 +160,9 @@ class StoredSender:
             return _RESULTS.get(error.state, error)
         except OutcomeExpiredError:
             return "expired"
+        except (IdInFutureError, IdReusedError) as error:
+            # Nobody says commit before it is given: what halfway has under this id, if anything, is rolled back.
+            return error if transaction.is_given else "expired"
         return "prepared"
 
     async def _commit(self, transaction: StoredTransaction) -> _Result:
@@ -190,11 +198,13 @@ async def _all(
 
 
 def _first_of_each_key(
-    transactions: Iterable[StoredTransaction], failed: Mapping[str, HalfwayError]
+    transactions: Iterable[StoredTransaction], failed: Mapping[str, HalfwayError], keys: set[tuple[str, bytes]]
 ) -> list[StoredTransaction]:
-    """Return the transactions that no older one of the same key precedes, without those that have failed."""
+    """Return the transactions that no older one of the same key precedes, without those that have failed.
+
+    `keys` are those of older ones; the keys of these are added.
+    """
     first: list[StoredTransaction] = []
-    keys: set[tuple[str, str]] = set()
     for one in transactions:
         if one.id not in failed and keys.isdisjoint(one.keys):
             first.append(one)

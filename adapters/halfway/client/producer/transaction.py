@@ -378,6 +378,8 @@ class Sending:
         if not self._is_stored:
             try:
                 self._prepare_now(client, insert, keep=store is not None)
+                # Another process may have stored earlier messages while this one was prepared.
+                self._is_stored = store is not None and store.waits()
             except AWAY as error:
                 if store is None:
                     raise
