@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 42_841,
+    "lines of coordinator and adapters": 42_849,
     "files of coordinator and adapters": 188,
     "lines of halfway/protocol": 2_802,
-    "lines of halfway/coordinator": 8_998,
+    "lines of halfway/coordinator": 9_006,
     "lines of halfway/http": 5_849,
     "lines of halfway/app": 4_210,
     "lines of halfway/kafka": 9_934,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_256,
+    "lines of tests": 68_283,
     "lines of bench": 4_006,
-    "bytes of pages": 204_154,
+    "bytes of pages": 204_192,
     "settings": 51,
     "REST operations": 22,
     "calls between instances": 11,

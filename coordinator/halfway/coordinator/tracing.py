@@ -8,6 +8,7 @@ stay as they are, and are the context then. Spans have no keys, no values and no
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -49,6 +50,7 @@ class _Tracer:
         self.kinds = trace.SpanKind
         self._propagator = TraceContextTextMapPropagator()
         self._tracer = provider.get_tracer("halfway")
+        logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)  # it logs what is wrong in a tracestate
 
     def context(self, headers: Mapping[str, str]) -> Any:
         """Return the context in headers; an empty one if they hold none, or an invalid one."""
@@ -108,18 +110,19 @@ def start() -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         known = {one.name: one for one in entry_points(group="opentelemetry_traces_exporter")}
-        exporters = [known[name].load()() for name in names]
-    except (ImportError, KeyError) as error:
-        log.warning(
-            "traces_off", reason=str(error), remedy="pip install 'halfway[traces]', or OTEL_TRACES_EXPORTER=none"
-        )
+        processors = [BatchSpanProcessor(known[name].load()()) for name in names]
+        named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") or "OTEL_SERVICE_NAME" in os.environ
+        resource = Resource.create({} if named else {"service.name": "halfway"})
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        for processor in processors:
+            provider.add_span_processor(processor)
+        use(provider)
+    except Exception as error:  # noqa: BLE001 - the variables reach the SDK and its exporters, and halfway runs without them
+        is_missing = isinstance(error, ImportError | KeyError)
+        remedy = "pip install 'halfway[traces]'" if is_missing else "correct the variables OTEL_…"
+        log.warning("traces_off", reason=str(error), remedy=f"{remedy}, or OTEL_TRACES_EXPORTER=none")
         return
-    named = "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "") or "OTEL_SERVICE_NAME" in os.environ
-    resource = Resource.create({} if named else {"service.name": "halfway"})
-    _provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    for exporter in exporters:
-        _provider.add_span_processor(BatchSpanProcessor(exporter))
-    use(_provider)
+    _provider = provider
     log.info("traces_on", exporters=names)
 
 
@@ -148,7 +151,8 @@ def traced(request: Request, headers: Mapping[str, str]) -> Request:
     """Return a request with the context of its HTTP request."""
     if _tracer is None or (parent := headers.get(_PARENT)) is None:
         return request
-    trace = TraceContext(traceparent=parent, tracestate=headers.get(_STATE, "")[:_MAX_STATE_BYTES])
+    state = headers.get(_STATE, "")
+    trace = TraceContext(traceparent=parent, tracestate=state if len(state) <= _MAX_STATE_BYTES else "")
     return structs.replace(request, trace=trace)
 
 
@@ -173,9 +177,13 @@ def _carrier(trace: TraceContext) -> dict[str, str]:
 
 
 def _stored(messages: Sequence[Message]) -> dict[str, str]:
-    """Return the context in the headers of the first message."""
-    headers = messages[0].headers if messages else ()
-    return {name: (value or b"").decode("latin-1") for name, value in headers if name in {_PARENT, _STATE}}
+    """Return the context in the headers of the first message, without a state that is too long to be passed on."""
+    found: dict[str, str] = {}
+    for header, value in messages[0].headers if messages else ():
+        name, text = header.lower(), (value or b"").decode("latin-1")
+        if name == _PARENT or (name == _STATE and len(text) <= _MAX_STATE_BYTES):
+            found[name] = text
+    return found
 
 
 def _has_context(message: Message) -> bool:

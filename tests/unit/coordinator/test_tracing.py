@@ -129,7 +129,7 @@ async def test_a_traceparent_that_the_caller_has_set_is_left_byte_for_byte(
     world: World, spans: InMemorySpanExporter
 ) -> None:
     """Also one that is none, or in capitals. The other messages get halfway's."""
-    kept = [("TraceParent", OTHER.encode()), ("traceparent", b"\xff not one"), ("traceparent", OTHER.encode())]
+    kept = [("traceparent", OTHER.encode()), ("traceparent", b"\xff not one"), ("TraceParent", OTHER.encode())]
     messages = [Message(topic="points", value=b"v", headers=(one, ("a", b"1"))) for one in reversed(kept)]
     done = await world.coordinator.prepare(
         request(*messages, Message(topic="points", value=b"v")), deadline=world.deadline()
@@ -144,6 +144,21 @@ async def test_a_traceparent_that_the_caller_has_set_is_left_byte_for_byte(
     spans.clear()
     await world.coordinator.prepare(request(messages[0], trace=None), deadline=world.deadline())
     assert parent(by_name(spans)["prepare points"]) == OTHER
+
+
+@pytest.mark.parametrize("state", [b"x=" + b"y" * 511, b"not a state"], ids=["too long", "malformed"])
+async def test_a_state_that_is_too_long_or_malformed_is_neither_passed_on_nor_logged(
+    world: World, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, state: bytes
+) -> None:
+    """So the context is bounded, whatever a request or a message has."""
+    of_message = Message(topic="points", headers=(("traceparent", OTHER.encode()), ("tracestate", state)))
+    of_request = tracing.traced(request(trace=None), {"traceparent": CALLER, "tracestate": state.decode()})
+    for asked in (request(of_message, Message(topic="orders"), trace=None), of_request):
+        done = await world.coordinator.prepare(asked, deadline=world.deadline())
+        await world.end(done.id, Outcome.COMMIT)
+    assert ["tracestate" in one for one in (*headers(world, "points"), *headers(world))] == [True, False, False]
+    assert all("traceparent" in one for one in headers(world))
+    assert caplog.text == ""
 
 
 async def test_an_owner_gets_the_context_from_the_instance_that_forwards(spans: InMemorySpanExporter) -> None:
@@ -262,11 +277,23 @@ def test_the_variables_of_opentelemetry_turn_traces_on(environment: dict[str, st
     assert tracing._wanted(environment) == exporters
 
 
-def test_an_exporter_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables may be meant for others, so halfway runs without traces."""
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+@pytest.mark.parametrize(
+    "variables, reason",
+    [
+        ({"OTEL_TRACES_EXPORTER": "zipkin"}, "'zipkin'"),
+        ({"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_MAX_QUEUE_SIZE": "100"}, "max_queue_size"),
+    ],
+)
+def test_variables_that_opentelemetry_refuses_are_named(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+) -> None:
+    """They may be meant for others, so halfway runs without traces."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with capture_logs() as logs:
         tracing.start()
     assert not tracing.is_on()
     (line,) = logs
-    assert (line["event"], line["reason"]) == ("traces_off", "'zipkin'")
+    assert line["event"] == "traces_off"
+    assert reason in line["reason"]
+    assert "OTEL_" in line["remedy"]
