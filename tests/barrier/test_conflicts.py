@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from inspect import isawaitable
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
+from halfway.client import Halfway, Message, MissingRowError
+from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.messages import is_conflict, may_have_committed
-from tests.barrier.test_drivers import Servers, raised
+from tests.barrier.test_drivers import Servers, async_driver, raised, sync_driver
+from tests.support.rest.client import RestWorld
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
 
@@ -127,3 +132,50 @@ def version(servers: Servers) -> str:
     with servers["mysql"].pymysql() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT VERSION()")
         return str((cursor.fetchone() or [""])[0])
+
+
+async def place(client: Halfway, begin: Any, value: str, *statements: str) -> None:
+    """Execute statements in a block, on a connection of any driver, and catch their errors."""
+    async with client.transaction([Message(topic="orders", key="1", value=value)], begin) as connection:
+        of_sqlalchemy = type(connection).__module__.startswith("sqlalchemy")
+        for sql in statements:
+            with suppress(Exception):
+                executed = connection.execute(text(sql) if of_sqlalchemy else sql)
+                if isawaitable(executed):
+                    await executed
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "postgresql+psycopg", "asyncpg", "postgresql+asyncpg"])
+async def test_a_block_that_catches_an_error_of_postgresql_sends_nothing(
+    servers: Servers, world: RestWorld, driver: str
+) -> None:
+    """COMMIT of a transaction in which a statement failed is a rollback without an error."""
+    async with AsyncExitStack() as stack:
+        connect, begin = (
+            await stack.enter_async_context(async_driver(servers, driver))
+            if "asyncpg" in driver
+            else stack.enter_context(sync_driver(servers, driver))
+        )
+        barrier: Any = (AsyncBarrier if "asyncpg" in driver else Barrier)("postgresql", connect, table="caught")
+        created = barrier.create()
+        if isawaitable(created):
+            await created
+        async with Halfway(world.url, "shop", barrier=barrier) as client:
+            await place(client, begin, "kept", "SELECT 1")  # from now on `begin` is trusted
+            with pytest.raises(Exception, match="aborted") as told:
+                await place(client, begin, "lost", "SELECT 1 / 0")
+            assert "savepoint" in told.value.__notes__[0]
+    assert [record.value for record in world.memory.records("orders")] == [b"kept"]
+
+
+async def test_a_block_that_goes_on_after_a_rollback_of_mariadb_sends_nothing(
+    servers: Servers, world: RestWorld
+) -> None:
+    """As after a deadlock: the server has rolled back, and begins a new transaction."""
+    with sync_driver(servers, "mysql+pymysql") as (connect, begin):
+        barrier = Barrier("mysql", connect, table="caught")
+        barrier.create()
+        async with Halfway(world.url, "shop", barrier=barrier) as client:
+            with pytest.raises(MissingRowError, match="savepoint"):
+                await place(client, begin, "lost", "ROLLBACK", "SELECT 1")
+    assert not world.memory.records("orders")

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pymysql
@@ -9,7 +11,7 @@ import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 
-from halfway.client import SyncHalfway
+from halfway.client import Message, SyncHalfway
 from halfway.client.django import AtomicProducer, django_barrier
 from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, decided, kill_mariadb, kill_postgresql
 from tests.barrier.test_sessions import written
@@ -56,6 +58,32 @@ def sends(client: SyncHalfway, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [*verdicts, barrier.decide(asked(first)), barrier.decide(asked("never"))]
 
 
+def catches_an_error(client: SyncHalfway) -> None:
+    """Catch an error of PostgreSQL, whose COMMIT then is a rollback without an error."""
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with transaction.atomic():
+            yield connections["default"]
+
+    def fail() -> None:
+        with connections["default"].cursor() as cursor, suppress(DatabaseError):
+            cursor.execute("SELECT 1 / 0")
+
+    def in_block() -> None:
+        with client.transaction([Message(topic="orders", key="1", value="gone")], begin):
+            fail()
+
+    def in_atomic() -> None:
+        with transaction.atomic():
+            AtomicProducer(client).send("orders", "1", "gone")
+            fail()
+
+    for work in (in_block, in_atomic):
+        with pytest.raises(DatabaseError, match="aborted"):
+            work()
+
+
 def loses_its_connection(client: SyncHalfway, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> str:
     """Lose the connection between the prepare and the commit; return what a check is told afterwards."""
     producer, prepare = AtomicProducer(client), client.prepare
@@ -92,6 +120,8 @@ async def test_a_project_on_a_server(servers: Servers, world: RestWorld, vendor:
                 pytest.MonkeyPatch.context() as patch,
             ):
                 verdicts = sends(client, patch)
+                if vendor == "postgresql":
+                    catches_an_error(client)
             with (
                 SyncHalfway(world.url, "shop", barrier=django_barrier()) as client,
                 pytest.MonkeyPatch.context() as patch,

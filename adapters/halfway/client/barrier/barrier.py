@@ -136,6 +136,10 @@ class _BaseBarrier(ABC, Generic[C]):
             return None
         return self._clients.get(check.group) or next(iter(self._clients.values()), None)
 
+    def still_has(self, transaction_id: str) -> Steps[bool]:
+        """Return the steps that read whether the open local transaction still has the row that it wrote."""
+        return self._table.still_has(transaction_id)
+
     def commits_after(self, begin: Callable[[], Any]) -> bool:
         """Return whether connections of this function were seen to commit when their context exits."""
         return _code_of(begin) in self._committing

@@ -81,6 +81,14 @@ def require_transaction(connection: Any) -> None:
         )
 
 
+def is_open(connection: Any) -> bool:
+    """Return whether a transaction is open on a connection, as far as its driver knows; also one that has failed."""
+    try:
+        return _by_package(IS_OPEN, connection)(connection)
+    except Exception:  # noqa: BLE001 - of any driver, whose connection is closed or back in its pool
+        return False
+
+
 def _dbapi(placeholder: str) -> Execute:
     def execute(connection: Any, statement: Statement) -> Result:
         cursor = connection.cursor()
@@ -176,7 +184,11 @@ def _psycopg_commits(connection: Any) -> bool:
 
 
 def _mysql_commits(connection: Any) -> bool:
-    return bool(connection.get_autocommit()) and not connection.server_status & _SERVER_STATUS_IN_TRANSACTION
+    return bool(connection.get_autocommit()) and not _mysql_is_open(connection)
+
+
+def _mysql_is_open(connection: Any) -> bool:
+    return bool(connection.server_status & _SERVER_STATUS_IN_TRANSACTION)
 
 
 def _asyncpg_commits(connection: Any) -> bool:
@@ -185,6 +197,11 @@ def _asyncpg_commits(connection: Any) -> bool:
 
 def _sqlalchemy_commits(connection: Any) -> bool:
     return bool(sqlalchemy_connection(connection)._is_autocommit_isolation())  # noqa: SLF001 - the public attribute asks the server
+
+
+def _sqlalchemy_is_open(connection: Any) -> bool:
+    connection = connection.registry() if hasattr(connection, "registry") else connection  # of a scoped session
+    return bool(connection.in_transaction())
 
 
 SYNCHRONOUS: Final[Mapping[str, Execute]] = {
@@ -208,6 +225,15 @@ COMMITS_EACH_STATEMENT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "asyncpg": _asyncpg_commits,
     "django": lambda connection: bool(connection.get_autocommit()),
     "sqlalchemy": _sqlalchemy_commits,
+}
+IS_OPEN: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "sqlite3": lambda connection: bool(connection.in_transaction),
+    "psycopg": lambda connection: connection.info.transaction_status.name in {"ACTIVE", "INTRANS", "INERROR"},
+    "pymysql": _mysql_is_open,
+    "asyncmy": _mysql_is_open,
+    "asyncpg": lambda connection: bool(connection.is_in_transaction()),
+    "django": lambda connection: bool(connection.in_atomic_block),
+    "sqlalchemy": _sqlalchemy_is_open,
 }
 
 

@@ -10,12 +10,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.barrier import UncommittedConnectionError
-from halfway.client.barrier.drivers import at_once, transaction_of
+from halfway.client.barrier.drivers import at_once, is_open, transaction_of
+from halfway.client.errors import HalfwayError, MissingRowError
 from halfway.client.messages import is_conflict
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away
 
 if TYPE_CHECKING:
     from halfway.client.barrier.barrier import AsyncBarrier, Barrier
+
+_REMEDY = "Let an error of the database leave the block, or catch it around a savepoint."
 
 Begin = Callable[[], Any]
 """Opens the local transaction: returns a context manager whose connection commits when it is left."""
@@ -50,6 +53,8 @@ class _Block(ABC):
         self._stores = store_when_away(when_away, barrier, group) is not None
         transaction.keeps_unconfirmed = self._stores
         self._local = AsyncExitStack()
+        self._is_open = False
+        """Whether the local transaction was open at the end of the block."""
 
     @property
     def id(self) -> str:
@@ -72,21 +77,43 @@ class _Block(ABC):
 
     async def _leave(self, error: BaseException | None) -> None:
         """Leave the local transaction, and end the transaction as that has ended."""
-        if error is None and self._stores:
+        if error is None:
             try:
-                await self._store()
+                await self._finish()
             except BaseException as failure:
                 await self._leave(failure)
                 raise
         try:
             await self._local.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
+            uncommitted = None if error else await self._uncommitted()
         except BaseException as failure:
             await self._end(failure)
             raise
-        uncommitted = None if error else await self._uncommitted()
         await self._end(error or uncommitted)
         if uncommitted is not None:
             raise uncommitted
+
+    async def _finish(self) -> None:
+        """Store the messages if necessary, and look whether the local transaction can still commit.
+
+        PostgreSQL answers the COMMIT of a transaction in which a statement failed with a rollback and no error, and
+        MySQL begins a new transaction after a deadlock: a block that catches the error would send its messages.
+        """
+        if self._stores:
+            await self._store()
+        self._is_open = is_open(self._connection)  # otherwise the block has ended it
+        if not self._is_open:
+            return
+        try:
+            has_row = await self._barrier.carry_out(self._barrier.still_has(self.id), self._connection)
+        except Exception as error:
+            error.add_note(_REMEDY)
+            raise
+        if not has_row:
+            raise self._rolled_back()
+
+    def _rolled_back(self) -> MissingRowError:
+        return MissingRowError(f"the local transaction of {self.id} was rolled back within its block. {_REMEDY}")
 
     async def _connect(self) -> Any:
         connection = await self._open(self._begin())
@@ -112,9 +139,9 @@ class _Block(ABC):
             )
             transaction.is_stored = True
 
-    async def _uncommitted(self) -> UncommittedConnectionError | None:
+    async def _uncommitted(self) -> HalfwayError | None:
         """Return the error if `begin` does not commit when it is left; tested once for each function."""
-        if self._barrier.commits_after(self._begin):
+        if self._is_open and self._barrier.commits_after(self._begin):
             return None
         try:
             looked: Any = self._barrier.look(self.id)
@@ -122,8 +149,9 @@ class _Block(ABC):
         except Exception as error:  # noqa: BLE001 - of any driver
             return UncommittedConnectionError() if is_conflict(error) else None  # it still locks the row
         if outcome not in {"commit", "unknown"}:  # unknown: its messages are stored
-            return UncommittedConnectionError()
-        self._barrier.note_commit_after(self._begin)
+            return UncommittedConnectionError() if self._is_open else self._rolled_back()
+        if self._is_open:
+            self._barrier.note_commit_after(self._begin)
         return None
 
     async def _open(self, context: Any) -> Any:
