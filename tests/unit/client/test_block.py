@@ -106,6 +106,107 @@ async def test_a_function_that_was_seen_to_commit_is_trusted(
     assert orders(path) == 1
 
 
+@contextmanager
+def leaves_open(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+
+
+async def test_no_function_is_trusted_because_of_another_one(world: RestWorld, path: Path) -> None:
+    """All functions of `contextmanager` share code, and all objects of a class that of their methods."""
+
+    class Database:
+        def __init__(self, *, commits: bool) -> None:
+            self.commits = commits
+
+        @contextmanager
+        def begin(self) -> Iterator[sqlite3.Connection]:
+            with leaves_open(path) as connection:
+                yield connection
+                if self.commits:
+                    connection.commit()
+
+    barrier = Barrier("sqlite", Database(commits=True).begin)
+    barrier.create()
+    barrier.learn()
+
+    @contextmanager
+    def other() -> Iterator[sqlite3.Connection]:
+        with leaves_open(path) as connection:
+            yield connection
+
+    for begin in (Database(commits=False).begin, other):
+        with pytest.raises(UncommittedConnectionError):
+            await place(world, barrier, begin)
+    assert not world.memory.records("orders")
+
+
+async def test_a_function_is_not_trusted_before_the_table_was_read(
+    world: RestWorld, barrier: Barrier, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The barrier then ends the transaction, or leaves it to a check."""
+
+    def fail(_: str) -> None:
+        raise LookupError("no connection is free")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(barrier, "look", fail)
+        own = await place(world, barrier, lambda: leaves_open(path))
+    assert await final_state(world, own) == "rolled_back"
+    assert not world.memory.records("orders")
+    assert not barrier.commits_after(lambda: leaves_open(path))
+
+
+async def test_a_block_that_is_cancelled_at_its_end_is_over(
+    world: RestWorld, barrier: Barrier, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one of the task is not nested in it, and the barrier ends the transaction."""
+
+    async def cancelled(_: str) -> None:
+        raise asyncio.CancelledError
+
+    begin = sqlite_transactions(path)
+    async with Halfway(world.url, "shop", barrier=barrier) as client:
+        block = client.transaction([ORDER], begin)
+        with monkeypatch.context() as patch:
+            patch.setattr(barrier, "look", cancelled)
+            with pytest.raises(asyncio.CancelledError):
+                async with block:
+                    pass
+        async with client.transaction([ORDER], begin):
+            pass
+        assert await final_state(world, block.id) == "committed"
+
+
+async def test_a_block_that_joined_another_local_transaction_sends_nothing(
+    world: RestWorld, barrier: Barrier, path: Path
+) -> None:
+    """Although `begin` is trusted: where it is the outermost, it commits."""
+    open_one: list[sqlite3.Connection] = []
+
+    @contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        if open_one:
+            yield open_one[0]
+            return
+        with sqlite_transactions(path)() as connection:
+            open_one.append(connection)
+            try:
+                yield connection
+            finally:
+                open_one.clear()
+
+    async def joined() -> None:
+        with begin() as connection:
+            connection.execute("DELETE FROM orders")
+            await place(world, barrier, begin)
+
+    await place(world, barrier, begin)
+    with pytest.raises(UncommittedConnectionError):
+        await joined()
+    assert (orders(path), len(world.memory.records("orders"))) == (1, 1)
+
+
 async def test_an_exception_that_the_local_transaction_swallows_still_reaches_the_caller(
     world: RestWorld, barrier: Barrier, path: Path
 ) -> None:

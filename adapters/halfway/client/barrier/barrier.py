@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import logging
 import weakref
 from abc import ABC, abstractmethod
@@ -69,10 +71,12 @@ class WatchedRow:
     is_written = False
 
 
-def _code_of(function: Callable[[], Any]) -> Any:
-    """Return what a method has in common for all objects, and a lambda for all its calls."""
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", function)
+def _owner_and_code(function: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the object of a method, and what a lambda has in common for all its calls."""
+    method = getattr(function, "__func__", None)
+    inner = inspect.unwrap(method or function)  # all functions of `contextmanager` have the code of its helper
+    code = getattr(inner, "__code__", inner)
+    return (code if method is None else function.__self__), code  # type: ignore[attr-defined]  # of a method
 
 
 class _BaseBarrier(ABC, Generic[C]):
@@ -96,8 +100,8 @@ class _BaseBarrier(ABC, Generic[C]):
         """The messages that wait. Every process reads it, so that checks are answered alike; see `Store`."""
         self._mark: str | None = None
         self._verified_pools: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._committing: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The code of the functions whose connections were seen to commit."""
+        self._committing: weakref.WeakKeyDictionary[Any, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+        """The code of the functions whose connections were seen to commit, by the object whose method it is."""
         self._clients: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         """The clients that can say whether halfway has sent a check, by group."""
         self._watched: weakref.WeakValueDictionary[str, WatchedRow] = weakref.WeakValueDictionary()
@@ -142,11 +146,16 @@ class _BaseBarrier(ABC, Generic[C]):
 
     def commits_after(self, begin: Callable[[], Any]) -> bool:
         """Return whether connections of this function were seen to commit when their context exits."""
-        return _code_of(begin) in self._committing
+        owner, code = _owner_and_code(begin)
+        with contextlib.suppress(TypeError):  # it cannot be a key
+            return code in self._committing.get(owner, ())
+        return False
 
     def note_commit_after(self, begin: Callable[[], Any]) -> None:
         """Remember that a connection of this function has committed when its context exited."""
-        self._committing.add(_code_of(begin))
+        owner, code = _owner_and_code(begin)
+        with contextlib.suppress(TypeError):
+            self._committing.setdefault(owner, weakref.WeakSet()).add(code)
 
     def watch(self, transaction_id: str) -> WatchedRow:
         """Return whether the row of a transaction is written with this barrier; watched while the result is kept."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfway.client.barrier.barrier import UncommittedConnectionError
 from halfway.client.barrier.drivers import at_once, is_open, transaction_of
-from halfway.client.errors import HalfwayError, MissingRowError
+from halfway.client.errors import MissingRowError
 from halfway.client.messages import is_conflict
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away
 
@@ -85,13 +85,13 @@ class _Block(ABC):
                 raise
         try:
             await self._local.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
-            uncommitted = None if error else await self._uncommitted()
+            doubt = None if error else await self._doubt()
         except BaseException as failure:
             await self._end(failure)
             raise
-        await self._end(error or uncommitted)
-        if uncommitted is not None:
-            raise uncommitted
+        await self._end(error or doubt)
+        if isinstance(doubt, UncommittedConnectionError | MissingRowError):
+            raise doubt
 
     async def _finish(self) -> None:
         """Store the messages if necessary, and look whether the local transaction can still commit.
@@ -139,15 +139,20 @@ class _Block(ABC):
             )
             transaction.is_stored = True
 
-    async def _uncommitted(self) -> HalfwayError | None:
-        """Return the error if `begin` does not commit when it is left; tested once for each function."""
-        if self._is_open and self._barrier.commits_after(self._begin):
+    async def _doubt(self) -> Exception | None:
+        """Return why the local transaction may not have committed; None if it has.
+
+        The table is read at the first use of a function, if the block ended the local transaction itself, and if the
+        connection is still in a transaction, as when `begin` has joined another one. If the table cannot be read, the
+        barrier ends the transaction in the background, or a check does.
+        """
+        if self._is_open and not is_open(self._connection) and self._barrier.commits_after(self._begin):
             return None
         try:
             looked: Any = self._barrier.look(self.id)
             outcome = await looked if isawaitable(looked) else looked
         except Exception as error:  # noqa: BLE001 - of any driver
-            return UncommittedConnectionError() if is_conflict(error) else None  # it still locks the row
+            return UncommittedConnectionError() if is_conflict(error) else error  # it still locks the row
         if outcome not in {"commit", "unknown"}:  # unknown: its messages are stored
             return UncommittedConnectionError() if self._is_open else self._rolled_back()
         if self._is_open:
