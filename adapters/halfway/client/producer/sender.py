@@ -34,6 +34,7 @@ T = TypeVar("T")
 _WINDOW: Final = 500
 """How many of the oldest transactions are looked at, and sent side by side unless they share a key."""
 _MAX_PAUSE_S: Final = 15.0
+_TRIES_AT_OLDER: Final = 5
 
 _Result = Literal["prepared", "committed", "rolled back", "expired"] | HalfwayError
 
@@ -71,6 +72,7 @@ class StoredSender:
         self._barrier = barrier
         self._store = barrier.store
         self._every_s = every_s
+        self._tries_at_older = 0
 
     async def run(self) -> None:
         """Run until cancelled. Failures are logged and retried. Raises ClientClosedError and WrongEventLoopError."""
@@ -111,12 +113,17 @@ class StoredSender:
         return []
 
     async def _end_older(self) -> None:
+        """End older transactions; raise if this fails, but not for ever: one of them may be unable to end."""
         try:
             await BarrierMaintenance(self._client, self._barrier, older_than_s=0).reconcile()
         except (ClientClosedError, WrongEventLoopError):
             raise
         except HalfwayError as error:
-            log.info("older transactions are not ended before what is stored: %s", error)
+            self._tries_at_older += 1
+            if self._tries_at_older < _TRIES_AT_OLDER:
+                raise
+            log.warning("older transactions are not ended before what is stored: %s", error)
+        self._tries_at_older = 0
 
     async def _send(self, transactions: Sequence[StoredTransaction], done: _Round) -> None:
         results = await _all(transactions, self._prepare)
