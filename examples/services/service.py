@@ -11,12 +11,13 @@ import psycopg
 
 from halfway.client import Message, SyncHalfway, answer_check_sync, transaction_id
 from halfway.client.barrier import Barrier
-from halfway.client.errors import AlreadyEndedError, HalfwayError, PrepareUnconfirmedError
+from halfway.client.errors import AlreadyEndedError, HalfwayError
 
 GROUP, TOPIC = os.environ.get("GROUP", "shop"), os.environ.get("TOPIC", "orders")
-KEY = os.environ.get("HALFWAY_KEY")
+KEY = os.environ.get("HALFWAY_KEY") or None
 PORT = os.environ.get("PORT", "9000")
-STATUS = {"commit": 200, "rollback": 409, "unknown": 503}
+STATUS = {"commit": 200, "committed": 200, "rollback": 409, "rolled_back": 409}
+"""Of what is known. Anything else, such as a parked transaction, is 503: it may be in the database or not."""
 
 
 def begin() -> Any:
@@ -33,17 +34,20 @@ def place_order(body: bytes, _headers: Mapping[str, str]) -> tuple[int, bytes]:
     at = order.get("at", time.time_ns() // 1_000_000)
     wanted = transaction_id(f"shop/order/{order['id']}", at)
     message = Message(topic=TOPIC, key=order["id"], value={"order": order["id"], "total": order["total"]})
+    is_prepared = False
     try:
-        with halfway.transaction([message], id=wanted), begin() as connection:
-            barrier.insert(connection, wanted)
-            connection.execute("INSERT INTO orders (id, total) VALUES (%s, %s)", (order["id"], order["total"]))
-    except PrepareUnconfirmedError as error:
-        return 503, answer(id=wanted, error=str(error))
+        with halfway.transaction([message], id=wanted):
+            is_prepared = True
+            with begin() as connection:
+                barrier.insert(connection, wanted)
+                connection.execute("INSERT INTO orders (id, total) VALUES (%s, %s)", (order["id"], order["total"]))
     except AlreadyEndedError as error:
-        return 200 if error.state == "committed" else 409, answer(id=wanted, state=error.state)
+        return STATUS.get(error.state, 503), answer(id=wanted, state=error.state)
     except (HalfwayError, psycopg.Error) as error:
+        if not is_prepared:  # refused, or stored all the same, and then a check rolls it back
+            return 503, answer(id=wanted, error=str(error))
         outcome = barrier.settle(wanted)  # also if only the answer of the commit was lost
-        return STATUS[outcome], answer(id=wanted, outcome=outcome, error=str(error))
+        return STATUS.get(outcome, 503), answer(id=wanted, outcome=outcome, error=str(error))
     return 201, answer(id=wanted, outcome="commit")
 
 

@@ -41,8 +41,9 @@ var (
 	client  = http.Client{Timeout: 3 * time.Second}
 	orders  *sql.DB
 	// checks is a pool of its own: orders cannot use it up, and none of its connections waits long for an open order.
-	checks  *sql.DB
-	secrets [][]byte
+	checks   *sql.DB
+	secrets  [][]byte
+	statuses = map[any]int{"commit": 200, "committed": 200, "rollback": 409, "rolled_back": 409} // 503 if it is open or parked
 )
 
 type object = map[string]any
@@ -111,14 +112,14 @@ func placeOrder(body []byte, _ http.Header) (int, object) {
 		return http.StatusServiceUnavailable, object{"id": id, "error": err.Error()} // if it is stored, a check rolls it back
 	}
 	if state := prepared["state"]; state != "prepared" {
-		return map[bool]int{true: 200, false: 409}[state == "committed"], object{"id": id, "state": state}
+		return cmp.Or(statuses[state], 503), object{"id": id, "state": state}
 	}
 	// 2. The local transaction. If anything fails in it, even the answer of the commit, the barrier says what became of it.
 	outcome, status := "commit", http.StatusCreated
 	if err := placeInDatabase(id, placed); err != nil {
 		log.Printf("order %s: %v", placed.ID, err)
 		outcome = decide(id, time.Now())
-		status = map[string]int{"commit": 200, "rollback": 409, "unknown": 503}[outcome]
+		status = cmp.Or(statuses[outcome], 503)
 	}
 	// 3. The end. If it is lost, halfway sends a check.
 	if outcome != "unknown" {
@@ -139,7 +140,7 @@ func placeInDatabase(id string, placed order) error {
 	result, err := tx.Exec(insert, id, "commit")
 	if err != nil {
 		return err
-	} else if written, err := result.RowsAffected(); err != nil || written == 0 {
+	} else if written, _ := result.RowsAffected(); written == 0 {
 		return fmt.Errorf("%s is decided already", id)
 	}
 	if _, err := tx.Exec("INSERT INTO orders (id, total) VALUES ($1, $2)", placed.ID, placed.Total); err != nil {
@@ -200,8 +201,7 @@ func clean() {
 
 // --- The check endpoint
 
-// fetchSecrets fetches what halfway signs this group's checks with. Without a key, halfway does not sign, and anybody can
-// send checks.
+// fetchSecrets fetches what checks are signed with. Without a key, halfway does not sign, and anybody can send checks.
 func fetchSecrets() {
 	if key == "" {
 		return

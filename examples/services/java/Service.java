@@ -31,6 +31,8 @@ public class Service {
     static final String GROUP = env("GROUP", "shop");
     static final String TOPIC = env("TOPIC", "orders");
     static final String PORT = env("PORT", "9000");
+    /** Of what is known. Anything else, such as a parked transaction, is 503: it may be in the database or not. */
+    static final Map<String, Integer> STATUS = Map.of("commit", 200, "committed", 200, "rollback", 409, "rolled_back", 409);
     static final Gson GSON = new Gson();
     static final List<byte[]> SECRETS = new ArrayList<>();
     static volatile HttpClient http = newClient();
@@ -53,9 +55,7 @@ public class Service {
         HttpRequest.Builder request = HttpRequest.newBuilder(URI.create(HALFWAY + "/v1" + path)).timeout(ATTEMPT)
                 .header("Content-Type", "application/json")
                 .method(method, body == null ? BodyPublishers.noBody() : BodyPublishers.ofString(GSON.toJson(body)));
-        if (!KEY.isEmpty()) {
-            request.header("Authorization", "Bearer " + KEY);
-        }
+        if (!KEY.isEmpty()) request.header("Authorization", "Bearer " + KEY);
         String failure = "";
         for (int attempt = 1; attempt <= ATTEMPTS; attempt++) {
             try {
@@ -91,7 +91,10 @@ public class Service {
         double total = order.get("total").getAsDouble();
         long at = order.has("at") ? order.get("at").getAsLong() : System.currentTimeMillis();
         String id = transactionId("shop/order/" + number, at);
-        Object value = Map.of("type", "JSON", "data", Map.of("order", number, "total", total));
+        JsonObject data = new JsonObject(); // the same bytes each time: Map.of has another order in each process
+        data.addProperty("order", number);
+        data.addProperty("total", total);
+        Object value = Map.of("type", "JSON", "data", data);
         // 1. The messages are stored, invisible to consumers. Without a confirmed `prepared` the local transaction must not run.
         String state;
         try {
@@ -100,7 +103,7 @@ public class Service {
         } catch (IOException error) {
             return new Answer(503, Map.of("id", id, "error", error.toString())); // if it is stored, a check rolls it back
         }
-        if (!state.equals("prepared")) return new Answer(state.equals("committed") ? 200 : 409, Map.of("id", id, "state", state));
+        if (!state.equals("prepared")) return new Answer(STATUS.getOrDefault(state, 503), Map.of("id", id, "state", state));
         // 2. The local transaction. If anything fails in it, even the answer of the commit, the barrier says what became of it.
         String outcome = "commit";
         int status = 201;
@@ -109,7 +112,7 @@ public class Service {
         } catch (SQLException error) {
             System.err.println("order " + number + ": " + error);
             outcome = decide(id, Instant.now());
-            status = Map.of("commit", 200, "rollback", 409, "unknown", 503).get(outcome);
+            status = STATUS.getOrDefault(outcome, 503);
         }
         // 3. The end. If it is lost, halfway sends a check.
         if (!outcome.equals("unknown")) {
@@ -126,9 +129,7 @@ public class Service {
         try (Connection connection = connect("")) { // the end of the block rolls back what has not committed
             connection.setAutoCommit(false);
             // The first statement: from here on a check waits for this transaction. No row was written if a check came before.
-            if (execute(connection, INSERT, id, "commit") == 0) {
-                throw new SQLException(id + " is decided already");
-            }
+            if (execute(connection, INSERT, id, "commit") == 0) throw new SQLException(id + " is decided already");
             execute(connection, "INSERT INTO orders (id, total) VALUES (?, ?)", number, total);
             connection.commit();
         }
@@ -184,9 +185,7 @@ public class Service {
     static String decide(String id, Instant preparedAt) {
         try (Connection connection = connect(FOR_CHECKS)) { // it commits each statement
             String outcome = look(connection, id);
-            if (outcome != null) {
-                return outcome;
-            }
+            if (outcome != null) return outcome;
             if (preparedAt.isBefore(Instant.now().minus(RETENTION.dividedBy(2)))) {
                 return "unknown"; // its row may have been deleted
             }

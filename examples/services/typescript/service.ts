@@ -13,6 +13,9 @@ const RETENTION_S = 7 * 86_400; // at least twice the group's max_age_s
 const TOLERANCE_S = 300;
 const MAX_BODY_BYTES = 32 * 1024 * 1024;
 
+/** Of what is known. Anything else, such as a parked transaction, is 503: it may be in the database or not. */
+const STATUS: Record<string, number> = { commit: 200, committed: 200, rollback: 409, rolled_back: 409 };
+
 type Outcome = "commit" | "rollback" | "unknown";
 type Order = { id: string; total: number; at?: number };
 type Answer = [status: number, body: object];
@@ -63,7 +66,7 @@ async function placeOrder(order: Order): Promise<Answer> {
   } catch (error) {
     return [503, { id, error: String(error) }]; // if it is stored all the same, a check rolls it back
   }
-  if (state !== "prepared") return [state === "committed" ? 200 : 409, { id, state }];
+  if (state !== "prepared") return [STATUS[state] ?? 503, { id, state }];
   // 2. The local transaction. If anything fails in it, even the answer of the commit, the barrier says what became of it.
   let outcome: Outcome;
   let status: number;
@@ -73,7 +76,7 @@ async function placeOrder(order: Order): Promise<Answer> {
   } catch (error) {
     console.error(`order ${order.id}:`, error);
     outcome = await decide(id);
-    status = { commit: 200, rollback: 409, unknown: 503 }[outcome];
+    status = STATUS[outcome] ?? 503;
   }
   // 3. The end. If it is lost, halfway sends a check.
   if (outcome !== "unknown") {
@@ -91,7 +94,8 @@ async function placeInDatabase(id: string, order: Order): Promise<void> {
     const { rowCount } = await connection.query(INSERT, [id, "commit"]);
     if (rowCount === 0) throw new Error(`${id} is decided already`);
     await connection.query("INSERT INTO orders (id, total) VALUES ($1, $2)", [order.id, order.total]);
-    await connection.query("COMMIT");
+    const { command } = await connection.query("COMMIT");
+    if (command !== "COMMIT") throw new Error(`the commit was answered ${command}`); // without an error if a statement failed
     failed = false;
   } finally {
     connection.release(failed); // true closes the connection, which rolls back what is open
@@ -114,9 +118,11 @@ const CLEAN = `WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(ha
     SELECT transaction_id FROM halfway_barrier WHERE decided_at < now() - $1 * interval '1 second'
     ORDER BY decided_at LIMIT $2)`;
 
-const orders = new pg.Pool({ connectionString: DATABASE_URL, max: 10, connectionTimeoutMillis: 2_000 });
+/** A connection that was dropped silently fails in five seconds; else a few of them would use up a pool. */
+const POOL = { connectionString: DATABASE_URL, connectionTimeoutMillis: 2_000, query_timeout: 5_000, keepAlive: true };
+const orders = new pg.Pool({ ...POOL, max: 10 });
 /** For checks: orders cannot use these connections up, and none waits long for an open order. */
-const checks = new pg.Pool({ connectionString: DATABASE_URL, max: 4, connectionTimeoutMillis: 2_000, lock_timeout: 500 });
+const checks = new pg.Pool({ ...POOL, max: 4, lock_timeout: 500 });
 for (const pool of [orders, checks]) {
   pool.on("error", (error) => console.error("an idle connection was lost:", error.message));
   pool.on("connect", (connection) => connection.on("error", () => {})); // else one that is lost in use ends the process

@@ -236,6 +236,18 @@ async def test_the_first_decision_about_an_order_wins(scene: Scene) -> None:
     assert await scene.decided("forgotten") == "rollback"
 
 
+async def test_an_order_has_the_same_message_after_a_restart(scene: Scene) -> None:
+    """Byte for byte, so that halfway takes it for the same. One that is refused is not decided."""
+    assert await scene.order("too long: " * 90_000) == 503
+    assert scene.execute("SELECT transaction_id FROM halfway_barrier WHERE transaction_id NOT LIKE '#%'") == []
+    assert await scene.order("again") == 201
+    for _ in range(3):
+        scene.service.kill()
+        await asyncio.to_thread(scene.service.start)
+        assert await scene.order("again") == 200
+    assert await scene.settled() == ["again"]
+
+
 async def test_only_a_check_that_halfway_has_signed_lately_is_answered(scene: Scene) -> None:
     """Anything else is 401, and nothing is written for it."""
     assert await scene.check("forged", webhook_id="msg_2") == "401"

@@ -2,6 +2,8 @@
 --
 -- $1, $2 are the parameters in order. The client writes another table's name for halfway_barrier. A statement runs where its
 -- comment says: in the local transaction, or on a connection of its own that commits each statement.
+-- After a statement that failed, COMMIT rolls back, and some drivers (node-postgres, Psycopg) report no error: an error that you
+-- catch must be raised again, or the answer to COMMIT be compared with 'COMMIT'.
 --
 -- To decide, which answers a check, run on a connection of its own:
 --   1. look: if there is a row, its outcome is the answer. So the same check always gets the same answer.
