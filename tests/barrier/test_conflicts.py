@@ -15,7 +15,7 @@ from halfway.client.messages import is_conflict, may_have_committed
 from tests.barrier.test_drivers import Servers, async_driver, raised, sync_driver
 from tests.support.rest.client import RestWorld
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 UPDATE_1 = "UPDATE conflicts SET n = 1 WHERE id = 1"
 UPDATE_2 = "UPDATE conflicts SET n = 2 WHERE id = 1"

@@ -17,7 +17,7 @@ from halfway.client.consumer import Inbox
 from tests.barrier.test_drivers import Servers, async_driver
 from tests.support.databases.starting import connect_to
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 PROCESSES = 8
 TABLES = 5

@@ -19,7 +19,7 @@ from tests.support.databases.servers import USER
 from tests.support.rest.client import RestWorld
 from tests.unit.client.django_project import count, insert, project
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 
 def settings(servers: Servers, vendor: str) -> dict[str, Any]:

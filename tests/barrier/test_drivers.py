@@ -30,7 +30,7 @@ from halfway.client.messages import may_have_committed
 from tests.support.databases.servers import USER, Server
 from tests.support.waiting import GENEROUS_S, until_true
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 AT_ONCE_S = 30.0
 """It waits for a lock for half a second; by default a server lets it wait longer than this."""

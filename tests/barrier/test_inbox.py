@@ -13,7 +13,7 @@ from sqlalchemy.orm import sessionmaker
 from halfway.client.consumer import Inbox
 from tests.barrier.test_drivers import Servers, url
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 GENEROUS_S = 180.0
 AGE = {

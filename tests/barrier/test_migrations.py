@@ -13,7 +13,7 @@ from sqlalchemy import NullPool, create_engine, inspect
 from halfway.client.barrier import Barrier, migration
 from tests.barrier.test_drivers import Servers, asked, url
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 
 def upgrade(op: Operations) -> None:

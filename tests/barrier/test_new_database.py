@@ -6,7 +6,7 @@ from sqlalchemy.exc import OperationalError
 
 from tests.support.databases.servers import Server
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 TABLE = text("CREATE TABLE left_behind (id varchar(40))")
 

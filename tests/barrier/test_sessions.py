@@ -25,7 +25,7 @@ from tests.barrier.test_drivers import (
 )
 from tests.support.rest.client import RestWorld
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 
 def written(world: RestWorld) -> list[bytes | None]:

@@ -31,7 +31,7 @@ from tests.support.databases.servers import Server
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 NOWHERE = "http://127.0.0.1:1"
 PAST_THE_HORIZON_S = 1_000.0

@@ -25,7 +25,7 @@ from tests.barrier.test_django import settings
 from tests.barrier.test_drivers import Servers, asked, url
 from tests.unit.client.django_project import project
 
-pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
 FOR_EVER_S = 100_000
 """Longer than any test: who waited for a connection would never be answered."""

@@ -21,7 +21,7 @@ from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.xdist_group("losing_kafka"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("losing_kafka"), pytest.mark.timeout(1800)]
 KEPT = ("cleanup.policy", "max.message.bytes", "min.compaction.lag.ms", "max.compaction.lag.ms", "segment.ms")
 
 
