@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from checker.history import Fault, Serving
 
@@ -18,7 +17,8 @@ class Disturbances:
         self._of_shards: list[tuple[int, int]] = []
         self.cuts: list[int] = []
         """When half was cut."""
-        self._unserved: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        self._unserved: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
+        """By shard; None as long as it is not served again."""
 
     def add(self, fault: Fault | Serving) -> None:
         """Add a fault that is over, whether or not it took effect, or that a shard is served from now on, or is not.
@@ -27,10 +27,11 @@ class Disturbances:
         """
         if isinstance(fault, Serving):
             periods = self._unserved[fault.shard]
-            if not fault.serving:
-                periods.append((fault.at, math.inf))
-            elif periods:
+            lasts = bool(periods) and periods[-1][1] is None
+            if fault.serving and lasts:
                 periods[-1] = (periods[-1][0], fault.at)
+            elif not fault.serving and not lasts:
+                periods.append((fault.at, None))
             return
         since = fault.at if fault.since is None else fault.since
         self._all.append((since, fault.at))
@@ -41,9 +42,18 @@ class Disturbances:
         elif fault.stops_ms > 0:
             self._of_shards.append((since, min(fault.at, since + fault.stops_ms)))
 
+    def unserved(self, now: int) -> Mapping[int, list[tuple[int, int]]]:
+        """Return when each shard was unserved; one that was not served again counts until now."""
+        return {
+            shard: [(since, now if until is None else until) for since, until in periods]
+            for shard, periods in self._unserved.items()
+            if periods
+        }
+
     def unserved_between(self, shards: Iterable[int], start: int, end: int) -> bool:
         """Return whether one of the shards was unserved between two times."""
-        return any(since <= end and until >= start for shard in shards for since, until in self._unserved[shard])
+        periods = self.unserved(end)
+        return any(since <= end and until >= start for shard in shards for since, until in periods.get(shard, ()))
 
     def between(self, start: int, end: int, *, of_shards: bool) -> bool:
         """Return whether a fault was in effect between two times; `of_shards`: only faults that stop shards count."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -23,8 +22,6 @@ class Waits:
         self._disturbances = Disturbances()
         self._took: list[int] = []
         self._long: list[tuple[int, int, int, str]] = []
-        self._away_since: dict[int, int] = {}
-        self._away: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         self._held: list[Held] = []
         self._line = 0
         self._now = 0
@@ -34,15 +31,10 @@ class Waits:
         self._line += 1
         self._now = max(self._now, event.at)
         match event:
-            case Fault():
+            case Fault() | Serving():
                 self._disturbances.add(event)
             case Held():
                 self._held.append(event)
-            case Serving(serving=False):
-                self._away_since.setdefault(event.shard, event.at)
-            case Serving():
-                if (since := self._away_since.pop(event.shard, None)) is not None:
-                    self._away[event.shard].append((since, event.at))
             case Prepared() | Ended() | Looked() if event.status in _OK:
                 took = event.at - event.sent_at
                 self._took.append(took)
@@ -55,7 +47,10 @@ class Waits:
     def figures(self) -> dict[str, object]:
         """Return the figures for the JSON line, in seconds."""
         took = sorted(self._took)
-        away = {shard: [until - since for since, until in times] for shard, times in self._aways().items()}
+        away = {
+            shard: [until - since for since, until in times]
+            for shard, times in self._disturbances.unserved(self._now).items()
+        }
         return {
             "calls_s": {
                 "acknowledged": len(took),
@@ -84,16 +79,11 @@ class Waits:
             unexplained = self._disturbances.unexplained(since, until, of_shards=False)
             if unexplained > SLACK_MS:
                 yield _late("call_took_long_without_a_fault", name, f"line {line}", since, until, unexplained)
-        for shard, times in self._aways().items():
+        for shard, times in self._disturbances.unserved(self._now).items():
             for since, until in times:
                 unexplained = self._disturbances.unexplained(since, until, of_shards=True)
                 if unexplained > SLACK_MS:
                     yield _late("shard_was_away_without_a_fault", "", f"shard {shard}", since, until, unexplained)
-
-    def _aways(self) -> dict[int, list[tuple[int, int]]]:
-        """Return when each shard was unserved; a shard that was not served again counts until the end."""
-        still = {shard: [(since, self._now)] for shard, since in self._away_since.items()}
-        return {shard: self._away.get(shard, []) + still.get(shard, []) for shard in {*self._away, *still}}
 
 
 def _late(rule: str, name: str, what: str, since: int, until: int, unexplained: int) -> Finding:
