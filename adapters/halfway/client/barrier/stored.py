@@ -174,7 +174,7 @@ class StoredTable(SqlTable):
         documents = [message.as_json() for message in messages]
         text = json.dumps(documents, separators=(",", ":"), allow_nan=False)
         yield from self.demand_room(len(text))
-        if (yield from self._barrier.look(transaction_id)) != "commit":
+        if not (yield from self._barrier.still_has(transaction_id)):
             raise NoTransactionError(
                 f"the row of transaction {transaction_id} is gone: the local transaction was rolled back before its end"
             )

@@ -268,9 +268,12 @@ class BarrierTable(SqlTable):
         return "commit" if result.rows[0][0] == _COMMITTED else "rollback"
 
     def still_has(self, transaction_id: str) -> Steps[bool]:
-        """Return whether the row of the open local transaction is there; raises the driver's error if it has failed."""
+        """Return whether the row of the open local transaction is there; raises the driver's error if it has failed.
+
+        After a rollback within the block a check may have written another one, with its own outcome.
+        """
         result = yield self._statement(self.sql.look, canonical(transaction_id))
-        return bool(result.rows)
+        return bool(result.rows) and result.rows[0][0] == _COMMITTED
 
     def take_place(self, transaction_id: str) -> Steps[bool]:
         """Insert a rollback unless there is a row, so that the local transaction fails; return whether it was inserted.

@@ -102,7 +102,7 @@ class _Block(ABC):
         if self._stores:
             await self._store()
         self._is_open = is_open(self._connection)  # otherwise the block has ended it
-        if not self._is_open:
+        if not self._is_open or self._transaction.is_stored:  # the store has looked
             return
         try:
             has_row = await self._barrier.carry_out(self._barrier.still_has(self.id), self._connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, overload
+from typing import Any, Final, TypedDict, Unpack, overload
 
 from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.calls.group import GroupCalls
@@ -30,6 +30,20 @@ _FIRST_PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 30.0
 _DECIDE_WITHIN_S: Final = 20.0
 """Less than 30 s, because halfway hands out a fetched check again after that."""
+
+
+class TransactionOptions(TypedDict, total=False):
+    """The keyword parameters of `Halfway.transaction`."""
+
+    id: str | None
+    check_after_s: float | None
+    confirm: bool
+
+
+class BlockOptions(TransactionOptions, total=False):
+    """Those of a block that opens the local transaction."""
+
+    when_away: WhenAway
 
 
 class Halfway(GroupCalls):
@@ -117,11 +131,7 @@ class Halfway(GroupCalls):
         self,
         messages: Iterable[Message],
         begin: Begin,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
-        when_away: WhenAway = "raise",
+        **options: Unpack[BlockOptions],
     ) -> Block: ...
 
     @overload
@@ -129,10 +139,7 @@ class Halfway(GroupCalls):
         self,
         messages: Iterable[Message],
         begin: None = None,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
+        **options: Unpack[TransactionOptions],
     ) -> Transaction: ...
 
     def transaction(

@@ -20,7 +20,7 @@ from halfway.client.calls.transport import Key
 from halfway.client.errors import ClientClosedError, HalfwayError
 from halfway.client.messages import Message, Outcome
 from halfway.client.producer.block import Begin, SyncBlock
-from halfway.client.producer.client import Halfway
+from halfway.client.producer.client import BlockOptions, Halfway, TransactionOptions
 from halfway.client.producer.transaction import Transaction, WhenAway
 from halfway.client.threads import ForkSafeLock, wait_for
 
@@ -112,47 +112,23 @@ class SyncHalfway:
     check_verifier = _blocking(Halfway.check_verifier)
 
     @overload
-    def transaction(
-        self,
-        messages: Iterable[Message],
-        begin: Begin,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
-        when_away: WhenAway = "raise",
-    ) -> SyncBlock: ...
+    def transaction(self, messages: Iterable[Message], begin: Begin, **options: Unpack[BlockOptions]) -> SyncBlock: ...
 
     @overload
     def transaction(
-        self,
-        messages: Iterable[Message],
-        begin: None = None,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
+        self, messages: Iterable[Message], begin: None = None, **options: Unpack[TransactionOptions]
     ) -> SyncTransaction: ...
 
     def transaction(
-        self,
-        messages: Iterable[Message],
-        begin: Begin | None = None,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
-        when_away: WhenAway = "raise",
+        self, messages: Iterable[Message], begin: Begin | None = None, **options: Unpack[BlockOptions]
     ) -> SyncTransaction | SyncBlock:
         """Return a transaction for `with`; otherwise the same as `Halfway.transaction`."""
         thread = self._running_thread()
-        transaction = thread.client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm)
+        when_away: WhenAway = "raise" if begin is None else options.pop("when_away", "raise")
+        plain: TransactionOptions = options  # without `begin`, the client refuses `when_away`
+        transaction = thread.client.transaction(messages, **plain)
         sync = SyncTransaction(thread, transaction)
-        if begin is not None:
-            return SyncBlock(sync, transaction, begin, self.barrier, self.group, when_away)
-        if when_away != "raise":
-            raise TypeError("when_away='store' needs the block that opens the local transaction: give `begin`")
-        return sync
+        return sync if begin is None else SyncBlock(sync, transaction, begin, self.barrier, self.group, when_away)
 
     def new_id(self) -> str:
         """Same as `Halfway.new_id`."""
