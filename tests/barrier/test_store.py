@@ -282,13 +282,15 @@ async def test_what_halfway_refuses_again_and_again_holds_up_its_own_key_only(
     assert sorted(sent(world)) == ["1", "2", "3", "4", "5"]
 
 
-async def test_what_was_rolled_back_by_hand_inside_the_block_is_not_stored(service: Service) -> None:
-    """The barrier's row went with it, and the messages must not come alone."""
+@pytest.mark.parametrize("checked", [False, True])
+async def test_what_was_rolled_back_by_hand_inside_the_block_is_not_stored(service: Service, *, checked: bool) -> None:
+    """The barrier's row went with it, and a check may have written another: the messages must not come alone."""
 
     def place() -> None:
         client = SyncHalfway(NOWHERE, "shop", barrier=service.barrier, prepare_timeout_s=0.05)
-        with client, client.transaction([message("1")], service.engine.begin, when_away="store") as connection:
-            connection.exec_driver_sql("ROLLBACK")
+        with client, (block := client.transaction([message("1")], service.engine.begin, when_away="store")) as opened:
+            opened.exec_driver_sql("ROLLBACK")
+            assert not checked or service.barrier.settle(block.id) == "rollback"
 
     with pytest.raises(NoTransactionError, match="rolled back before its end"):
         await asyncio.to_thread(place)

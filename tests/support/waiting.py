@@ -1,8 +1,11 @@
 """Waiting for something that comes about by itself."""
 
 import asyncio
+import fcntl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,6 +15,14 @@ GENEROUS_S = 180.0
 _LOOK_AGAIN_S = 0.05
 _LOOK_SOON_S = 0.01
 """A condition costs next to nothing, a probe may ask somebody."""
+
+
+@contextmanager
+def only_worker(lock: Path) -> Iterator[None]:
+    """Wait until no other worker of the run is in this block with the same file."""
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 async def eventually(

@@ -5,7 +5,6 @@ requests too: a start from it takes half the CPU time. The first run on a machin
 jars in the cache folder.
 """
 
-import fcntl
 import hashlib
 import os
 import signal
@@ -19,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from halfway.embedded import KAFKA_VERSION, SHORT_LIVED, EmbeddedConfig, EmbeddedKafka, find_java, resolve_jars
 from halfway.embedded.java import user_cache_dir
+from tests.support.waiting import only_worker
 
 STARTED_WITHIN_S = 300.0
 """Several may start at once on a slow machine; halfway itself waits less."""
@@ -57,8 +57,7 @@ def _archive() -> Path:
     made_of = [find_java().path.resolve(), *resolve_jars(KAFKA_VERSION)]
     version = hashlib.sha256("\n".join(f"{path} {path.stat().st_mtime_ns}" for path in made_of).encode()).hexdigest()
     archive = user_cache_dir() / f"kafka-{KAFKA_VERSION}-used-{version[:16]}.jsa"
-    with archive.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the workers of a run call this at the same time
+    with only_worker(archive.with_suffix(".lock")):
         if not archive.exists():
             unfinished = archive.with_suffix(f".{os.getpid()}")
             options = (*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={unfinished}")

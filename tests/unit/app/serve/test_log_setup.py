@@ -1,10 +1,10 @@
 """Logs: JSON lines with an event and fields, and no secret in them."""
 
-import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 from tests.support.waiting import GENEROUS_S
 
@@ -32,23 +32,14 @@ def shown_on_terminal(script: str) -> str:
     """Return what a program writes to its terminal."""
     terminal, given = os.openpty()
     # What a program writes stays in the terminal's buffer until it is read.
-    subprocess.run(
-        [sys.executable, "-c", script],
-        stderr=given,
-        check=True,
-        timeout=GENEROUS_S,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    plain = {**os.environ, "NO_COLOR": "1"}
+    subprocess.run([sys.executable, "-c", script], stderr=given, check=True, timeout=GENEROUS_S, env=plain)
     os.close(given)
-    with os.fdopen(terminal, "rb", buffering=0) as reading:
-        return b"".join(iter(lambda: _read(reading), b"")).decode().replace("\r\n", "\n")
-
-
-def _read(reading: io.FileIO) -> bytes:
-    try:
-        return reading.read(65_536)
-    except OSError:  # nobody writes to the terminal any more
-        return b""
+    shown = b""
+    with os.fdopen(terminal, "rb", buffering=0) as reading, suppress(OSError):  # nobody writes to it any more
+        while part := reading.read(65_536):
+            shown += part
+    return shown.decode().replace("\r\n", "\n")
 
 
 def test_secrets_are_redacted_by_name_and_by_type() -> None:
