@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_492,
+    "lines of tests": 68_520,
     "lines of bench": 4_006,
     "bytes of pages": 204_513,
     "settings": 51,

@@ -18,7 +18,7 @@ from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
 from tests.support.ids import new_id
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until_true
 
 OUTAGE_S = 12.0
 ATTEMPTS = 10
@@ -48,6 +48,22 @@ async def test_the_broker_stops_under_load_and_returns(
             return
         coordinator.kill()
     pytest.fail(f"Kafka forgot a transaction in each of {ATTEMPTS} attempts")
+
+
+@pytest.mark.xdist_group("proxied_kafka")
+async def test_a_coordinator_of_the_group_that_is_away_is_the_cause_and_no_other_instance(
+    new_coordinator: NewCoordinator, proxied_kafka: ProxiedKafka
+) -> None:
+    """Nothing else is in flight, so the end of the session is what ends the incarnation."""
+    settings = {"HALFWAY_SESSION_TIMEOUT_S": "6"}
+    coordinator = new_coordinator(settings, bootstrap_servers=proxied_kafka.bootstrap_servers).start()
+    proxied_kafka.pause()
+    try:
+        await until_true(lambda: '"incarnation_failed"' in coordinator.log, what="the session ends")
+    finally:
+        proxied_kafka.resume()
+    [failed] = [line for line in coordinator.log.splitlines() if '"incarnation_failed"' in line]
+    assert "session timed out" in failed
 
 
 async def _outage(

@@ -59,6 +59,15 @@ async def test_a_shard_that_comes_back_while_the_loop_is_busy_is_acquired() -> N
     await until_true(lambda: membership.status.acquiring == (0, 1), what="both are acquired")
 
 
+@pytest.mark.parametrize("session_s", [0.6, 6, 10, 300])
+def test_a_death_is_noticed_when_the_session_ends(session_s: float) -> None:
+    """Heartbeats are a small part of the session: one that is just missed ends it hardly earlier or later."""
+    config = KafkaConfig(
+        properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000, session_timeout_s=session_s
+    )
+    assert Instance(config).cluster.membership._group.heartbeat_s <= min(0.5, session_s / 6)
+
+
 class Paused:
     """Replaces the group's consumer."""
 

@@ -101,6 +101,8 @@ def test_three_brokers_make_three_replicas_with_two_in_sync() -> None:
         ("parked", "max.message.bytes", "1000", f"at least {CONFIG.parked_max_message_bytes}"),
         ("groups", "unclean.leader.election.enable", "true", "false"),
         ("owners", "message.timestamp.type", "LogAppendTime", "CreateTime"),
+        ("op", "message.timestamp.after.max.ms", "60000", "at least 3600000"),
+        ("half", "message.timestamp.before.max.ms", "60000", "at least 86400000"),
         ("half", "min.insync.replicas", "2", "at most 1"),
         ("audit", "cleanup.policy", "compact", "delete"),
     ],
