@@ -19,6 +19,7 @@ from halfway.client import (
     Message,
     PrepareUnconfirmedError,
     SyncHalfway,
+    UnavailableError,
     transaction_id,
 )
 from halfway.client.barrier import AsyncBarrier, Barrier, NoStoreError, NoTransactionError, Store, StoreFullError
@@ -26,10 +27,11 @@ from halfway.client.barrier.stored import StoredTransaction
 from halfway.client.producer import sender
 from halfway.client.producer.sender import StoredSender
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
+from halfway.embedded.broker import pick_port
 from tests.support.client.shop import transactional
 from tests.support.databases.servers import Server
-from tests.support.rest.client import RestWorld
-from tests.support.waiting import GENEROUS_S
+from tests.support.rest.client import HOST, RestWorld
+from tests.support.waiting import GENEROUS_S, until_true
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
@@ -461,3 +463,27 @@ async def test_a_check_of_a_process_without_a_store_is_answered_alike(world: Res
     async with Halfway(world.url, "shop") as client:
         with pytest.raises(AlreadyEndedError):
             await client.end(own, "rollback")
+
+
+async def test_a_service_starts_while_halfway_is_away(service: Service) -> None:
+    """It takes orders; the group is registered, and the orders are sent, when halfway is back."""
+    port = pick_port()
+    opened = SyncHalfway(f"http://{HOST}:{port}", "new-shop", barrier=service.barrier, prepare_timeout_s=0.05)
+
+    def work() -> None:
+        assert opened.start(topics=["orders"], timeout_s=0.05) == {}
+        with opened.transaction([message("1")], service.engine.begin, when_away="store") as connection:
+            insert(connection, "1")
+
+    with opened:
+        await asyncio.to_thread(work)
+        assert service.barrier.stored().waiting == 1
+        async with RestWorld(port=port) as world:
+            await until_true(lambda: sent(world) == ["1"])
+
+
+def test_a_service_without_a_store_does_not_start_while_halfway_is_away(service: Service) -> None:
+    """It could take no orders."""
+    plain = Barrier(service.engine.dialect.name, service.engine.begin)
+    with SyncHalfway(NOWHERE, "shop", barrier=plain) as client, pytest.raises(UnavailableError):
+        client.start(topics=["orders"], timeout_s=0.05)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 42_919,
+    "lines of coordinator and adapters": 42_944,
     "files of coordinator and adapters": 188,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 9_006,
@@ -20,14 +20,14 @@ BOUNDS = {
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_273,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 6_704,
+    "lines of halfway/client": 6_729,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_520,
+    "lines of tests": 68_685,
     "lines of bench": 4_006,
-    "bytes of pages": 204_513,
+    "bytes of pages": 204_500,
     "settings": 51,
     "REST operations": 22,
     "calls between instances": 11,

@@ -8,6 +8,7 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,12 +17,14 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.orm import Session
 
 from halfway.client import HalfwayError, Message, SyncHalfway
-from halfway.client.barrier import Barrier
+from halfway.client.barrier import Barrier, Store
 from halfway.client.consumer import Consumer, Inbox, Record, Retries
 from halfway.client.sqlalchemy import SessionProducer
 
 THREADS = 8
 MESSAGES = 2
+AWAY_AFTER_S = 2.0
+"""How long a service with a store waits for halfway before it stores an order's messages."""
 NEW_ORDER = text("INSERT INTO orders VALUES (:id)")
 NEW_EFFECT = text("INSERT INTO effects VALUES (:id)")
 
@@ -54,7 +57,7 @@ def change_mind(chance: random.Random) -> None:
 def produce(given: Settings) -> None:
     """Place orders until killed, around a transaction and inside sessions: most commit, some roll back."""
     engine = database(given["orders"])
-    barrier = Barrier(engine.dialect.name, engine.begin)
+    barrier = Barrier(engine.dialect.name, engine.begin, store=Store() if given["stores"] else None)
     seeds = random.Random(given["seed"])
 
     def around(client: SyncHalfway, order: str, chance: random.Random) -> None:
@@ -68,8 +71,14 @@ def produce(given: Settings) -> None:
             if chance.random() < 0.05:
                 transaction.unknown()
 
+    def block(client: SyncHalfway, order: str, chance: random.Random) -> None:
+        messages = [Message(topic=given["topic"], key=value, value=value) for value in values_of(order)]
+        with client.transaction(messages, engine.begin, when_away="store") as connection:
+            connection.execute(NEW_ORDER, {"id": order})
+            change_mind(chance)
+
     def inside(client: SyncHalfway, order: str, chance: random.Random) -> None:
-        producer = SessionProducer(client)
+        producer = SessionProducer(client, when_away="store" if given["stores"] else "raise")
         with Session(engine) as session, session.begin():
             session.execute(NEW_ORDER, {"id": order})
             for value in values_of(order):
@@ -80,11 +89,16 @@ def produce(given: Settings) -> None:
         while True:
             with suppress(HalfwayError, UnwantedOrderError):
                 place(client, f"{chance.getrandbits(64):016x}", chance)
+            time.sleep(given["pause_s"])
 
-    with SyncHalfway(given["url"], given["group"], barrier=barrier) as client:
+    ways = (block, inside) if given["stores"] else (around, inside)
+    patience_s = AWAY_AFTER_S if given["stores"] else 20.0
+    with SyncHalfway(given["url"], given["group"], barrier=barrier, prepare_timeout_s=patience_s) as client:
+        if given["stores"]:
+            client.start(topics=[given["topic"]], timeout_s=AWAY_AFTER_S)
         threads = [
             threading.Thread(target=place_orders, args=(client, random.Random(seeds.random()), place), daemon=True)
-            for place in (around, inside) * (THREADS // 2)
+            for place in ways * (THREADS // len(ways))
         ]
         for thread in threads:
             thread.start()

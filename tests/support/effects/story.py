@@ -8,16 +8,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from sqlalchemy import Engine, text
 
 from halfway.client import CheckWorker, Halfway, SyncHalfway
-from halfway.client.barrier import Barrier
+from halfway.client.barrier import Barrier, Store
 from halfway.client.consumer import Inbox, Record
 from halfway.embedded.process import SupervisedProcess
 from tests.support.effects.services import database, values_of
@@ -29,6 +29,7 @@ COPY = "copy"
 COPIED = 0.1
 """Of the messages that one process, such as a mirror, writes again."""
 LAST = "SELECT id FROM effects WHERE id LIKE 'last/%'"
+PLACED_IN_AN_OUTAGE = 50
 REST_WITHIN_S = 300.0
 SERVICES = Path(__file__).with_name("services.py")
 SOON = {"first_check_after_s": 1, "check_interval_s": 1, "max_interval_s": 1, "max_checks": 1000}
@@ -38,53 +39,95 @@ class Story:
     """Two processes of each service over one topic; `play` returns how many of each thing happened."""
 
     def __init__(
-        self, url: str, bootstrap_servers: str, topic: str, databases: tuple[str, str], folder: Path, seed: int
+        self,
+        url: str,
+        bootstrap_servers: str,
+        topic: str,
+        databases: tuple[str, str],
+        folder: Path,
+        seed: int,
+        *,
+        stores: bool = False,
+        pause_s: float = 0.0,
     ) -> None:
-        """Take the URLs of the orders' database and of the effects'; both are empty, and nobody else uses them."""
+        """Take the URLs of the orders' database and of the effects'; both are empty, and nobody else uses them.
+
+        With `stores` the producers go on while halfway is away. Each of their threads pauses between orders.
+        """
         self._chance = random.Random(seed)
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._folder = folder
         self._group = f"effects-{self._chance.getrandbits(32):08x}"
-        self._given = {
+        self._given: dict[str, Any] = {
             "url": url,
             "bootstrap_servers": bootstrap_servers,
             "topic": topic,
             "group": self._group,
             "orders": databases[0],
             "effects": databases[1],
+            "stores": stores,
+            "pause_s": pause_s,
         }
+        self._stores = stores
         self._orders, self._effects = map(database, databases)
-        self._barrier = Barrier(self._orders.dialect.name, self._orders.begin)
+        self._barrier = Barrier(self._orders.dialect.name, self._orders.begin, store=Store() if stores else None)
         self._running: list[SupervisedProcess] = []
         self._copies = 0
 
-    def play(self, orders: int, kills: int) -> Mapping[str, int]:
-        """Go on until so many orders have committed and so many processes were killed; then compare."""
+    def play(
+        self, orders: int, kills: int, outages: Sequence[Callable[[], AbstractContextManager[None]]] = ()
+    ) -> Mapping[str, int]:
+        """Go on until so many orders have committed and so many processes were killed; then compare.
+
+        Each of the `outages` happens once meanwhile, and lasts until the producers have placed orders in it.
+        """
         with ExitStack() as stack:
             stack.enter_context(self._tables())
-            client = stack.enter_context(SyncHalfway(self._given["url"], self._group))
-            client.register(topics=[self._topic], policy=SOON)
-            client.run_in_background(lambda inner: CheckWorker(inner, self._barrier.decide, wait_s=1).run())
+            client = stack.enter_context(
+                SyncHalfway(self._given["url"], self._group, barrier=self._barrier if self._stores else None)
+            )
+            if self._stores:
+                client.start(topics=[self._topic], policy=SOON)
+            else:
+                client.register(topics=[self._topic], policy=SOON)
+                client.run_in_background(lambda inner: CheckWorker(inner, self._barrier.decide, wait_s=1).run())
             copying = stack.enter_context(self._copying())
             stack.callback(self._kill, range(len(PROCESSES)))
             self._running = [self._start(service) for service in PROCESSES]
-            killed = 0
-            while killed < kills or self._count(self._orders, "orders") < orders:
+            killed, stored, left = 0, 0, list(outages)
+            while killed < kills or left or self._count(self._orders, "orders") < orders:
                 time.sleep(self._chance.uniform(0.2, 1))
-                if killed >= kills * self._count(self._orders, "orders") / orders:
-                    continue
-                slot = self._chance.randrange(len(PROCESSES))
-                self._kill([slot])
-                self._running[slot] = self._start(PROCESSES[slot])
-                killed += 1
+                share = self._count(self._orders, "orders") / orders
+                if left and share > 1 - len(left) / (len(outages) + 1):
+                    stored += self._live_through(left.pop(0))
+                elif killed < kills * share:
+                    self._replace(self._chance.randrange(len(PROCESSES)))
+                    killed += 1
             self._kill([slot for slot, service in enumerate(PROCESSES) if service == "produce"])
             self._until_ended()
             copying.set()
             self._until_read()
             committed = self._column(self._orders, "SELECT id FROM orders")
             self._compare(committed)
-        return {"orders": len(committed), "kills": killed, "copies": self._copies}
+        return {"orders": len(committed), "kills": killed, "copies": self._copies, "stored": stored}
+
+    def _live_through(self, outage: Callable[[], AbstractContextManager[None]]) -> int:
+        """Return how many transactions were stored when the outage ended; a producer starts in the middle of it."""
+        with outage():
+            self._replace(PROCESSES.index("produce"))
+            before = self._count(self._orders, "orders")
+
+            def go_on() -> bool:
+                placed = self._count(self._orders, "orders") - before
+                return placed >= PLACED_IN_AN_OUTAGE and self._barrier.stored().waiting >= PLACED_IN_AN_OUTAGE
+
+            self._wait(go_on, "no orders are placed while halfway is away")
+            return self._barrier.stored().waiting
+
+    def _replace(self, slot: int) -> None:
+        self._kill([slot])
+        self._running[slot] = self._start(PROCESSES[slot])
 
     @contextmanager
     def _tables(self) -> Iterator[None]:
@@ -122,7 +165,7 @@ class Story:
             thread.join()
 
     def _copy(self, stop: threading.Event, chance: random.Random) -> None:
-        kafka = {"bootstrap.servers": self._bootstrap_servers}
+        kafka: dict[str, str | int] = {"bootstrap.servers": self._bootstrap_servers, "log_level": 0}
         producer = Producer(kafka)
         reader = Consumer({**kafka, "group.id": f"{self._group}-copies", "auto.offset.reset": "earliest"})
         reader.subscribe([self._topic])
@@ -143,11 +186,15 @@ class Story:
             producer.close()
 
     def _until_ended(self) -> None:
-        """Wait until check-back has ended what the killed producers left."""
+        """Wait until nothing is stored, and check-back has ended what the killed producers left."""
 
         async def none_open() -> bool:
             async with Halfway(self._given["url"], self._group) as client:
                 return not [one for state in OPEN async for one in client.list_ids(state=state)]
+
+        if self._stores:
+            self._wait(lambda: self._barrier.stored().waiting == 0, "messages are still stored")
+            assert self._barrier.stored().parked == 0
 
         self._wait(lambda: asyncio.run(none_open()), "transactions are still open")
 

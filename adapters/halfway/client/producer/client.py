@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypedDict, Unpack, overload
 
 from halfway.client.barrier.maintenance import BarrierMaintenance
 from halfway.client.calls.group import GroupCalls
 from halfway.client.checks.answers import Check, Decide, decide_within
 from halfway.client.errors import (
+    AWAY,
     AlreadyEndedError,
     ClientClosedError,
     HalfwayError,
     RefusedError,
+    UnavailableError,
     WrongEventLoopError,
 )
 from halfway.client.ids import require_id
@@ -104,17 +107,23 @@ class Halfway(GroupCalls):
         """Register the group, then fetch checks and maintain the barrier until the client is closed.
 
         Without `check_urls`, the client fetches checks and answers them with `decide`, or with the barrier by default.
-        A BarrierMaintenance maintains the barrier.
+        A BarrierMaintenance maintains the barrier. If its barrier has a store, the client starts without halfway too:
+        then it returns {}, and goes on registering the group in the background.
         """
         coroutines = _services(self, check_urls, decide)
+        group: Mapping[str, Any] = {}
+        topics = _list_of("topics", topics)
+        register = partial(self.register, topics=topics, check_urls=check_urls, policy=policy, replace=replace)
         try:
-            group = await self.register(
-                topics=topics, check_urls=check_urls, policy=policy, replace=replace, timeout_s=timeout_s
-            )
-        except BaseException:
-            for coroutine in coroutines:
-                coroutine.close()
-            raise
+            group = await register(timeout_s=timeout_s)
+        except BaseException as error:
+            if isinstance(error, (UnavailableError, *AWAY)) and self.barrier is not None and self.barrier.store.bounds:
+                log.warning("the group %s is registered when halfway is back: %s", self.group, error)
+                coroutines.append(_register_later(register))
+            else:
+                for coroutine in coroutines:
+                    coroutine.close()
+                raise
         for coroutine in coroutines:
             self.keep_running(coroutine)
         return group
@@ -174,6 +183,22 @@ class Halfway(GroupCalls):
     def demand_no_block(self) -> None:
         """Raise NestedTransactionError if a `transaction` of this client is open in this task."""
         demand_no_block(self)
+
+
+async def _register_later(register: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+    """Register a group as soon as halfway lets it."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            await register()
+        except (ClientClosedError, WrongEventLoopError):
+            raise
+        except HalfwayError as error:
+            log.warning("the group is not registered yet: %s", error)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        else:
+            return
 
 
 def _list_of(name: str, texts: Iterable[str]) -> list[str]:
