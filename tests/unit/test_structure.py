@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 42_944,
-    "files of coordinator and adapters": 188,
+    "lines of coordinator and adapters": 43_114,
+    "files of coordinator and adapters": 189,
     "lines of halfway/protocol": 2_802,
     "lines of halfway/coordinator": 9_006,
     "lines of halfway/http": 5_849,
     "lines of halfway/app": 4_210,
-    "lines of halfway/kafka": 9_934,
+    "lines of halfway/kafka": 10_104,
     "lines of halfway/checks": 1_110,
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_273,
@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_685,
+    "lines of tests": 68_705,
     "lines of bench": 4_006,
     "bytes of pages": 204_500,
     "settings": 51,

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from halfway.coordinator.requests import Seconds, SharedSettings
 from halfway.kafka.clients.librdkafka_events import THROTTLING, LibrdkafkaLog
+from halfway.kafka.clients.seam import Admin, Clients, Consumer, Producer
 from halfway.protocol.errors import ConfigurationError
 
 KINDS: Final = ("half", "op", "parked", "groups", "owners", "keys", "audit")
@@ -158,6 +159,8 @@ class KafkaConfig(KafkaSettings):
     """Prepares that may wait for their delivery report."""
     writer_in_flight_bytes: int = 64 * MIB
     half_linger_ms: float = 0
+    clients: Clients = field(default=Clients(), repr=False)
+    """Makes the clients: librdkafka's, or those of a simulated broker."""
 
     def __post_init__(self) -> None:
         """Reject values that cannot work or would not be safe."""
@@ -321,6 +324,15 @@ class KafkaConfig(KafkaSettings):
             },
             overrides,
         )
+
+    def make_producer(self, **overrides: Any) -> Producer:
+        return self.clients.producer(self.producer(**overrides))
+
+    def make_consumer(self, **overrides: Any) -> Consumer:
+        return self.clients.consumer(self.consumer(**overrides))
+
+    def make_admin(self, **overrides: Any) -> Admin:
+        return self.clients.admin(self.admin(**overrides))
 
     @property
     def _socket_timeout_ms(self) -> int:

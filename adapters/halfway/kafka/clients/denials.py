@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient  # type: ignore[attr-defined] # public, but not for mypy
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.kafka.clients.config import KafkaConfig
 
@@ -55,7 +55,7 @@ def explained(code: int | None, config: KafkaConfig) -> str | None:
 def _denied(config: KafkaConfig) -> dict[str, list[str]]:
     """Return the operations that halfway may not do on its topics; nothing if Kafka does not say so in time."""
     topics = (config.half_topic, config.op_topic, config.parked_topic, config.owners_topic)
-    admin = AdminClient(config.admin())
+    admin = config.make_admin()
     requests = admin.describe_topics(
         TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=_ANSWER_S
     )

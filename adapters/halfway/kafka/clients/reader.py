@@ -24,7 +24,6 @@ from typing import Any, Final, Self, TypeVar
 import structlog
 from confluent_kafka import (
     OFFSET_END,
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -32,12 +31,12 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
-    AdminClient,
     ListOffsetsResultInfo,
     OffsetSpec,
 )
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Admin, KnowsTopics
 from halfway.kafka.clients.threads import answer_all, drop_last
 from halfway.protocol.errors import KafkaUnavailableError
 
@@ -77,7 +76,7 @@ _TRANSIENT: Final = LEADER_MOVES | frozenset(
 Place = tuple[str, int]
 
 
-def refresh_leaders(client: Consumer | AdminClient, topic: str, timeout_s: float) -> bool:
+def refresh_leaders(client: KnowsTopics, topic: str, timeout_s: float) -> bool:
     """Make a client look up the leaders of a topic; return whether Kafka answered. Blocks.
 
     librdkafka sends the leader epoch that it has cached. If the broker answers that this epoch is older than its own,
@@ -103,7 +102,7 @@ class Reader:
         self.batch = BATCH
         """How many records one read handles at most, after the first."""
         self._handling_lock = nullcontext() if handling_lock is None else handling_lock
-        self._consumer = Consumer(config.consumer(**{"enable.partition.eof": True, **overrides}))
+        self._consumer = config.make_consumer(**{"enable.partition.eof": True, **overrides})
         self._known: set[str] = set()
         self.positions: dict[Place, int] = {}
         """How far each partition is read without a gap: the offset after the last record, or the reported end."""
@@ -273,7 +272,7 @@ class PartitionEnds:
         """Keep the topic; `timeout_s` bounds one request. Under READ_COMMITTED the end is the LSO."""
         self._isolation = isolation
         self._config = config
-        self._admin: AdminClient | None = None
+        self._admin: Admin | None = None
         self._topic = topic
         self._timeout_s = timeout_s
         self._waiters: dict[int, list[asyncio.Future[int]]] = {}
@@ -317,7 +316,7 @@ class PartitionEnds:
 
     async def _request(self, partitions: Iterable[int]) -> dict[int, int | Exception]:
         if self._admin is None:
-            self._admin = AdminClient(self._config.admin())
+            self._admin = self._config.make_admin()
         # Serve the client's queued log lines.
         self._admin.poll(0)
         until = time.monotonic() + self._timeout_s
@@ -342,12 +341,12 @@ class PartitionEnds:
                 # The connection may be dead without a sign.
                 held, self._admin = [self._admin], None
                 drop_last(held)
-                self._admin = AdminClient(self._config.admin())
+                self._admin = self._config.make_admin()
             if missing and not await self._refresh(self._admin, until):
                 break
         return ends
 
-    async def _refresh(self, admin: AdminClient, until: float) -> bool:
+    async def _refresh(self, admin: Admin, until: float) -> bool:
         """Refresh the leaders, and return whether there is time for another request."""
         await asyncio.sleep(RETRY_S)
         left = until - time.monotonic()
@@ -357,7 +356,7 @@ class PartitionEnds:
 
 
 def request_offsets(
-    admin: AdminClient,
+    admin: Admin,
     places: Iterable[Place],
     timeout_s: float,
     *,
@@ -383,7 +382,7 @@ def offset_of(answer: ListOffsetsResultInfo) -> int:
     return answer.offset
 
 
-def ends(admin: AdminClient, places: Collection[Place], check: Callable[[], None]) -> dict[Place, int]:
+def ends(admin: Admin, places: Collection[Place], check: Callable[[], None]) -> dict[Place, int]:
     """Return the real ends of partitions; blocks until Kafka answers or `check` raises.
 
     Raises:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
 
 import structlog
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException
+
+from halfway.kafka.clients.seam import Admin, Producer
 
 
 class OwnedThread:
@@ -137,7 +138,7 @@ class ClientCloser:
 CLOSER: Final = ClientCloser()
 
 
-def drop_last(held: list[AdminClient]) -> None:
+def drop_last(held: list[Admin]) -> None:
     """Drop admin clients on a thread: librdkafka waits there for its own threads to end.
 
     `held` must contain the last references, and the caller must not be a thread of librdkafka: if one of those drops

@@ -13,11 +13,12 @@ from contextlib import suppress
 from typing import Any, Final, Literal
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import denial
 from halfway.kafka.clients.librdkafka_events import CoordinatorWatch
+from halfway.kafka.clients.seam import Producer
 from halfway.kafka.clients.threads import CLOSER
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
@@ -140,22 +141,20 @@ class TransactionalProducer:
         self.worn = False
         """Its last commit stands, but its producer must not be used again: see `commit`."""
         message_ms = longest_ms if message_timeout_s is None else min(longest_ms, round(message_timeout_s * 1000))
-        self._producer: Producer | None = Producer(
-            config.producer(
-                **{
-                    "transactional.id": transactional_id,
-                    "transaction.timeout.ms": transaction_ms,
-                    "message.timeout.ms": message_ms,
-                    "batch.size": 65_536,
-                    "linger.ms": 5,  # a commit flushes at once; until then records gather into batches
-                    "queue.buffering.max.messages": 1_000_000,
-                    "queue.buffering.max.kbytes": 1_048_576,
-                    "topic.metadata.propagation.max.ms": 2_000,
-                    "debug": ",".join(filter(None, (CoordinatorWatch.debug, debug))),
-                    "logger": self._watch,
-                    **over,
-                }
-            )
+        self._producer: Producer | None = config.make_producer(
+            **{
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": transaction_ms,
+                "message.timeout.ms": message_ms,
+                "batch.size": 65_536,
+                "linger.ms": 5,  # a commit flushes at once; until then records gather into batches
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1_048_576,
+                "topic.metadata.propagation.max.ms": 2_000,
+                "debug": ",".join(filter(None, (CoordinatorWatch.debug, debug))),
+                "logger": self._watch,
+                **over,
+            }
         )
         self.produce: Callable[..., None] = self._producer.produce
         """`Producer.produce` itself: called for every record, so nothing is put in between."""

@@ -14,10 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import structlog
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from halfway.coordinator.ports import Cursors, Observer
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Consumer
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -126,16 +127,14 @@ class KafkaCursors:
         return self._thread.submit(run)
 
     def _open(self) -> None:
-        self._consumer = Consumer(
-            self._config.consumer(
-                on_commit=self._on_commit,
-                **{
-                    # How long a commit waits to find the group's coordinator, and how long for its answer. Closing the
-                    # consumer waits for both too.
-                    "session.timeout.ms": _FIND_COORDINATOR_MS,
-                    "socket.timeout.ms": _ANSWER_MS,
-                },
-            )
+        self._consumer = self._config.make_consumer(
+            on_commit=self._on_commit,
+            **{
+                # How long a commit waits to find the group's coordinator, and how long for its answer. Closing the
+                # consumer waits for both too.
+                "session.timeout.ms": _FIND_COORDINATOR_MS,
+                "socket.timeout.ms": _ANSWER_MS,
+            },
         )
 
     def _close(self) -> None:

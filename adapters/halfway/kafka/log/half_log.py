@@ -13,12 +13,13 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from halfway.coordinator.operations import Deadlines, tick_of
 from halfway.coordinator.ports import Appended, Observer
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import PartitionEnds
+from halfway.kafka.clients.seam import Producer
 from halfway.kafka.clients.threads import Loop, answer_all
 from halfway.kafka.clients.transactional_producer import OUT_OF_SEQUENCE
 from halfway.kafka.log.history import RecordReader
@@ -40,7 +41,6 @@ _UNREPORTED: Final = 4
 """How many prepare time-outs records may wait for a delivery report: librdkafka gives each record up after one."""
 
 T = TypeVar("T")
-MakeProducer = Callable[[dict[str, Any]], Producer]
 
 
 Record = tuple[bytes, bytes | None, Headers, T]
@@ -117,7 +117,6 @@ class RecordWriter:
         *,
         name: str,
         linger_ms: float = 0,
-        make_producer: MakeProducer = Producer,
         on_lost_sequence: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Keep the configuration; nothing connects before `start`.
@@ -128,7 +127,6 @@ class RecordWriter:
         self._config = config
         self._name = name
         self._linger_ms = linger_ms
-        self._make_producer = make_producer
         self._thread = threading.Thread(target=self._run, name=f"halfway-{name}", daemon=True)
         self._stopping = threading.Event()
         # On the loop's thread.
@@ -250,7 +248,7 @@ class RecordWriter:
     # --- the polling thread
 
     def _make(self) -> _Client:
-        properties = self._config.producer(
+        producer = self._config.make_producer(
             **{
                 "linger.ms": self._linger_ms,
                 # Under load what comes meanwhile shares the next request, which costs the broker hardly more than a
@@ -260,7 +258,7 @@ class RecordWriter:
                 "queue.buffering.max.kbytes": 2 * self._config.writer_in_flight_bytes // 1024,
             }
         )
-        return _Client(self._make_producer(properties))
+        return _Client(producer)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -370,7 +368,7 @@ _PREPARED: Final = State.PREPARED.value
 class KafkaHalfLog:
     """First prepares in `<prefix>half`, and the records of half and parked by their offsets."""
 
-    def __init__(self, config: KafkaConfig, observer: Observer, *, make_producer: MakeProducer = Producer) -> None:
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
         """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._topic = config.half_topic
@@ -382,7 +380,6 @@ class KafkaHalfLog:
             config,
             name="half",
             linger_ms=config.half_linger_ms,
-            make_producer=make_producer,
             on_lost_sequence=self._lost_sequence,
         )
         self._reader = RecordReader(config, observer)

@@ -14,11 +14,12 @@ from functools import partial
 from typing import Final, Literal, Protocol, TypeVarTuple, Unpack
 
 import structlog
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.denials import denial
 from halfway.kafka.clients.librdkafka_events import SessionWatch
+from halfway.kafka.clients.seam import Consumer
 from halfway.kafka.clients.threads import OwnedThread
 
 log = structlog.get_logger()
@@ -109,20 +110,18 @@ class GroupMember(OwnedThread):
                 self._closed.wait(_PAUSE_S)
 
     def _poll_group(self) -> None:
-        consumer = Consumer(
-            self._config.consumer(
-                **{
-                    "group.id": self._config.members_group,
-                    "group.protocol": "classic",
-                    "partition.assignment.strategy": "cooperative-sticky",
-                    "session.timeout.ms": round(self._config.session_timeout_s * 1000),
-                    "heartbeat.interval.ms": round(self.heartbeat_s * 1000),
-                    # If a heartbeat gets no answer, the next ones go over a new connection while the session lasts.
-                    "socket.timeout.ms": max(_LEAST_SOCKET_MS, round(self._config.session_timeout_s * 1000 / _TRIES)),
-                    "fetch.wait.max.ms": _FETCH_MS,
-                    "logger": self._session,
-                }
-            )
+        consumer = self._config.make_consumer(
+            **{
+                "group.id": self._config.members_group,
+                "group.protocol": "classic",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": round(self._config.session_timeout_s * 1000),
+                "heartbeat.interval.ms": round(self.heartbeat_s * 1000),
+                # If a heartbeat gets no answer, the next ones go over a new connection while the session lasts.
+                "socket.timeout.ms": max(_LEAST_SOCKET_MS, round(self._config.session_timeout_s * 1000 / _TRIES)),
+                "fetch.wait.max.ms": _FETCH_MS,
+                "logger": self._session,
+            }
         )
         subscribed = False
         try:

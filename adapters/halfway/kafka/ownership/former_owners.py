@@ -25,10 +25,10 @@ from typing import Final
 
 import structlog
 from confluent_kafka import OFFSET_BEGINNING, Message
-from confluent_kafka.admin import AdminClient
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Place, Reader, ends, refresh_leaders
+from halfway.kafka.clients.seam import Admin
 from halfway.kafka.clients.transactional_producer import fence, lane_ids
 from halfway.kafka.lane.suspect_lane import end_rehearsal
 from halfway.kafka.records.codec import BARRIER_KEY, UndecodableError
@@ -232,7 +232,7 @@ class FormerOwners:
 
         """
         config = self.config
-        admin = AdminClient(config.admin())
+        admin = config.make_admin()
         claims = self._follow(admin, config.owners_topic, shards)
         last = dict(claims)
         in_doubt = {shard for shard, claim in claims.items() if claim.foreign}
@@ -253,7 +253,7 @@ class FormerOwners:
             )
         return last
 
-    def _follow(self, admin: AdminClient, topic: str, shards: Iterable[int]) -> dict[int, LastClaim]:
+    def _follow(self, admin: Admin, topic: str, shards: Iterable[int]) -> dict[int, LastClaim]:
         """Read a topic to its real end, and fence the last owners on the way; return the last claim of each shard."""
         refresh_leaders(admin, topic, _LOOK_S)  # a request of a client without a connection waits for up to 1 s
         by_shard = {shard: LastClaim() for shard in shards}

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, initialised
@@ -60,7 +59,7 @@ class Uselessness:
 
 def has_members(config: KafkaConfig, more_than: int) -> bool:
     """Return whether the group has more than so many members, as far as Kafka says; blocks."""
-    admin = AdminClient(config.admin())
+    admin = config.make_admin()
     try:
         [described] = admin.describe_consumer_groups([config.members_group]).values()
         return len(described.result(_REQUEST_S).members) > more_than

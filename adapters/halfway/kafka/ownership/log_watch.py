@@ -14,11 +14,11 @@ from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from halfway.coordinator.ports import KnownLog, LogLoss
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Place, offset_of, request_offsets
+from halfway.kafka.clients.seam import Admin
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class LogWatch:
         """Keep the configuration; nothing connects before `look`."""
         self._config = config
         self._topics = [config.half_topic, config.op_topic, config.parked_topic, config.owners_topic]
-        self._client: AdminClient | None = None
+        self._client: Admin | None = None
         self._ids: dict[str, str] = {}
         self._missing: set[str] = set()
         self._ends: dict[Place, int] = {}
@@ -173,9 +173,9 @@ class LogWatch:
                 log.debug("log_not_seen", topic=place[0], shard=place[1], error=exception.args[0].str())
         return offsets
 
-    def _admin(self) -> AdminClient:
+    def _admin(self) -> Admin:
         if self._client is None:
-            self._client = AdminClient(self._config.admin())
+            self._client = self._config.make_admin()
         self._client.poll(0)
         return self._client
 

@@ -14,7 +14,6 @@ from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import structlog
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from halfway.coordinator.ports import LogLoss, Observer, ShardListener
 from halfway.kafka.clients.config import KafkaConfig
@@ -59,7 +58,7 @@ _STOP_ACQUIRING_S: Final = 2.0
 def _reachable(config: KafkaConfig) -> bool:
     """Return whether a broker answers; blocks for a short time."""
     try:
-        AdminClient(config.admin()).list_topics(config.half_topic, timeout=_REACH_S)
+        config.make_admin().list_topics(config.half_topic, timeout=_REACH_S)
     except KafkaException:
         return False
     return True

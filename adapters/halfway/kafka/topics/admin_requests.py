@@ -11,11 +11,12 @@ from functools import partial
 from math import inf
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
 
 from halfway.kafka.clients.config import KafkaConfig, named_variables
 from halfway.kafka.clients.denials import acl_command, acl_flags
+from halfway.kafka.clients.seam import Admin
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
 T = TypeVar("T")
@@ -54,10 +55,10 @@ _MISSING: Final = KafkaError.UNKNOWN_TOPIC_OR_PART
 _EXISTS: Final = KafkaError.TOPIC_ALREADY_EXISTS
 
 
-def admin_client(config: KafkaConfig, **over: Any) -> AdminClient:
+def admin_client(config: KafkaConfig, **over: Any) -> Admin:
     """Return an admin client, which connects later; ConfigurationError if librdkafka refuses one of the properties."""
     with _refused_properties(config):
-        return AdminClient(config.admin(**over))
+        return config.make_admin(**over)
 
 
 def demand_properties(config: KafkaConfig) -> None:
@@ -66,8 +67,8 @@ def demand_properties(config: KafkaConfig) -> None:
     A thread that makes its client then would only fail again and again.
     """
     with _refused_properties(config):
-        Consumer(config.consumer()).close()
-        Producer(config.producer()).poll(0)
+        config.make_consumer().close()
+        config.make_producer().poll(0)
 
 
 @contextmanager
@@ -104,7 +105,7 @@ class AdminRequests:
         self._errors = _ReportedErrors()
         self.admin = self.new_client()
 
-    def new_client(self, **over: Any) -> AdminClient:
+    def new_client(self, **over: Any) -> Admin:
         """Return another client; its errors are recorded together with those of the first."""
         return admin_client(self._config, error_cb=self._errors.record, **over)
 
@@ -151,7 +152,7 @@ class AdminRequests:
             # A client that gets metadata without a broker forgets its own broker, and sends no request for minutes.
             self.admin = self.new_client()
 
-    def _wait(self, future: Future[T], admin: AdminClient, until: float) -> T:
+    def _wait(self, future: Future[T], admin: Admin, until: float) -> T:
         """Wait for a request's result, and serve the client's events, which report refused credentials."""
         while not future.done():
             self.check()
@@ -169,7 +170,7 @@ class AdminRequests:
         return future.result()
 
     def result(
-        self, future: Future[Any], operation: str, thing: str, admin: AdminClient | None = None, until: float = inf
+        self, future: Future[Any], operation: str, thing: str, admin: Admin | None = None, until: float = inf
     ) -> Any:
         """Return a request's result, or raise our own error; a missing or existing topic raises KafkaException."""
         try:
@@ -194,7 +195,7 @@ class AdminRequests:
             ) from exception
 
 
-def _request_metadata(admin: AdminClient, timeout_s: float, answer: Future[ClusterMetadata]) -> None:
+def _request_metadata(admin: Admin, timeout_s: float, answer: Future[ClusterMetadata]) -> None:
     try:
         answer.set_result(admin.list_topics(_BUILT_IN_TOPIC, timeout=timeout_s))
     except Exception as error:  # noqa: BLE001 - the waiting caller must get it, whatever it is

@@ -21,13 +21,13 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
-    AdminClient,
     ConfigResource,
     ResourceType,
 )
 
 from halfway.coordinator.ports import TopicFacts
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Admin
 from halfway.kafka.clients.threads import drop_last
 from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, NotAuthorisedError
 from halfway.protocol.ids import partition_for_key
@@ -140,7 +140,7 @@ class TopicMetadata:
     def __init__(self, config: KafkaConfig) -> None:
         """Keep the configuration; nothing connects before the first request."""
         self._config = config
-        self._client: AdminClient | None = None
+        self._client: Admin | None = None
         self._is_silent = False
         """A request of this client got no answer. Set on librdkafka's thread, which must not drop the client."""
         self._lock = threading.Lock()
@@ -277,7 +277,7 @@ class TopicMetadata:
         if old:
             wait(self._configure(old).values(), max(0.0, until - now))
 
-    def _admin(self) -> AdminClient:
+    def _admin(self) -> Admin:
         """Return the client; another one, with new connections, after a request without an answer.
 
         A client keeps the broker that it knows as the controller for minutes, and also a connection that is dead.
@@ -287,7 +287,7 @@ class TopicMetadata:
                 held, self._client = [self._client], None
                 drop_last(held)
             if self._client is None:
-                self._client = AdminClient(self._config.admin())
+                self._client = self._config.make_admin()
                 self._is_silent = False
             return self._client
 

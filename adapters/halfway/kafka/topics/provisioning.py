@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
     ConfigResource,
@@ -122,7 +122,7 @@ class ShardCountRecord:
 
         """
         failures: list[KafkaError | None] = []
-        producer = Producer(self._config.producer(**{"message.timeout.ms": round(self._left() * 1000)}))
+        producer = self._config.make_producer(**{"message.timeout.ms": round(self._left() * 1000)})
         layout = overwritten or Layout(shards=self._config.shards, created_at=time.time_ns() // 1_000_000)
         producer.produce(
             self._config.owners_topic,

@@ -1,13 +1,14 @@
 """What a reader has heard, together with an error."""
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from halfway.kafka.clients import reader as reading
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Reader
+from halfway.kafka.clients.seam import Clients
 
 PLACE = ("half", 0)
 
@@ -48,10 +49,11 @@ class _Batch:
         return list(self._left)
 
 
-def test_an_end_that_comes_with_an_error_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_comes_with_an_error_is_heard() -> None:
     """Librdkafka reports it once: a tail that missed it would hold up the read barriers of an idle shard."""
-    monkeypatch.setattr(reading, "Consumer", _Batch)
-    reader = Reader(KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000))
+    clients = Clients(consumer=cast("Any", _Batch))
+    properties = {"bootstrap.servers": "127.0.0.1:9"}
+    reader = Reader(KafkaConfig(properties=properties, max_prepare_bytes=1_000, clients=clients))
     reader.add({PLACE: 10})
     with pytest.raises(KafkaException):
         reader.read(0.1, lambda *_: None)

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from halfway.kafka.clients import transactional_producer
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Clients
 from halfway.kafka.clients.transactional_producer import (
     UNSETTLED,
     ProducerFailedError,
@@ -23,7 +24,18 @@ from halfway.kafka.clients.transactional_producer import (
 from halfway.kafka.lane.suspect_lane import Rehearsal
 from halfway.kafka.records.lane_records import ANY_PARTITION, UserRecord
 
-CONFIG = KafkaConfig(properties={"bootstrap.servers": "unused:1"}, max_prepare_bytes=1_000)
+
+class Chosen:
+    """What makes producers in this test."""
+
+    make: Callable[[dict[str, Any]], Any]
+
+
+CONFIG = KafkaConfig(
+    properties={"bootstrap.servers": "unused:1"},
+    max_prepare_bytes=1_000,
+    clients=Clients(producer=lambda properties: Chosen.make(properties)),  # noqa: PLW0108 - it changes
+)
 SOON_S = 45.0
 LONG_S = 60.0
 
@@ -83,7 +95,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ScriptedProducer]
         may_end = threading.Event()
 
     Scripted.may_end.set()
-    monkeypatch.setattr(transactional_producer, "Producer", Scripted)
+    monkeypatch.setattr(Chosen, "make", Scripted, raising=False)
     monkeypatch.setattr(transactional_producer, "_SETTLE_S", 0.1)
     yield Scripted
     Scripted.may_end.set()
@@ -204,7 +216,7 @@ def committing(monkeypatch: pytest.MonkeyPatch) -> type[Committing]:
         answers: list[tuple[int, KafkaError | None]] = []  # noqa: RUF012 - one for each test
         given_s: list[float] = []  # noqa: RUF012
 
-    monkeypatch.setattr(transactional_producer, "Producer", Scripted)
+    monkeypatch.setattr(Chosen, "make", Scripted, raising=False)
     return Scripted
 
 

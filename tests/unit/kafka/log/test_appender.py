@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Clients
 from halfway.kafka.clients.threads import answer_all
 from halfway.kafka.log import half_log as appender
 from halfway.kafka.log.half_log import Record, RecordWriter
@@ -111,10 +112,11 @@ class Bench:
     def __init__(self, **fields: Any) -> None:
         self.producers: list[ScriptedProducer] = []
         settings: dict[str, Any] = {"properties": {"bootstrap.servers": "unused:1"}, "max_prepare_bytes": 1_000}
-        config = KafkaConfig(**(settings | fields))
-        self.writer = RecordWriter(config, name="test", make_producer=self._make)
+        self.make: Callable[[dict[str, Any]], Any] = self.make_scripted
+        clients = Clients(producer=lambda properties: self.make(properties))  # noqa: PLW0108 - it changes
+        self.writer = RecordWriter(KafkaConfig(**(settings | fields), clients=clients), name="test")
 
-    def _make(self, config: dict[str, Any]) -> Any:
+    def make_scripted(self, config: dict[str, Any]) -> Any:
         self.producers.append(ScriptedProducer(config))
         return self.producers[-1]
 
@@ -354,10 +356,10 @@ async def test_trouble_is_a_failed_producer_that_cannot_be_replaced(
     def refuse(_config: object) -> Producer:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(bench.writer, "_make_producer", refuse)
+    bench.make = refuse
     bench.producers[0].die()
     await until_true(lambda: "working producer" in str(bench.writer.trouble))
-    monkeypatch.setattr(bench.writer, "_make_producer", bench._make)
+    bench.make = bench.make_scripted
     await until_true(lambda: bench.writer.trouble is None)
 
 
@@ -422,8 +424,9 @@ async def test_a_fatal_error_of_a_real_producer_replaces_it() -> None:
         return len(producers) == count
 
     settings = {"bootstrap.servers": "unused:1"}
-    config = KafkaConfig(properties=settings, max_prepare_bytes=1_000, prepare_timeout_s=1)
-    writer = RecordWriter(config, name="test", make_producer=make)
+    clients = Clients(producer=make)
+    config = KafkaConfig(properties=settings, max_prepare_bytes=1_000, prepare_timeout_s=1, clients=clients)
+    writer = RecordWriter(config, name="test")
     writer.start()
     deadline = asyncio.get_running_loop().time() + LONG_S
     for number in (0, 1):

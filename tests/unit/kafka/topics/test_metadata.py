@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # it is there
 
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.topics import metadata
+from halfway.kafka.clients.seam import Clients
 from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
 from halfway.protocol.errors import KafkaUnavailableError, NotAuthorisedError
 
@@ -61,15 +62,18 @@ def answered(result: Any) -> Future[Any]:
     return future
 
 
+def asking(admin: ScriptedAdmin) -> TopicMetadata:
+    return TopicMetadata(replace(CONFIG, clients=Clients(admin=lambda _properties: cast("Any", admin))))
+
+
 @pytest.fixture
 def admin() -> ScriptedAdmin:
     return ScriptedAdmin()
 
 
 @pytest.fixture
-def destinations(admin: ScriptedAdmin, monkeypatch: pytest.MonkeyPatch) -> TopicMetadata:
-    monkeypatch.setattr(metadata, "AdminClient", lambda _config: admin)
-    return TopicMetadata(CONFIG)
+def destinations(admin: ScriptedAdmin) -> TopicMetadata:
+    return asking(admin)
 
 
 def test_a_description_that_fails_in_any_way_is_an_error_and_is_asked_for_again(
@@ -143,7 +147,7 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
 ) -> None:
     """A busy lane with healthy topics sends no request for settings, and one with others sends few."""
     admin.shape.partitions = [partition(0)]
-    TopicMetadata(CONFIG).fresh(["orders"], LONG_S)
+    asking(admin).fresh(["orders"], LONG_S)
     assert admin.config_requests == 0
     admin.shape.partitions = [partition(0, in_sync=1)]
     for _ in range(3):
@@ -151,24 +155,23 @@ def test_settings_are_asked_for_where_a_replica_is_out_of_sync_and_once(
     assert admin.config_requests == 1
 
 
-def test_after_no_answer_a_topic_is_looked_up_over_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_no_answer_a_topic_is_looked_up_over_new_connections() -> None:
     """The client would keep sending requests to a lost controller, or over a dead connection."""
     silent, sound = ScriptedAdmin(), ScriptedAdmin()
     silent.shape = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    clients = [silent, sound]
-    monkeypatch.setattr(metadata, "AdminClient", lambda _config: clients.pop(0))
-    destinations = TopicMetadata(CONFIG)
+    left: list[Any] = [silent, sound]
+    destinations = TopicMetadata(replace(CONFIG, clients=Clients(admin=lambda _properties: left.pop(0))))
     with pytest.raises(KafkaUnavailableError):
         destinations.fresh(["orders"], LONG_S)
     assert destinations.fresh(["orders"], LONG_S) == {"orders": WritablePartitions("orders", 2)}
-    assert clients == []
+    assert left == []
 
 
-async def test_a_call_looks_up_again_if_there_was_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_looks_up_again_if_there_was_no_answer() -> None:
     """A prepare is not refused because of one dead connection."""
     silent, sound = ScriptedAdmin(), ScriptedAdmin()
     silent.shape = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    clients = [silent, sound]
-    monkeypatch.setattr(metadata, "AdminClient", lambda _config: clients.pop(0))
-    found = await TopicMetadata(CONFIG).describe(["orders"], deadline=asyncio.get_running_loop().time() + LONG_S)
+    left: list[Any] = [silent, sound]
+    destinations = TopicMetadata(replace(CONFIG, clients=Clients(admin=lambda _properties: left.pop(0))))
+    found = await destinations.describe(["orders"], deadline=asyncio.get_running_loop().time() + LONG_S)
     assert found["orders"] is not None
