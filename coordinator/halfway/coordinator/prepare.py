@@ -180,8 +180,7 @@ class Preparer(Path[Preparation]):
             if self._permitted is not one.principal or self._permission != group:
                 self._authority.require(one.principal, Permission.PREPARE, group)
                 self._permitted, self._permission = one.principal, group
-            if self._group_limits.limit_each:
-                one.held_bytes = self._group_limits.admit(one.request, is_relayed=one.is_relayed)
+            one.held_bytes = self._group_limits.admit(one.request, is_relayed=one.is_relayed)
             one.allowed = True
         self._apply_rules(one, unresolved)
 
@@ -207,8 +206,8 @@ class Preparer(Path[Preparation]):
         if not one.refreshed and (group is None or not names.issubset(group.topics)):
             self._wait(one, Waits.GROUPS, self._refresh(one))  # another instance may have just changed the group
             return
-        prepare_rules.require_prepares_enabled(self._limits)
         group = self._groups.get_for_prepare(request.group)
+        prepare_rules.require_prepares_accepted(group)
         if transaction_id is not None:
             prepare_rules.require_id(transaction_id)
             holder = self._reserved.get(transaction_id)
@@ -242,7 +241,7 @@ class Preparer(Path[Preparation]):
         if transaction_id is not None and self._ambiguous.get(transaction_id) is not one.doubt:
             self._wait(one, Waits.TAIL, self._wait_for_fold(transaction_id, one))
             return
-        self._group_limits.require_room(group.name)
+        self._group_limits.require_room(group)
         self._make_half(shard, one)
 
     def _answer_known(self, one: Preparation, shard: Shard, known: Entry) -> None:

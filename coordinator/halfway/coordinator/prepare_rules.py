@@ -41,10 +41,10 @@ HEADER_OVERHEAD_BYTES: Final = 10
 """The most that Kafka's framing adds to each header."""
 
 
-def require_prepares_enabled(limits: ServiceLimits) -> None:
-    """Raise PreparesRejectedError if the operator has switched prepares off."""
-    if limits.reject_prepares:
-        raise PreparesRejectedError
+def require_prepares_accepted(group: Group) -> None:
+    """Raise PreparesRejectedError if an operator has the new transactions of a group refused."""
+    if group.reject_prepares:
+        raise PreparesRejectedError(group.name)
 
 
 def require_id(transaction_id: str) -> None:
@@ -149,25 +149,25 @@ _BYTES_RETRY_S = 1.0
 class _Bucket:
     """A token bucket: tokens are added at a rate, up to those of one second."""
 
-    __slots__ = ("at", "tokens")
+    __slots__ = ("at", "full_at", "tokens")
 
     def __init__(self, tokens: float, at: float) -> None:
         self.tokens = tokens
         self.at = at
+        self.full_at = at
 
 
 class GroupLimits:
     """Decides whether a group may prepare now. Rate and bytes are counted for this instance.
 
-    Pending and parked transactions are limited over all instances: each instance has the share of its shards.
+    Pending and parked transactions are limited over all instances: each instance has the share of its shards. A
+    group's own limit overrides the setting.
     """
 
     def __init__(self, limits: ServiceLimits, shards: ShardTable, groups: Groups) -> None:
         self._pending = limits.group_max_pending
         self._rate = limits.group_prepares_per_s
         self._bytes = limits.group_bytes_in_flight
-        self.limit_each = self._bytes is not None or self._rate is not None
-        """Whether each prepare must be admitted."""
         self._shards = shards
         self._groups = groups
         self._buckets: dict[str, _Bucket] = {}
@@ -179,14 +179,19 @@ class GroupLimits:
         A prepare that another instance has relayed takes no token: it has taken one there.
         """
         group = request.group
+        known = self._groups.find(group)
+        if known is None:
+            return 0  # it is refused anyway, and a bucket for every unknown name would fill the memory
+        most = known.limits.bytes_in_flight or self._bytes
+        rate = known.limits.prepares_per_s or self._rate
         size = 0
-        if self._bytes is not None:
+        if most is not None:
             size = size_of(request.messages)
             in_flight = self._in_flight[group]
-            if in_flight and in_flight + size > self._bytes:
-                raise GroupLimitedError(group, "bytes_in_flight", self._bytes, retry_after_s=_BYTES_RETRY_S)
-        if self._rate is not None and not is_relayed:
-            self._take_token(group, self._rate)
+            if in_flight and in_flight + size > most:
+                raise GroupLimitedError(group, "bytes_in_flight", most, retry_after_s=_BYTES_RETRY_S)
+        if rate is not None and not is_relayed:
+            self._take_token(group, rate)
         if size:
             self._in_flight[group] += size
         return size
@@ -197,38 +202,36 @@ class GroupLimits:
         if self._in_flight[group] <= 0:
             del self._in_flight[group]
 
-    def require_room(self, group: str) -> None:
+    def require_room(self, group: Group) -> None:
         """Raise GroupLimitedError if a group has as many pending and parked transactions as it may have.
 
         Call it directly before a prepare is stored: from then on the prepare counts.
         """
-        limit = self._pending
+        limit = group.limits.pending or self._pending
         if limit is None:
             return
         served = [number for number in self._shards.served if self._shards.serves(number)]
         if not served:
             return  # another instance stores and counts it
         share = max(1, limit * len(served) // self._shards.count)
-        if sum(self._shards.counts_of(group, served)) >= share:
-            raise GroupLimitedError(group, "pending", limit, retry_after_s=_PENDING_RETRY_S)
+        if sum(self._shards.counts_of(group.name, served)) >= share:
+            raise GroupLimitedError(group.name, "pending", limit, retry_after_s=_PENDING_RETRY_S)
 
     def _take_token(self, group: str, rate: float) -> None:
         now = asyncio.get_running_loop().time()
         capacity = max(1.0, rate)
         bucket = self._buckets.get(group)
         if bucket is None:
-            if self._groups.find(group) is None:
-                return  # it is refused anyway, and a bucket for every unknown name would fill the memory
-            self._forget_full(now, rate)
+            self._forget_full(now)
             bucket = self._buckets[group] = _Bucket(capacity, now)
         bucket.tokens = min(capacity, bucket.tokens + (now - bucket.at) * rate)
         bucket.at = now
         if bucket.tokens < 1:
             raise GroupLimitedError(group, "prepares_per_s", rate, retry_after_s=(1 - bucket.tokens) / rate)
         bucket.tokens -= 1
+        bucket.full_at = now + capacity / rate
 
-    def _forget_full(self, now: float, rate: float) -> None:
+    def _forget_full(self, now: float) -> None:
         """Drop the buckets of groups that have sent nothing for so long that they are full, and of deleted groups."""
-        idle_s = max(1.0, rate) / rate
-        for group in [group for group, bucket in self._buckets.items() if now - bucket.at > idle_s]:
+        for group in [group for group, bucket in self._buckets.items() if now > bucket.full_at]:
             del self._buckets[group]

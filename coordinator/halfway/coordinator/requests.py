@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, UnsetType
 from pydantic import Field
 
-from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, PolicyOverrides
+from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, LimitOverrides, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome, State
 
@@ -94,6 +94,10 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     urls: tuple[str, ...]
     topics: tuple[str, ...]
     policy: PolicyOverrides = PolicyOverrides()
+    limits: LimitOverrides | None = None
+    """None if they stay as they are, in a PUT too: a service that replaces its group must not lift its limits."""
+    reject_prepares: bool | None = None
+    """None if this stays as it is."""
     adds: bool = False
     """A PATCH: add the topics, and replace only the given parts of the policy."""
     keeps_checks: bool = False
@@ -114,6 +118,12 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     check: GroupCheck
     topics: tuple[str, ...]
     policy: CheckPolicy
+    policy_overrides: PolicyOverrides
+    """What the group sets itself of its policy."""
+    limits: LimitOverrides
+    """The group's own limits; the settings have the others."""
+    reject_prepares: bool
+    """Whether its new transactions are refused."""
     created_at: Moment
     updated_at: Moment
     created: Internal[bool] = False
@@ -241,19 +251,17 @@ class ServiceSettings(SharedSettings):
     max_pending: Count = 2_000_000
     """Pending and parked transactions of one instance; above it prepares get 429."""
     group_max_pending: Count | None = None
-    """Transactions that one group may have pending, over all instances."""
+    """Transactions that a group without a limit of its own may have pending, over all instances."""
     group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
-    """Prepares per second that one group may send to one instance."""
+    """Prepares per second that such a group may send to one instance."""
     group_bytes_in_flight: Count | None = None
-    """Bytes of payload of one group's prepares that one instance is storing."""
+    """Bytes of payload of such a group's prepares that one instance is storing."""
     min_check_interval_s: Seconds = 1.0
     """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
     check_concurrency: Count = 16
     """Checks in flight for one group."""
     lease_s: Seconds = 30.0
     """How long a fetched check is leased."""
-    reject_prepares: bool = False
-    """Whether new transactions are refused while ends work, to drain the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)

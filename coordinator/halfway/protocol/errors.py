@@ -141,9 +141,16 @@ class IdReusedError(HalfwayError):
 
 
 class PreparesRejectedError(HalfwayError):
-    """This coordinator accepts no new transactions now; ends still work."""
+    """The group's new transactions are refused; its ends still work."""
 
     code = "prepares_rejected"
+
+    def __init__(self, group: str) -> None:
+        super().__init__(
+            f"an operator has the new transactions of group {group!r} refused, and ends still work: send it to the "
+            "deployment that the group moves to, or ask an operator to run halfway groups accept",
+            group=group,
+        )
 
 
 class UnauthenticatedError(HalfwayError):
@@ -253,7 +260,8 @@ class GroupLimitedError(RetryableError):
     def __init__(self, group: str, limit: str, most: float, *, retry_after_s: float) -> None:
         super().__init__(
             f"group {group!r} has reached its limit {limit} of {most:g}: {_REMEDIES.get(limit, '')}wait as long as "
-            f"Retry-After says, or ask an operator to raise HALFWAY_GROUP_{_SETTINGS[limit]}",
+            "Retry-After says, or ask an operator to raise the group's own limit, or that of all others "
+            f"(HALFWAY_GROUP_{_SETTINGS[limit]})",
             group=group,
             limit=limit,
         )

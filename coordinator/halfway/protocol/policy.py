@@ -49,6 +49,21 @@ class PolicyOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
 
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000, description="a whole number from 1 to 1000000000")]
+Rate = Annotated[float, Meta(gt=0, le=1_000_000, description="a number above 0 and at most 1000000")]
+
+
+class LimitOverrides(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The limits that an operator gives a group, in place of those in the settings."""
+
+    pending: Count | None = None
+    """Pending and parked transactions over all instances."""
+    prepares_per_s: Rate | None = None
+    """Prepares per second at one instance."""
+    bytes_in_flight: Count | None = None
+    """Bytes of payload that one instance is storing."""
+
+
 class CheckPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy in force for a group. Times are in seconds."""
 

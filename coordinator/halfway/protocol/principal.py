@@ -66,6 +66,7 @@ class Permission(StrEnum):
     LIST_GROUPS = "list groups"
     PUT_GROUP = "change a group's checks and policy"
     GRANT_TOPICS = "register a group or add to its topics"
+    LIMIT_GROUP = "change a group's limits"
     READ_CHECK_SECRETS = "read the secrets that sign a group's checks"
     DELETE_GROUP = "delete a group"
     MANAGE_KEYS = "manage keys"
@@ -95,6 +96,7 @@ RULES: Final[dict[Permission, frozenset[PrincipalKind]]] = {
     Permission.LIST_GROUPS: _READERS,
     Permission.PUT_GROUP: _WRITERS,
     Permission.GRANT_TOPICS: _OPERATORS,
+    Permission.LIMIT_GROUP: _OPERATORS,
     Permission.READ_CHECK_SECRETS: frozenset({PrincipalKind.GROUP}),
     Permission.DELETE_GROUP: _OPERATORS,
     Permission.MANAGE_KEYS: _OPERATORS,

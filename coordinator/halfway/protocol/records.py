@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.transactions import Cause
 
 HASH_BYTES = 16
@@ -196,7 +196,7 @@ class CheckMode(StrEnum):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer group: its check endpoints, topics and policy."""
+    """A producer group: its check endpoints, topics, policy and limits."""
 
     name: str
     mode: CheckMode
@@ -205,6 +205,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyOverrides
     created_at: int
     updated_at: int
+    limits: LimitOverrides = LimitOverrides()
+    reject_prepares: bool = False
+    """Whether an operator has its new transactions refused. This and the limits are in a header of the record."""
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):

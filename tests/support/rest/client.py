@@ -67,7 +67,6 @@ class RestWorld:
         self,
         limits: ApiLimits | None = None,
         *,
-        reject_prepares: bool = False,
         unsent: Unsent | None = None,
         memory: Memory | None = None,
         keys: Keys | None = None,
@@ -75,7 +74,7 @@ class RestWorld:
         port: int = 0,
     ) -> None:
         self.memory = memory or Memory(shards=2, topics={"orders": 3, "coupons": 1})
-        limits_of_service = ServiceLimits(shards=2, reject_prepares=reject_prepares)
+        limits_of_service = ServiceLimits(shards=2)
         self.coordinator = Coordinator(limits=limits_of_service, keys=keys, **self.memory.ports)
         self.memory.peers.serve(self.coordinator.peer_handler)
         self._tls = tls

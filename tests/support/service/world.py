@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
 from halfway.memory import Memory, topic
-from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.policy import LimitOverrides, OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.service.begun import Begun
@@ -66,6 +66,8 @@ class World:
         policy: PolicyOverrides = QUICK,
         mode: CheckMode = CheckMode.PUSH,
         urls: tuple[str, ...] = ("http://a/", "http://b/"),
+        limits: LimitOverrides | None = None,
+        reject_prepares: bool | None = None,
     ) -> None:
         spec = GroupSpec(
             name=name,
@@ -73,6 +75,8 @@ class World:
             urls=urls if mode is CheckMode.PUSH else (),
             topics=("orders", "points", "compacted", "missing"),
             policy=policy,
+            limits=limits,
+            reject_prepares=reject_prepares,
         )
         await self.coordinator.put_group(spec, deadline=self.deadline())
 

@@ -23,14 +23,14 @@ def test_environment_reaches_every_part() -> None:
             "HALFWAY_SHARDS": "4",
             "HALFWAY_POLICY__MAX_CHECKS": "3",
             "HALFWAY_POLICY__ON_EXHAUSTED": "rollback",
-            "HALFWAY_REJECT_PREPARES": "true",
+            "HALFWAY_LEASE_S": "7",
             "HALFWAY_OUTCOME_HORIZON_S": "60",
         }
     )
     config, limits = settings.kafka_config("http://here"), settings.limits()
     assert config.properties == {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "open sesame"}
     assert (config.prefix, config.shards, config.outcome_horizon_s) == ("_other.", 4, 60)
-    assert (limits.shards, limits.outcome_horizon_s, limits.reject_prepares) == (4, 60, True)
+    assert (limits.shards, limits.outcome_horizon_s, limits.lease_s) == (4, 60, 7)
     assert limits.default_policy.max_checks == 3
     assert limits.default_policy.on_exhausted is OnExhausted.ROLLBACK
 

@@ -15,19 +15,15 @@ from tests.support.rest.client import RestWorld
 class NewWorld(Protocol):
     """Creates interfaces with given limits, which are closed at the end of the test."""
 
-    async def __call__(
-        self, limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
-    ) -> RestWorld: ...
+    async def __call__(self, limits: ApiLimits | None = None, *, unsent: Unsent | None = None) -> RestWorld: ...
 
 
 @pytest.fixture
 async def new_world() -> AsyncIterator[NewWorld]:
     async with AsyncExitStack() as stack:
 
-        async def make(
-            limits: ApiLimits | None = None, *, reject_prepares: bool = False, unsent: Unsent | None = None
-        ) -> RestWorld:
-            return await stack.enter_async_context(RestWorld(limits, reject_prepares=reject_prepares, unsent=unsent))
+        async def make(limits: ApiLimits | None = None, *, unsent: Unsent | None = None) -> RestWorld:
+            return await stack.enter_async_context(RestWorld(limits, unsent=unsent))
 
         yield make
 

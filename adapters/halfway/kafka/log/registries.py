@@ -26,7 +26,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.log.compacted_table import CompactedTable
 from halfway.kafka.log.half_log import RecordWriter
-from halfway.kafka.records.codec import KIND_GROUP, KIND_KEY, Headers, encode_group, encode_key, record_headers
+from halfway.kafka.records.codec import KIND_KEY, Headers, encode_group, encode_key, group_headers, record_headers
 from halfway.kafka.records.lane_records import group_in, key_in
 from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, MessageTooLargeError, RetryableError
 from halfway.protocol.keys import Key, KeyTable
@@ -291,8 +291,8 @@ class KafkaGroups(CompactedTable[Group]):
         if after == before:
             change.done.set_result(None)
             return None
-        headers = record_headers(KIND_GROUP, change.name, "deleted" if after is None else "registered")
-        return change.name.encode(), None if after is None else encode_group(after), headers
+        value = None if after is None else encode_group(after)
+        return change.name.encode(), value, group_headers(change.name, after)
 
     def _decode(self, message: Message) -> tuple[str, Group | None]:
         return group_in(message)

@@ -16,6 +16,7 @@ import msgspec
 
 from halfway import schemas
 from halfway.protocol.keys import Key
+from halfway.protocol.policy import Count, LimitOverrides, Rate
 from halfway.protocol.records import (
     NO_BARRIER,
     AuditEvent,
@@ -200,6 +201,7 @@ __all__ = [
     "encode_op",
     "encode_owner",
     "encode_parked",
+    "group_headers",
     "half_headers",
     "kind_of",
     "record_headers",
@@ -213,6 +215,8 @@ HEADER_GROUP: Final = "halfway-group"
 HEADER_STATE: Final = "halfway-state"
 HEADER_PREPARED_AT: Final = "halfway-prepared-at"
 HEADER_BARRIER: Final = "halfway-barrier"
+HEADER_LIMITS: Final = "halfway-limits"
+"""A group's limits as JSON. An earlier release reads the group without them, and leaves them out if it changes it."""
 
 KIND_HALF: Final = "half"
 KIND_OP: Final = "op"
@@ -396,15 +400,42 @@ def decode_parked(data: bytes | None) -> Parked:
 # --- the others: rare
 
 
+class _Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The header with a group's limits. Fields of a later release are ignored."""
+
+    pending: Count | None = None
+    prepares_per_s: Rate | None = None
+    bytes_in_flight: Count | None = None
+    reject_prepares: bool = False
+
+
+def group_headers(name: str, group: Group | None) -> Headers:
+    """Return the headers of a group's record, or of the tombstone of its name."""
+    headers = record_headers(KIND_GROUP, name, "deleted" if group is None else "registered")
+    if group is None:
+        return headers
+    own = _Limits(**msgspec.structs.asdict(group.limits), reject_prepares=group.reject_prepares)
+    return headers if own == _Limits() else [*headers, (HEADER_LIMITS, msgspec.json.encode(own))]
+
+
 def encode_group(group: Group) -> bytes:
     fields = msgspec.structs.asdict(group)
     fields["policy"] = msgspec.structs.asdict(group.policy)
+    del fields["limits"], fields["reject_prepares"]
     return registry("group").encode(fields)
 
 
-def decode_group(data: bytes | None) -> Group:
-    """Return the group record of a value; UndecodableError if it is not one."""
-    return _convert(registry("group").decode(data), Group, "group")
+def decode_group(data: bytes | None, headers: Sequence[tuple[str, bytes | str | None]] = ()) -> Group:
+    """Return the group of a record; UndecodableError if its value or its limits cannot be read."""
+    group = _convert(registry("group").decode(data), Group, "group")
+    limits = dict(headers).get(HEADER_LIMITS)
+    if limits is None:
+        return group
+    try:
+        own = msgspec.structs.asdict(msgspec.json.decode(limits, type=_Limits))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UndecodableError(f"limits of a group that cannot be read: {error}") from error
+    return msgspec.structs.replace(group, reject_prepares=own.pop("reject_prepares"), limits=LimitOverrides(**own))
 
 
 def encode_key(key: Key) -> bytes:

@@ -7,6 +7,7 @@ is refused here, regardless of its key or value; the reader logs its position an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from operator import methodcaller
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
@@ -321,7 +322,8 @@ def parked_in(message: Message, shards: int) -> tuple[str, Parked | None]:
 
 def group_in(message: Message) -> tuple[str, Group | None]:
     """Return the name and the group in a record of groups, None for a tombstone; UndecodableError if it is neither."""
-    return _entry_in(message, KIND_GROUP, decode_group, lambda group: group.name)
+    decode = partial(decode_group, headers=headers_of(message))
+    return _entry_in(message, KIND_GROUP, decode, lambda group: group.name)
 
 
 def key_in(message: Message) -> tuple[str, Key | None]:

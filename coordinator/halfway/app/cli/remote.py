@@ -107,6 +107,17 @@ class Remote:
             fail(f"{status}: {self._explained(status, answer)}")
         return answer
 
+    def every(self, path: str, name: str) -> list[dict[str, Any]]:
+        """Return the objects of a list on all its pages; errors as for `ask`."""
+        rows: list[dict[str, Any]] = []
+        query: dict[str, str] = {}
+        while True:
+            page = self.ask("GET", path, query=query)
+            rows += objects_of(page, name, self._doubt)
+            if not (cursor := page.get("next")):
+                return rows
+            query = {"cursor": str(cursor)}
+
     def _explained(self, status: int, problem: dict[str, Any]) -> str:
         """Return the text of a problem document, with the wrong fields of the request, or with what to set."""
         lines = [str(problem.get("detail") or "no detail")]

@@ -232,9 +232,10 @@ def show_group(group: str, url: str, token: str | None, *, as_json: bool) -> Non
 @click.argument("group")
 @click.option("--check-url", "urls", multiple=True, help="The URL for checks; can be repeated.")
 @click.option("--pull", is_flag=True, help="The group fetches its checks.")
-@click.option("--topic", "topics", multiple=True, required=True, help="A topic that it may write to; can be repeated.")
+@click.option("--topic", "topics", multiple=True, help="A topic that it may write to; can be repeated.")
 @click.option("--add", is_flag=True, help="What is not named stays as it is.")
 @click.option("--policy", help="The policy as JSON, such as '{\"max_checks\": 5}'.")
+@click.option("--limits", help="All its own limits as JSON: pending, prepares_per_s, bytes_in_flight.")
 @url_option
 @token_option
 @json_option
@@ -243,6 +244,7 @@ def put(  # noqa: PLR0913 - one option each
     urls: tuple[str, ...],
     topics: tuple[str, ...],
     policy: str | None,
+    limits: str | None,
     url: str,
     token: str | None,
     *,
@@ -252,20 +254,58 @@ def put(  # noqa: PLR0913 - one option each
 ) -> None:
     """Register a group, replace it, or add to it.
 
-    Without --add, topics and parts of the policy that are not named are taken away.
+    Without --add, topics and parts of the policy that are not named are taken away; its limits stay.
     """
     if pull == bool(urls) and (pull or not add):
         raise click.UsageError("give either --check-url or --pull")
-    try:
-        policy_fields = json.loads(policy) if policy else None
-    except ValueError as error:
-        raise click.BadParameter(f"{policy!r} is not JSON: {error}", param_hint="--policy") from None
-    body: dict[str, Any] = {"topics": list(topics)}
+    if not topics and not add:
+        raise click.UsageError("give a --topic")
+    body: dict[str, Any] = {"topics": list(topics)} if topics else {}
     if pull or urls:
         body["check"] = {"mode": "pull"} if pull else {"urls": list(urls)}
-    if policy_fields is not None:
-        body["policy"] = policy_fields
+    for name, text in (("policy", policy), ("limits", limits)):
+        try:
+            body |= {name: json.loads(text)} if text else {}
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r} is not JSON: {error}", param_hint=f"--{name}") from None
     show_answer(Remote(url, token).ask("PATCH" if add else "PUT", path_of("groups", group), body=body), as_json=as_json)
+
+
+def _groups_options(command: F) -> F:
+    for option in reversed(
+        (
+            click.argument("names", nargs=-1, metavar="[GROUP]..."),
+            click.option("--all", "every", is_flag=True, help="All groups that are registered now."),
+            url_option,
+            token_option,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@groups.command()
+@_groups_options
+def refuse(names: tuple[str, ...], url: str, token: str | None, *, every: bool) -> None:
+    """Refuse new transactions of groups, until `accept`, on every instance. Ends and checks go on."""
+    _switch(Remote(url, token), names, every=every, rejects=True)
+
+
+@groups.command()
+@_groups_options
+def accept(names: tuple[str, ...], url: str, token: str | None, *, every: bool) -> None:
+    """Accept new transactions of groups again."""
+    _switch(Remote(url, token), names, every=every, rejects=False)
+
+
+def _switch(remote: Remote, names: tuple[str, ...], *, every: bool, rejects: bool) -> None:
+    if every == bool(names):
+        raise click.UsageError("name groups, or give --all")
+    if every:
+        names = tuple(str(row["group"]) for row in remote.every(path_of("groups"), "groups"))
+    for name in names:
+        remote.ask("PATCH", path_of("groups", name), body={"reject_prepares": rejects})
+        say(f"group {printable(name)}: new transactions are {'refused' if rejects else 'accepted'}")
 
 
 @groups.command()

@@ -135,10 +135,12 @@ def describe_group_change(before: Group | None, policy_before: CheckPolicy) -> C
         if after.created or before is None:
             action = Audited.REGISTER_GROUP if after.created else Audited.CHANGE_GROUP
             return {"action": action.value, "detail": hosts}
-        now = {"mode": after.check.mode, "urls": after.check.urls, "topics": after.topics}
+        now = {"mode": after.check.mode, "urls": after.check.urls, "topics": after.topics, "limits": after.limits}
         changed = [part for part, value in now.items() if getattr(before, part) != value]
         if after.policy != policy_before:
             changed.append("policy")
+        if after.reject_prepares != before.reject_prepares:
+            changed.append(f"prepares {'refused' if after.reject_prepares else 'accepted'}")
         return {"detail": f"{', '.join(changed) or 'nothing'} changed; checks: {hosts}"}
 
     return describe

@@ -22,7 +22,7 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownGroupError,
 )
-from halfway.protocol.policy import is_of_wrong_clock, next_check_at, next_look_at
+from halfway.protocol.policy import LimitOverrides, is_of_wrong_clock, next_check_at, next_look_at
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import MAX_TOPICS, CheckMode, Group
 
@@ -138,8 +138,8 @@ class Groups:
 
         Raises:
             InvalidRequestError: a policy that could outlive the op topic, or whose times contradict each other; an
-                endpoint that the operator does not allow.
-            ForbiddenError: the caller may not change this group, or not its topics.
+                endpoint that the operator does not allow; a new group without topics.
+            ForbiddenError: the caller may not change this group, or not its topics or limits.
             OverloadedError: the group is new, and there are already as many groups as allowed.
 
         """
@@ -165,6 +165,13 @@ class Groups:
                 self._authority.require(principal, Permission.GRANT_TOPICS, spec.name)
             except ForbiddenError as error:
                 raise ForbiddenError(f"{error.detail}. Ask an operator to run: {_add_command(asked, before)}") from None
+        had = (LimitOverrides(), False) if before is None else (before.limits, before.reject_prepares)
+        limits = had[0] if spec.limits is None else spec.limits
+        rejects = had[1] if spec.reject_prepares is None else spec.reject_prepares
+        if (limits, rejects) != had:
+            self._authority.require(principal, Permission.LIMIT_GROUP, spec.name)
+        if not spec.topics:
+            raise InvalidRequestError(f"group {spec.name!r} is new: name 1 to {MAX_TOPICS} topics", field="topics")
         self._validate(spec)
         if before is None and len(self._store.all()) >= self._limits.max_groups:
             raise OverloadedError(f"{self._limits.max_groups} groups are already registered: delete some")
@@ -177,6 +184,8 @@ class Groups:
             policy=spec.policy,
             created_at=now if before is None else before.created_at,
             updated_at=now,
+            limits=limits,
+            reject_prepares=rejects,
         )
         if spec.adds and before is not None and msgspec.structs.replace(after, updated_at=before.updated_at) == before:
             return before
@@ -298,6 +307,9 @@ class Groups:
             check=GroupCheck(mode="pull" if group.mode is CheckMode.PULL else "push", urls=group.urls),
             topics=group.topics,
             policy=self._policy_in_force(group),
+            policy_overrides=group.policy,
+            limits=group.limits,
+            reject_prepares=group.reject_prepares,
             created_at=Moment(group.created_at),
             updated_at=Moment(group.updated_at),
             created=created,

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
 from halfway.http.requests.bodies import Data
 from halfway.http.responses.slices import with_messages
-from halfway.protocol.policy import MAX_SECONDS, PolicyOverrides, Seconds
+from halfway.protocol.policy import MAX_SECONDS, LimitOverrides, PolicyOverrides, Seconds
 from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
 from halfway.protocol.transactions import Cause, Outcome, State
 
@@ -222,21 +222,33 @@ class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mode: Literal["push", "pull"] | None = None
 
 
+Topics = Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+
+
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A producer group."""
 
     check: CheckBy
-    topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+    topics: Topics
     policy: PolicyOverrides | None = None
+    limits: LimitOverrides | None = None
+    """All limits of the group's own, from an operator. If it is left out, they stay as they are."""
+    reject_prepares: bool | None = None
+    """Whether new transactions are refused, from an operator. If it is left out, it stays as it is."""
 
 
 class GroupAdditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a service needs of its producer group. Topics are added; a part that is left out stays as it is."""
 
-    topics: Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+    topics: Topics | None = None
+    """A new group needs one."""
     check: CheckBy | None = None
     """If it is left out, a new group fetches its checks."""
     policy: PolicyOverrides | None = None
+    limits: LimitOverrides | None = None
+    """All limits of the group's own, from an operator."""
+    reject_prepares: bool | None = None
+    """Whether new transactions are refused, from an operator."""
 
 
 class ListParameters(msgspec.Struct, frozen=True, kw_only=True):

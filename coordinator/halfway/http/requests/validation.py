@@ -136,14 +136,16 @@ class Validation:
             refusal = url_refusal(url)
             if refusal is not None:
                 raise FieldRefusedError(f"check.urls[{number}]", f"{short(url)} is not valid: {refusal}")
-        for number, topic in enumerate(request.topics):
+        for number, topic in enumerate(request.topics or ()):
             _demand_topic(topic, self._internal_prefix, f"topics[{number}]")
         return GroupSpec(
             name=name,
             mode=CheckMode.PULL if check.mode == "pull" else CheckMode.PUSH,
             urls=tuple(dict.fromkeys(check.urls or ())),
-            topics=tuple(dict.fromkeys(request.topics)),
+            topics=tuple(dict.fromkeys(request.topics or ())),
             policy=request.policy or PolicyOverrides(),
+            limits=request.limits,
+            reject_prepares=request.reject_prepares,
             adds=isinstance(request, models.GroupAdditions),
             keeps_checks=request.check is None,
         )

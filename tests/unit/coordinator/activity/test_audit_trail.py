@@ -15,7 +15,7 @@ from halfway.protocol.errors import (
     KafkaUnavailableError,
     UnknownTransactionError,
 )
-from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
 from halfway.protocol.records import AuditEvent, CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome
@@ -51,14 +51,19 @@ async def test_registering_changing_and_deleting_a_group_are_recorded(
     await put(spec(), deadline=deadline, principal=ANNA)
     await put(spec(), deadline=deadline, principal=SHOP)
     await put(spec(url="http://other/", topics=("orders", "points")), deadline=deadline, principal=ANNA)
+    slower = spec(
+        url="http://other/", topics=("orders", "points"), limits=LimitOverrides(pending=9), reject_prepares=True
+    )
+    await put(slower, deadline=deadline, principal=ANNA)
     await world.coordinator.delete_group("audited", deadline=deadline, principal=ANNA)
     assert [(one.action, one.actor, one.key_id, one.group, one.detail, one.result) for one in events()] == [
         ("register_group", "anna", "3fK9", "audited", "orders:9000", "done"),
         ("change_group", "shop", "7pQ2", "audited", "nothing changed; checks: orders:9000", "done"),
         ("change_group", "anna", "3fK9", "audited", "urls, topics changed; checks: other:80", "done"),
+        ("change_group", "anna", "3fK9", "audited", "limits, prepares refused changed; checks: other:80", "done"),
         ("delete_group", "anna", "3fK9", "audited", None, "done"),
     ]
-    assert len({one.id for one in events()}) == 4
+    assert len({one.id for one in events()}) == 5
     assert "t0ps3cret" not in str(events())
 
 

@@ -11,9 +11,9 @@ from halfway.coordinator import prepare_rules as group_limits
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ServiceLimits
 from halfway.memory import Memory, no_verdict
-from halfway.protocol.errors import GroupLimitedError, RetryableError
+from halfway.protocol.errors import GroupLimitedError, PreparesRejectedError, RetryableError
 from halfway.protocol.ids import shard_of
-from halfway.protocol.policy import PolicyOverrides
+from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
@@ -206,3 +206,43 @@ async def test_a_prepare_that_fails_gives_its_bytes_back() -> None:
         with pytest.raises(Exception, match="missing"):
             await world.prepare(missing)
     await world.stop()
+
+
+async def test_a_limit_of_the_groups_own_overrides_the_setting(seconds: Seconds) -> None:
+    """It may be higher or lower, holds from the change on, and leaves the other groups as they are."""
+    world = await start_limited(group_max_pending=4, group_prepares_per_s=3.0)
+    await world.group("shop", limits=LimitOverrides(pending=40, prepares_per_s=2.0))
+    for _ in range(2):
+        await world.prepare()
+    assert (await refusal(world)).fields["limit"] == "prepares_per_s"
+    for _ in range(3):
+        await world.prepare(group="other")
+    seconds.now += 1
+    await world.prepare(group="other")
+    assert (await refusal(world, group="other")).fields["limit"] == "pending"
+    await world.group("shop", limits=LimitOverrides(bytes_in_flight=1000))
+    seconds.now += 1
+    large = Message(topic="orders", key=b"k", value=b"v" * 700)
+    made = await asyncio.gather(*(world.prepare(large) for _ in range(2)), return_exceptions=True)
+    assert [one.fields["limit"] for one in made if isinstance(one, GroupLimitedError)] == ["bytes_in_flight"]
+    await world.group("shop")  # such as a service does that knows no limits
+    made = await asyncio.gather(*(world.prepare(large) for _ in range(2)), return_exceptions=True)
+    assert sum(isinstance(one, GroupLimitedError) for one in made) == 1
+    await world.stop()
+
+
+async def test_an_operator_has_the_new_transactions_of_a_group_refused() -> None:
+    """Every instance refuses them at once; ends work, and other groups prepare."""
+    worlds = await two_instances()
+    before = await worlds[1].prepare()
+    await worlds[0].group("other")
+    await worlds[0].group("shop", reject_prepares=True)
+    for world in worlds:
+        with pytest.raises(PreparesRejectedError, match="halfway groups accept"):
+            await world.prepare()
+        await world.prepare(group="other")
+    assert (await worlds[1].end(before.id, Outcome.COMMIT)).state is State.COMMITTED
+    await worlds[1].group("shop", reject_prepares=False)
+    await worlds[0].prepare()
+    for world in worlds:
+        await world.stop()

@@ -207,3 +207,26 @@ async def test_the_command_for_the_operator_takes_nothing_away(both: Guarded) ->
     command, _, more = refused.body["detail"].partition("run: ")[2].partition(" (")
     assert command.count("--topic") == 20
     assert "10 more topics" in more
+
+
+async def test_only_an_operator_limits_a_group(both: Guarded) -> None:
+    """The group sees its limits, and keeps them when it replaces itself."""
+    path, service = "/v1/groups/shop", {"check": SHOP["check"], "topics": SHOP["topics"]}
+    limits, own = {"pending": 50, "prepares_per_s": 2.5}, {"limits": {"pending": 9}}
+    made = await both.call("operator", "PATCH", path, {"limits": limits, "reject_prepares": True})
+    assert (made.status, made.body["limits"], made.body["reject_prepares"]) == (200, limits, True)
+    for method, change in (("PATCH", own), ("PATCH", {"reject_prepares": False}), ("PUT", service | own)):
+        refused = await both.call("shop", method, path, change)
+        assert (refused.status, refused.error_code) == (403, "forbidden")
+        assert "change a group's limits" in refused.body["detail"]
+    assert (await both.call("shop", "PUT", path, service)).status == 200
+    shown = (await both.call("shop", "GET", path)).body
+    assert (shown["limits"], shown["reject_prepares"], shown["policy_overrides"]) == (limits, True, {})
+    prepare = {"group": "shop", "messages": [ORDER]}
+    refused = await both.call("shop", "POST", "/v1/transactions", prepare)
+    assert (refused.status, refused.error_code) == (403, "prepares_rejected")
+    lifted = await both.call("operator", "PATCH", path, {"limits": {}, "reject_prepares": False})
+    assert (lifted.status, lifted.body["limits"]) == (200, {})
+    assert (await both.call("shop", "POST", "/v1/transactions", prepare)).status == 201
+    new = await both.call("operator", "PATCH", "/v1/groups/new", own)
+    assert (new.status, new.body["errors"][0]["field"]) == (422, "topics")

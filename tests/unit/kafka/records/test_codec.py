@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from halfway import schemas
 from halfway.kafka.records import codec
 from halfway.kafka.records.codec import Registry, registry
-from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
+from halfway.protocol.policy import LimitOverrides
+from halfway.protocol.records import Group, Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.protocol.transactions import Cause
 from halfway.schemas.single_object import MARKER
 from tests.support.records.samples import HALF, OP, RECORDS
@@ -277,3 +278,21 @@ def test_headers_tell_kind_group_and_state() -> None:
     assert codec.kind_of(headers) == "half"
     assert codec.kind_of(None) is None
     assert codec.kind_of([("other", b"x")]) is None
+
+
+def test_the_limits_of_a_group_are_in_a_header_that_earlier_releases_ignore() -> None:
+    """The value stays as they know it. Unknown limits of a later release are ignored, unreadable ones reported."""
+    plain = RECORDS["group"]
+    assert isinstance(plain, Group)
+    limits = LimitOverrides(pending=7, prepares_per_s=0.5, bytes_in_flight=9)
+    limited = msgspec.structs.replace(plain, limits=limits, reject_prepares=True)
+    value, headers = codec.encode_group(limited), codec.group_headers("orders", limited)
+    assert value == codec.encode_group(plain)
+    assert codec.decode_group(value) == plain
+    assert codec.decode_group(value, headers) == limited
+    assert codec.group_headers("orders", plain) == codec.record_headers(codec.KIND_GROUP, "orders", "registered")
+    later = [(codec.HEADER_LIMITS, b'{"pending": 7, "checks_per_s": 1}')]
+    assert codec.decode_group(value, later).limits == LimitOverrides(pending=7)
+    for broken in (b'{"pending": 0}', b"{", b"\xff"):
+        with pytest.raises(codec.UndecodableError, match="limits"):
+            codec.decode_group(value, [(codec.HEADER_LIMITS, broken)])

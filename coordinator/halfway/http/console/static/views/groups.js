@@ -66,7 +66,7 @@ export function Group({ name }) {
     ${data
       ? html`<div class="columns">
           <${Panel} title="Now" tone=${own.problem ? "stale" : ""}>${figures ? html`<${Now} of=${figures} rates=${own.data.rates} />` : html`<p class="hint">There are no figures for this group yet.</p>`}<//>
-          <${Panel} title="Policy"><${Policy} of=${data.policy} /><//>
+          <${Panel} title="Policy"><${Policy} of=${data.policy} /><${Limits} of=${data} /><//>
         </div>
         <${Panel} title="Check-back"><${CheckBack} group=${data} figures=${figures} /><//>
         <${Panel} title="Topics that the group may write to"><ul class="chips">${data.topics.map((topic) => html`<li key=${topic} class="mono">${topic}</li>`)}</ul>
@@ -95,6 +95,14 @@ function Policy({ of }) {
     ["Maximum checks", count(of.max_checks)],
     ["Maximum age", duration(of.max_age_s)],
     ["Then", of.on_exhausted === "rollback" ? "rolled back" : "parked"],
+  ]} />`;
+}
+
+function Limits({ of }) {
+  const { pending, prepares_per_s: rate, bytes_in_flight: bytes } = of.limits ?? {};
+  return html`<${Facts} of=${[
+    ["New transactions", of.reject_prepares ? html`<${Badge} of="refused" tone="bad" /> by an operator` : "accepted"],
+    ["Own limits", [pending && `${count(pending)} pending`, rate && `${count(rate)} prepares per second`, bytes && `${count(bytes)} bytes in flight`].filter(Boolean).join(", ") || NONE],
   ]} />`;
 }
 
