@@ -103,6 +103,9 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         "retention.ms": _any(str(90 * DAY_MS)),
     }
 
+    # Whose clock is further off would refuse the ids of everybody else: it cannot own a shard, and others can.
+    owners = {**compact, **{f"message.timestamp.{way}.max.ms": _at_least(HOUR_MS) for way in ("before", "after")}}
+
     def plan(kind: str, needs: Mapping[str, Need], partitions: int) -> TopicPlan:
         return TopicPlan(
             kind=kind, name=config.topic(kind), partitions=partitions, replication=replication, needs=needs
@@ -113,7 +116,7 @@ def plans(config: KafkaConfig, brokers: int) -> list[TopicPlan]:
         plan("op", by_time, config.shards),
         plan("parked", {**compact, "max.message.bytes": _at_least(config.parked_max_message_bytes)}, config.shards),
         plan("groups", compact, 1),
-        plan("owners", compact, config.shards),
+        plan("owners", owners, config.shards),
         *([plan("keys", compact, 1)] if config.has_keys else []),
         plan("audit", audit, 1),
     ]
