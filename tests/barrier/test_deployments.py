@@ -36,27 +36,14 @@ def address(servers: Servers, dialect: str, folder: Path) -> str:
 def test_processes_that_start_together_create_the_tables_without_an_error(
     servers: Servers, dialect: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tests.support.databases.starting", dialect, address(servers, dialect, tmp_path)]
-    processes = [
-        subprocess.Popen([*command, str(TABLES), str(STARTS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(PROCESSES)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        errors: list[str] = []
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        for process in processes:
-            errors += json.loads(process.communicate()[0])
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()  # closes its pipes
-    assert errors == []
+    starting = [dialect, address(servers, dialect, tmp_path), *map(str, (PROCESSES, TABLES, STARTS))]
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.support.databases.starting", *starting],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert json.loads(told.stdout) == []
     connect = connect_to(dialect, address(servers, dialect, tmp_path))
     with connect() as connection:
         cursor = connection.cursor()
