@@ -26,6 +26,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+COMPILED := .venv/.compiled
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
@@ -50,11 +51,11 @@ browser: ## Install Chromium for the console's tests, if there is no browser and
 	{ $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -y -qq --no-install-recommends chromium; } >/dev/null \
 		|| echo "Chromium could not be installed: the tests of the console will fail"
 
-test: $(STAMP) browser ## Run all tests
+test: $(COMPILED) browser ## Run all tests
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(ARGS)
 
 # The folder with the longest wait comes first: at the end it would leave the other workers without work.
-test-quick: $(STAMP) ## Run the unit and contract tests that need no broker
+test-quick: $(COMPILED) ## Run the unit and contract tests that need no broker
 	$(BIN)/python -m pytest -n $(QUICK_WORKERS) --no-broker tests/contract tests/unit $(ARGS)
 
 screenshots: $(STAMP) browser ## Take the pictures of docs/console.md from the running product
@@ -117,6 +118,11 @@ lock: $(BIN)/uv ## Make the lock files again; UPGRADE=--upgrade takes newer vers
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra traces --output-file requirements/runtime.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --output-file requirements/embedded.txt
 	$(COMPILE) pyproject.toml --constraint requirements/all.txt --no-annotate --extra embedded --extra pipeline --extra traces --extra dev --output-file requirements/dev.txt
+
+# Each worker imports all tests: without this, all of them would compile the same at the same time.
+$(COMPILED): $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+	@touch $@
 
 clean: ## Remove everything that the targets made
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -25,6 +25,7 @@ from tests.support.ports import in_turn
 pytest_plugins = (
     "pytester",
     "tests.support.no_broker",
+    "tests.support.order",
     "tests.support.skips",
     "tests.support.brokers.jvm",
     "tests.support.brokers.fixtures",

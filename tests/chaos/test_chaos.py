@@ -13,6 +13,7 @@ KINDS = tuple(possible_kinds(RunOptions.horizon_s) - {FULL_STOP})
 """After a full stop Kafka itself may have forgotten a transaction (docs/verification.md): the long runs have those."""
 
 
+@pytest.mark.xdist_group("chaos")  # a name for the order of the tests
 @pytest.mark.timeout(2400)
 async def test_nothing_is_lost_doubled_torn_contradicted_leaked_or_stuck_when_everything_breaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
