@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_813,
+    "lines of tests": 68_835,
     "lines of bench": 4_006,
     "bytes of pages": 204_306,
     "settings": 50,
