@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 43_268,
-    "files of coordinator and adapters": 189,
+    "lines of coordinator and adapters": 43_729,
+    "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_830,
     "lines of halfway/coordinator": 9_030,
     "lines of halfway/http": 5_863,
-    "lines of halfway/app": 4_262,
+    "lines of halfway/app": 4_723,
     "lines of halfway/kafka": 10_140,
     "lines of halfway/checks": 1_110,
     "lines of halfway/peers": 348,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 68_835,
+    "lines of tests": 69_054,
     "lines of bench": 4_006,
-    "bytes of pages": 204_306,
+    "bytes of pages": 204_513,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 11,

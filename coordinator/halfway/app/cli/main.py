@@ -15,8 +15,8 @@ import click
 from halfway.app import settings as configuration
 from halfway.app.cli.administration import keys
 from halfway.app.cli.top import top
-from halfway.app.cli.transactions import groups, transactions
-from halfway.app.terminal import FiniteRange, fail
+from halfway.app.cli.transactions import groups, token_option, transactions, url_option
+from halfway.app.terminal import FiniteRange, fail, say
 from halfway.protocol.errors import ConfigurationError
 
 _MAX_PARTITIONS: Final = 1000
@@ -93,6 +93,56 @@ def dev(config: Path | None, port: int, health_port: int, topics: tuple[str, ...
     over = {"host": "127.0.0.1", "health_host": "127.0.0.1", "port": port, "health_port": health_port}
     dev_options = DevOptions(topics=_topics(topics), **options)
     sys.exit(run_dev(dev_options, lambda bootstrap: _load(config, over | {"kafka": {"bootstrap.servers": bootstrap}})))
+
+
+@halfway.command()
+@click.argument("file", type=click.Path(allow_dash=True, dir_okay=False))
+@click.option(
+    "--dry-run", is_flag=True, help="Only show what would be done; the exit status is 3 if that is something."
+)
+@click.option("--prune", is_flag=True, help="Remove what the file does not name; keys only if it has a list of keys.")
+@click.option(
+    "--keys-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write each new key to a file KIND-NAME.key there, with mode 0600.",
+)
+@click.option("--show-keys", is_flag=True, help="Print each new key, once.")
+@url_option
+@token_option
+def apply(
+    file: str,
+    url: str,
+    token: str | None,
+    *,
+    dry_run: bool,
+    prune: bool,
+    keys_dir: Path | None,
+    show_keys: bool,
+) -> None:
+    """Make the groups and keys of a deployment what a TOML file declares, after showing what differs.
+
+    `halfway export` prints such a file. Topics, limits and parts of a policy that the file does not name stay, as do
+    groups and keys, unless --prune is given.
+    """
+    from halfway.app.cli import apply as declarations
+    from halfway.app.cli.remote import Remote
+
+    if keys_dir is not None and show_keys:
+        raise click.UsageError("give either --keys-dir or --show-keys")
+    remote = Remote(url, token)
+    options = {"dry_run": dry_run, "prune": prune, "show_keys": show_keys}
+    sys.exit(declarations.apply(file, remote, token=token, keys_dir=keys_dir, **options))
+
+
+@halfway.command()
+@url_option
+@token_option
+def export(url: str, token: str | None) -> None:
+    """Print the groups and keys of a deployment as a file for `halfway apply`. It holds no key."""
+    from halfway.app.cli.apply import read_deployment, to_toml
+    from halfway.app.cli.remote import Remote
+
+    say(to_toml(read_deployment(Remote(url, token))))
 
 
 @halfway.group()
