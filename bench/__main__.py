@@ -49,6 +49,11 @@ RUNS: Final[dict[str, Run]] = {
         scenarios.Options(seconds=15.0, lead=2.0, turns=1),
         partial(scenarios.run, rows="instances"),
     ),
+    "workers": Run(
+        "one worker and two",
+        scenarios.Options(seconds=40.0, turns=8),
+        partial(scenarios.run, rows="workers"),
+    ),
     "overload": Run("many times the maximum, or a steady load", overload.Options(), overload.run),
     "checks": Run("check-backs to a fast endpoint", checks.Options(), checks.run),
     "recovery": Run("starts with a backlog, or a history", recovery.Options(), recovery.run),

@@ -51,9 +51,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cpu_us(pid: int) -> float:
-    """Return the CPU time of a process so far, user and system, of all threads, in microseconds."""
-    fields = _stat(pid)
-    return (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_US
+    """Return the CPU time of a process and its children so far, user and system, of all threads, in microseconds."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    of_each = [_stat(one) for one in (pid, *map(int, children))]
+    return sum(int(fields[_UTIME]) + int(fields[_STIME]) for fields in of_each) * _TICK_US
 
 
 def standing(pid: int) -> Standing:

@@ -49,6 +49,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     pending: bool = False
     """Whether `Options.pending` transactions are pending beside it."""
     instances: int = 1
+    workers: int = 1
+    streams: int = 1
+    """The streams that the callers share."""
     aim: Literal["owner", "turn", "direct", "other"] | None = None
     against: str = ""
     """The row whose CPU its own is divided by."""
@@ -92,6 +95,14 @@ SETS: Final[dict[str, tuple[Scenario, ...]]] = {
         Scenario(name="3 owner", instances=3, aim="owner", against="1 owner"),
         Scenario(name="3 in turn", instances=3, aim="turn", against="3 owner"),
     ),
+    "workers": (
+        Scenario(name="1 single-64"),
+        Scenario(name="2 single-64", workers=2, against="1 single-64"),
+        Scenario(name="1 batch-100", callers=8, shape="batch"),
+        Scenario(name="2 batch-100", callers=8, shape="batch", workers=2, against="1 batch-100"),
+        Scenario(name="1 stream-256", callers=256, shape="stream", streams=4),
+        Scenario(name="2 stream-256", callers=256, shape="stream", streams=4, workers=2, against="1 stream-256"),
+    ),
 }
 ALL: Final = {scenario.name: scenario for scenarios in SETS.values() for scenario in scenarios}
 
@@ -132,6 +143,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return None if used is None else used / max(1, self.window.transactions)
 
     @property
+    def calls(self) -> int:
+        """The requests, or the operations of streams: a prepare and an end for each transaction."""
+        return max(1, self.result.requests or 2 * self.audit.transactions)
+
+    @property
     def each_us(self) -> list[float]:
         """The CPU time of each coordinator per transaction."""
         return [self.cpu_us(str(number)) or 0.0 for number in range(self.instances)]
@@ -154,11 +170,19 @@ class Rigs(ExitStack):
         fleet = f"-{scenario.instances}" if scenario.aim else ""
         groups = f"-{scenario.groups}" if scenario.groups > 1 else ""
         name = f"{self._name}{fleet}{groups}{'-pending' * scenario.pending}{'-before' * before}"
+        name += f"-workers-{scenario.workers}" if scenario.workers > 1 else ""
         if name not in self._rigs:
             self._say(f"{name} starts")
             python = Path(self._options.before).absolute() if before else Path(sys.executable)
             shards = FLEET_SHARDS if scenario.aim else SHARDS
-            rig = Rig(self._kafka, name, instances=scenario.instances, shards=shards, python=python)
+            rig = Rig(
+                self._kafka,
+                name,
+                settings={"HALFWAY_WORKERS": str(scenario.workers)} if scenario.workers > 1 else {},
+                instances=scenario.instances,
+                shards=shards,
+                python=python,
+            )
             self._rigs[name] = self.enter_context(rig)
             for group in groups_of(scenario)[1:]:
                 rig.first.register(rig.topic, group)
@@ -181,6 +205,7 @@ def plan_of(rig: Rig, scenario: Scenario, *phases: Phase) -> LoadPlan:
         topic=rig.topic,
         callers=scenario.callers,
         shape=scenario.shape,
+        streams=scenario.streams,
         groups=groups_of(scenario),
         phases=tuple(phase for phase in phases if phase.seconds),
         pids=rig.pids,
@@ -350,7 +375,9 @@ def row_of(name: str, scenario: Scenario, turns: Sequence[Turn], against: Sequen
         "raw from": min(raw) if raw else None,
         "raw to": max(raw) if raw else None,
         "ends/Kafka tx": median(one.ends / max(1, one.kafka_transactions) for one in turns),
-        "forwarded": median(one.forwarded / max(1, one.result.requests) for one in turns) if scenario.aim else None,
+        "forwarded": median(one.forwarded / one.calls for one in turns)
+        if scenario.aim or scenario.workers > 1
+        else None,
         "transactions": sum(one.window.transactions for one in turns),
         "audited": audit.transactions,
         **audit.found,

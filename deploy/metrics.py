@@ -10,6 +10,7 @@ from typing import Any, Final, cast, get_args
 from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics, export_zeros
 from halfway.app.serve.app import Stage, show_backend, show_process
 from halfway.app.serve.backend import WARNINGS
+from halfway.app.serve.worker import WorkerFigures
 from halfway.coordinator.access import Refusal
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.operations import Waits
@@ -62,6 +63,7 @@ VALUES: Final[dict[str, dict[str, Iterable[str] | str]]] = {
 _ANYWHERE: Final = {
     "group": f"a registered group; `{OTHER}` for the others, and from the {MAX_GROUPS + 1}st on",
     "shard": _NUMBER,
+    "worker": "the number of a worker; with several workers every series has it",
 }
 
 
@@ -76,6 +78,7 @@ def registered() -> Metrics:
     show_backend(metrics, cast("Any", backend), cast("Any", SimpleNamespace(bytes=0)))
     properties = {"bootstrap.servers": "unused:1"}
     export_zeros(metrics, KafkaConfig(properties=properties, max_prepare_bytes=1, prefix=PREFIX), has_peers=True)
+    metrics.registry.register(WorkerFigures({}, {}))
     return metrics
 
 

@@ -96,13 +96,14 @@ class Load:
             return [ClientCaller(client, ready, self) for _ in range(plan.callers)]
         if plan.shape in {"stream", "oneway"}:
             session = await stack.enter_async_context(ClientSession())
-            stream = await StreamClient.connect(session, url)
-            stack.push_async_callback(stream.close)
+            streams = [await StreamClient.connect(session, url) for _ in range(plan.streams)]
+            for stream in streams:
+                stack.push_async_callback(stream.close)
             confirm = plan.shape == "stream"
             if not confirm:
                 stack.push_async_callback(asyncio.sleep, _WRITTEN_S)
             operations = Operations(plan.topic, confirm=confirm)
-            return [StreamCaller(stream, operations, self) for _ in range(plan.callers)]
+            return [StreamCaller(streams[turn % len(streams)], operations, self) for turn in range(plan.callers)]
         requests = requests_of(plan)
         callers = [HttpCaller(self, requests, plan, turn) for turn in range(plan.callers)]
         await asyncio.gather(*(caller.connect() for caller in callers))

@@ -79,6 +79,7 @@ _SIMILARITY: Final = 0.85
 _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
+_MAX_WORKERS: Final = 64
 _SHORTEST_SCAN_S: Final = 0.1
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -96,6 +97,15 @@ def _network(value: object) -> object:
         return ip_network(str(value))
     except ValueError as error:
         raise ValueError(f"{error}: it must be {PUBLIC} or a network such as 10.0.0.0/8") from None
+
+
+def _workers(value: object) -> object:
+    if value == "auto":
+        return value
+    number = int(value) if isinstance(value, int | str) and str(value).isdecimal() else 0
+    if not 1 <= number <= _MAX_WORKERS:
+        raise ValueError(f"it must be auto or a number from 1 to {_MAX_WORKERS}")
+    return number
 
 
 def _access(value: object) -> object:
@@ -119,6 +129,9 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     """
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    workers: Annotated[int | Literal["auto"], BeforeValidator(_workers)] = 1
+    """Processes on the API's port, each an instance with its own shards; `auto`: one for each CPU."""
 
     kafka: dict[str, SecretStr] = {}
     """Properties of librdkafka; `HALFWAY_KAFKA__BOOTSTRAP_SERVERS` is `bootstrap.servers`."""

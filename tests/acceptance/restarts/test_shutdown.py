@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-from contextlib import suppress
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -17,6 +15,7 @@ from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Json, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.processes import children
 from tests.support.waiting import eventually
 
 CALLERS = 16
@@ -28,18 +27,6 @@ SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.2, "max_interval_s": 0
 def _as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start coordinators as the command, and stop the whole process."""
     monkeypatch.setattr(CoordinatorProcess, "warm", False)
-
-
-def children(pid: int) -> list[str]:
-    """Return the ids of a process's running children, if the system provides them."""
-    tasks = Path(f"/proc/{pid}/task")
-    if not tasks.is_dir():
-        return []
-    found: list[str] = []
-    for task in tasks.iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found += (task / "children").read_text().split()
-    return found
 
 
 async def test_what_was_accepted_is_answered_and_nothing_is_left_running(

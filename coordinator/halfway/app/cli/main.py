@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,18 +45,27 @@ config_option = click.option(
 
 @halfway.command()
 @config_option
-def serve(config: Path | None) -> None:
+@click.option("--workers", metavar="N", help="Processes on the API's port, or auto; over HALFWAY_WORKERS.")
+@click.option("--worker", type=int, hidden=True, help="The descriptor of the supervisor's socket.")
+def serve(config: Path | None, workers: str | None, worker: int | None) -> None:
     """Run the coordinator with the Kafka at HALFWAY_KAFKA__BOOTSTRAP_SERVERS."""
     from halfway.app.serve.app import run
     from halfway.app.serve.process import configure, log_start_failure
+    from halfway.app.serve.supervisor import supervise
+    from halfway.app.serve.worker import Failed, Worker
 
+    load = partial(configuration.load, file=config, over={} if workers is None else {"workers": workers})
+    link = None if worker is None else Worker(worker)
     try:
-        settings = configuration.load(file=config)
+        settings = load()
     except ConfigurationError as error:
-        configure(level="info")
-        log_start_failure(error.detail)
+        if link is None:
+            configure(level="info")
+            log_start_failure(error.detail)
+        else:
+            link.tell(Failed(detail=error.detail))
         sys.exit(1)
-    sys.exit(run(settings))
+    sys.exit(supervise(settings, load) if link is None and settings.workers != 1 else run(settings, worker=link))
 
 
 @halfway.command()

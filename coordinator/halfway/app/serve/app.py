@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -35,6 +36,7 @@ from halfway.app.serve.process import (
     raise_limit,
     supervised,
 )
+from halfway.app.serve.worker import LOOPBACK, Failed, ServicePort, Worker
 from halfway.coordinator import tracing
 from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import PATH, HealthWarning
@@ -45,7 +47,7 @@ from halfway.http.responses.slices import Unsent
 from halfway.http.server.api import Api
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.http.server.peer_port import PeerPort
-from halfway.http.server.server import HttpServer, ServerTls
+from halfway.http.server.server import HttpServer, ServerTls, open_listeners
 from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.protocol.errors import ConfigurationError, ShardUnavailableError
 from halfway.protocol.principal import Permission
@@ -71,27 +73,39 @@ class Ready:
     health_url: str
 
 
-def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None) -> int:
+def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None, worker: Worker | None = None) -> int:
     """Run the coordinator until SIGTERM or SIGINT, and return the exit status. A second signal ends it at once.
 
     The status is 1 if it ended by itself: it could not start, or one of its threads or background tasks has died.
+    A `worker` is stopped by its supervisor, and leaves it to it to say why it could not start.
     """
-    configure(level=settings.log_level)
-    for variable, value in settings.removed.items():
-        log.warning("setting_removed", setting=variable, remedy=f"remove it: it is {value} now")
+    if worker is None:
+        configure(level=settings.log_level)
+        warn_of_removed(settings)
+    else:
+        configure(level=settings.log_level, worker=worker.number, lock=worker.assignment.log_lock)
+        settings = worker.with_credential(settings)
     collect_rarely()
     try:
         demand_guarded(settings)
         tracing.start()
-        _run_loop(_serve(settings, on_ready))
+        _run_loop(_serve(settings, on_ready, worker))
     except ConfigurationError as error:
-        log_start_failure(error.detail)
+        if worker is None:
+            log_start_failure(error.detail)
+        else:
+            worker.tell(Failed(detail=error.detail))
         return 1
     except DeathError:
         return 1
     finally:
         tracing.stop()
     return 0
+
+
+def warn_of_removed(settings: Settings) -> None:
+    for variable, value in settings.removed.items():
+        log.warning("setting_removed", setting=variable, remedy=f"remove it: it is {value} now")
 
 
 def _run_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -166,6 +180,12 @@ class Stage:
             return self.peers(request)
         return self._starting() if self.api is None else self.api(request)
 
+    async def answer_peer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer another instance at the port of a worker, which serves nothing else."""
+        if self.peers is not None and request.rel_url.raw_path == PATH:
+            return await self.peers(request)
+        return web.Response(status=HTTPStatus.NOT_FOUND)
+
     async def _starting(self) -> web.StreamResponse:
         answer = refusal(ShardUnavailableError("this instance is starting: try again"))
         headers = {**dict(answer.headers), "Content-Type": CONTENT_TYPE}
@@ -176,14 +196,14 @@ def _reasons(check: str, detail: str | None) -> list[Reason]:
     return [] if detail is None else [Reason(check=check, detail=detail)]
 
 
-async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -> None:
+async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None, worker: Worker | None) -> None:
     stop = _Stop(settings.drain_s)
-    stop.on_signals()
+    stop.on_signals(worker)
     deaths = Deaths(stop.begin)
     pauses, metrics = LoopPauses(), Metrics()
     stage = Stage(pauses, metrics_need_key=settings.access_control and settings.open_access != "metrics")
     show_process(metrics, pauses, stage)
-    tls = _tls(settings)
+    tls = server_tls(settings)
     async with AsyncExitStack() as stack:
         deaths.watch()
         stack.callback(deaths.close)
@@ -191,47 +211,13 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
         stack.callback(pauses_task.cancel)
         garbage_task = supervised(collect_periodically())
         stack.callback(garbage_task.cancel)
-        health_port = HealthPort(
-            starting=stage.starting,
-            reasons=stage.reasons,
-            warnings=lambda: [Reason(check=one.check, detail=one.detail) for one in stage.warnings()],
-            not_acquired=stage.not_acquired,
-            metrics=metrics.render,
-            demand_reader=stage.demand_reader,
-            api=stage if settings.console == "health" else None,
-        )
-        console = Console() if settings.console != "off" else None
-        on_health_port = settings.console == "health"
-        unsent = Unsent()
-        health = HttpServer(
-            health_port,
-            console=console if on_health_port else None,
-            max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if on_health_port else 0),
-            unsent=unsent,
-        )
-        stack.push_async_callback(health.stop)
         if tls is not None:
             tls_task = supervised(tls.watch())
             stack.callback(tls_task.cancel)
-        health_tls = tls if settings.health_tls else None
-        await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
-        server = HttpServer(
-            stage,
-            console=console if settings.console == "api" else None,
-            max_connections=raise_limit(),
-            unsent=unsent,
-            idle_s=settings.keepalive_s,
-        )
-        stack.push_async_callback(server.stop)
-        await listen(server, settings.host, settings.port, "HALFWAY_PORT", tls)
-        ready = Ready(
-            url=local_url(settings.host, server.port, tls),
-            health_url=local_url(settings.health_host, health.port, health_tls),
-        )
-        log.info("listening", url=ready.url, health_url=ready.health_url)
+        ports = await _open_ports(stack, settings, stage, metrics, tls, worker)
+        log.info("listening", url=ports.ready.url, health_url=ports.ready.health_url)
 
-        running = _run_backend(settings, stage, metrics, ready, on_ready, server, unsent, stop)
-        backend_task = asyncio.ensure_future(running)
+        backend_task = asyncio.ensure_future(_run_backend(settings, stage, metrics, ports, on_ready, stop))
         stop_task = asyncio.ensure_future(stop.begun.wait())
         await asyncio.wait({backend_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
         stop_task.cancel()
@@ -246,22 +232,105 @@ async def _serve(settings: Settings, on_ready: Callable[[Ready], None] | None) -
     deaths.demand_none()
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ports:
+    """The open ports of this process."""
+
+    server: HttpServer
+    unsent: Unsent
+    ready: Ready
+    instance_port: int
+    """The port at which other instances reach this one."""
+    instance_url: str | None
+    """The URL of that port, if the operator has set it."""
+
+
+async def _open_ports(
+    stack: AsyncExitStack,
+    settings: Settings,
+    stage: Stage,
+    metrics: Metrics,
+    tls: ServerTls | None,
+    worker: Worker | None,
+) -> _Ports:
+    """Open the API and the health port, or those of the supervisor and the further ones of a worker."""
+
+    def health_port(demand_reader: Callable[[web.BaseRequest], object]) -> HealthPort:
+        return HealthPort(
+            starting=stage.starting,
+            reasons=stage.reasons,
+            warnings=lambda: [Reason(check=one.check, detail=one.detail) for one in stage.warnings()],
+            not_acquired=stage.not_acquired,
+            metrics=metrics.render,
+            demand_reader=demand_reader,
+            api=stage if settings.console == "health" else None,
+        )
+
+    console = Console() if settings.console != "off" else None
+    on_health_port = settings.console == "health"
+    unsent = Unsent()
+    own_health = health_port(stage.demand_reader)
+    health = HttpServer(
+        own_health if worker is None else ServicePort(own_health, worker),
+        console=console if on_health_port else None,
+        max_connections=HEALTH_CONNECTIONS + (CONSOLE_CONNECTIONS if on_health_port else 0),
+        unsent=unsent,
+    )
+    stack.push_async_callback(health.stop)
+    health_tls = tls if settings.health_tls else None
+    if worker is None:
+        await listen(health, settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT", health_tls)
+    else:
+        health.serve(worker.sockets(worker.assignment.health), health_tls)
+    server = HttpServer(
+        stage,
+        console=console if settings.console == "api" else None,
+        max_connections=raise_limit(),
+        unsent=unsent,
+        idle_s=settings.keepalive_s,
+    )
+    stack.push_async_callback(server.stop)
+    if worker is None:
+        await listen(server, settings.host, settings.port, "HALFWAY_PORT", tls)
+        instance_port, instance_url = server.port, settings.instance_url
+    else:
+        server.serve(worker.sockets(worker.assignment.api), tls)
+        pages = HttpServer(health_port(worker.demand_colleague), max_connections=HEALTH_CONNECTIONS)
+        stack.push_async_callback(pages.stop)
+        await listen(pages, LOOPBACK, 0, "HALFWAY_WORKERS")
+        peers = HttpServer(stage.answer_peer)
+        stack.push_async_callback(peers.stop)
+        await listen(peers, settings.host, worker.assignment.port, "HALFWAY_PORT", tls)
+        stack.push_async_callback(worker.close)
+        report_task = supervised(worker.report(lambda: not stage.reasons(), server, pages.port))
+        stack.callback(report_task.cancel)
+        instance_port, instance_url = peers.port, worker.url(settings.instance_url, peers.port)
+    return _Ports(
+        server=server,
+        unsent=unsent,
+        ready=Ready(
+            url=local_url(settings.host, server.port, tls=tls is not None),
+            health_url=local_url(settings.health_host, health.port, tls=health_tls is not None),
+        ),
+        instance_port=instance_port,
+        instance_url=instance_url,
+    )
+
+
 async def _run_backend(
     settings: Settings,
     stage: Stage,
     metrics: Metrics,
-    ready: Ready,
+    ports: _Ports,
     on_ready: Callable[[Ready], None] | None,
-    server: HttpServer,
-    unsent: Unsent,
     stop: _Stop,
 ) -> None:
     """Run the backend and accept requests until the stop; then finish the requests in flight within the time limit."""
     loop = asyncio.get_running_loop()
-    instance_url = settings.instance_url
+    server, unsent, instance_url = ports.server, ports.unsent, ports.instance_url
     if instance_url is None:
-        instance_url = await asyncio.to_thread(_default_instance_url, settings, server.port)
-    log.info("instance_url", url=instance_url, is_default=settings.instance_url is None)
+        instance_url = await asyncio.to_thread(_default_instance_url, settings, ports.instance_port)
+    log.info("instance_url", url=instance_url, is_default=ports.instance_url is None)
     config = settings.kafka_config(instance_url)
     export_zeros(metrics, config, has_peers=bool(settings.peer_credentials))
     async with running_backend(settings, config, metrics) as backend:
@@ -287,7 +356,7 @@ async def _run_backend(
         stage.backend, stage.api = backend, api
         backend.coordinator.statistics.warnings = stage.warnings
         backend.coordinator.statistics.totals = metrics.totals
-        announce_task = asyncio.create_task(_announce(stage, backend, ready, on_ready))
+        announce_task = asyncio.create_task(_announce(stage, backend, ports.ready, on_ready))
         stop_task = asyncio.ensure_future(stop.begun.wait())
         try:
             await asyncio.wait({announce_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
@@ -364,9 +433,18 @@ class _Stop:
         self.begun = asyncio.Event()
         self.drain_s = drain_s
 
-    def on_signals(self) -> None:
-        """Begin with a signal. SIGINT is of a person at a terminal, who waits: it does not drain."""
+    def on_signals(self, worker: Worker | None) -> None:
+        """Begin with a signal. SIGINT is of a person at a terminal, who waits: it does not drain.
+
+        A worker is also stopped by its supervisor, and perhaps by a service manager that signals all processes: for it
+        no signal is the second one.
+        """
         loop = asyncio.get_running_loop()
+        if worker is not None:
+            worker.follow(self.begin)
+            loop.add_signal_handler(signal.SIGTERM, self.begin)
+            loop.add_signal_handler(signal.SIGINT, self.begin, 0.0)
+            return
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, self.drain_s)
         loop.add_signal_handler(signal.SIGINT, self._on_signal, 0.0)
 
@@ -398,8 +476,13 @@ class _Stop:
 
 
 async def listen(server: HttpServer, host: str, port: int, setting: str, tls: ServerTls | None = None) -> None:
+    server.serve(await listeners_of(host, port, setting), tls)
+
+
+async def listeners_of(host: str, port: int, setting: str) -> list[socket.socket]:
+    """Return sockets that listen on a host; raise ConfigurationError, with the setting of the port, if that fails."""
     try:
-        await server.start(host, port, tls)
+        return await open_listeners(host, port)
     except (OSError, ValueError) as error:  # ValueError: the text is not a legal host name
         raise cannot_listen(host, port, setting, error) from error
 
@@ -413,9 +496,9 @@ def cannot_listen(host: str, port: int, setting: str, error: Exception) -> Confi
     return ConfigurationError(f"cannot listen on port {port} of {host} ({reason}): choose another with {setting}")
 
 
-def local_url(host: str, port: int, tls: ServerTls | None = None) -> str:
+def local_url(host: str, port: int, *, tls: bool = False) -> str:
     address = _LOCAL.get(host, host)
-    scheme = "http" if tls is None else "https"
+    scheme = "https" if tls else "http"
     return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
@@ -459,7 +542,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _tls(settings: Settings) -> ServerTls | None:
+def server_tls(settings: Settings) -> ServerTls | None:
     if settings.tls_certificate_file is None or settings.tls_key_file is None:
         return None
     return ServerTls(

@@ -9,13 +9,14 @@ none: with the default thresholds, that took a third of the CPU time of a batch.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import structlog
 from pydantic import SecretBytes, SecretStr
@@ -118,11 +119,34 @@ def log_start_failure(detail: str) -> None:
         log.critical("start_failed", error=detail)
 
 
-def configure(*, level: str) -> None:
-    """Send all logs, including those of libraries, to standard error: JSON, a line each, or readable on a terminal."""
+class _SharedHandler(logging.StreamHandler[TextIO]):
+    """Writes to a stream that several processes share, one line at a time: longer ones would be torn in a pipe."""
+
+    def __init__(self, stream: TextIO, lock: int) -> None:
+        super().__init__(stream)
+        self._file = lock
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            super().emit(record)
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
+def configure(*, level: str, worker: int | None = None, lock: int | None = None) -> None:
+    """Send all logs, including those of libraries, to standard error: JSON, a line each, or readable on a terminal.
+
+    Each line of a `worker` has its number. `lock` is the descriptor of a file that is locked for each line.
+    """
     is_terminal = sys.stderr.isatty()
+
+    def name_worker(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        return event if worker is None else {"worker": worker, **event}
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        name_worker,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
@@ -140,7 +164,7 @@ def configure(*, level: str) -> None:
             structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR")),
         ]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sys.stderr) if lock is None else _SharedHandler(sys.stderr, lock)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

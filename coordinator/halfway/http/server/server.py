@@ -39,6 +39,7 @@ _SHUTDOWN_S: Final = 1.0
 """How long to wait for a client to confirm that its TLS connection is closed. Until then its descriptor is in use."""
 _ACCEPT_AGAIN_S: Final = 0.5
 """How long to wait if no descriptor is free."""
+_BACKLOG: Final = 1024
 _MISSING_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """The machine does not have the address, or its address family."""
 
@@ -79,32 +80,25 @@ class Acceptor:
     def sockets(self) -> Sequence[socket.socket]:
         return self._listeners
 
-    async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Listen on each address of a host that this machine has.
+    def listen(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept the connections of these sockets, which `close` closes."""
+        self._listeners += listeners
+        self.resume()
 
-        Raises:
-            OSError: the machine has none of the addresses, or one is taken or not permitted.
-
-        """
+    def resume(self) -> None:
+        """Accept connections, as after `listen`."""
         loop = asyncio.get_running_loop()
-        addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        missing: OSError | None = None
-        try:
-            for family, _, _, _, address in dict.fromkeys(addresses):
-                try:
-                    self._listeners.append(_open_listener(family, address, backlog))
-                except OSError as error:
-                    if error.errno not in _MISSING_ADDRESS:
-                        raise
-                    missing = error
-                    log.info("address_missing", address=address[0], error=error.strerror)
-        except BaseException:
-            await self.close()
-            raise
-        if missing is not None and not self._listeners:
-            raise missing
         for listener in self._listeners:
-            loop.add_reader(listener, self._accept, listener)
+            if listener not in self._paused:
+                loop.add_reader(listener, self._accept, listener)
+
+    def pause(self) -> None:
+        """Leave new connections to the other processes that accept from the same sockets, until `resume`."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            loop.remove_reader(listener)
+            if listener in self._paused:
+                self._paused.pop(listener).cancel()
 
     def handshake_done(self, connection: asyncio.Protocol, transport: asyncio.Transport) -> None:
         """Record that the handshake of a connection is done; abort the connection if it was ended before."""
@@ -115,11 +109,8 @@ class Acceptor:
 
     async def close(self) -> None:
         """Accept no more connections. TLS handshakes under way end; accepted plain connections stay."""
-        loop = asyncio.get_running_loop()
+        self.pause()
         for listener in self._listeners:
-            loop.remove_reader(listener)
-            if listener in self._paused:
-                self._paused.pop(listener).cancel()
             listener.close()
         self._listeners.clear()
         if tasks := [*self._handshakes.values()]:
@@ -178,7 +169,37 @@ class Acceptor:
             )
 
 
-def _open_listener(family: int, address: tuple[object, ...], backlog: int) -> socket.socket:
+async def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """Listen on each address of a host that this machine has.
+
+    Raises:
+        OSError: the machine has none of the addresses, or one is taken or not permitted.
+        ValueError: the text is not a legal host name.
+
+    """
+    loop = asyncio.get_running_loop()
+    addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, _, _, _, address in dict.fromkeys(addresses):
+            try:
+                listeners.append(_open_listener(family, address))
+            except OSError as error:
+                if error.errno not in _MISSING_ADDRESS:
+                    raise
+                missing = error
+                log.info("address_missing", address=address[0], error=error.strerror)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    if missing is not None and not listeners:
+        raise missing
+    return listeners
+
+
+def _open_listener(family: int, address: tuple[object, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
@@ -186,7 +207,7 @@ def _open_listener(family: int, address: tuple[object, ...], backlog: int) -> so
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
-        listener.listen(backlog)
+        listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
         raise
@@ -272,7 +293,6 @@ _IDLE_SEARCH: Final = 256
 """How many connections to search for an idle one if there are too many."""
 _HANDSHAKE_SHARE: Final = 4
 """One in this many connections may be in its TLS handshake."""
-_BACKLOG: Final = 1024
 _CLOSING_S: Final = 0.1
 _BAD_REQUEST: Final = 400
 
@@ -493,6 +513,10 @@ class HttpServer:
 
     async def start(self, host: str, port: int, tls: ServerTls | None = None) -> int:
         """Listen and return the port; 0 chooses a free one. Raise OSError if it is taken or not permitted."""
+        return self.serve(await open_listeners(host, port), tls)
+
+    def serve(self, listeners: Sequence[socket.socket], tls: ServerTls | None = None) -> int:
+        """Accept the connections of these sockets, and return their port."""
         server = _Server(
             self._handler,
             self._console,
@@ -506,10 +530,16 @@ class HttpServer:
             auto_decompress=False,
             tcp_keepalive=True,
         )
-        await server.acceptor.listen(host, port, _BACKLOG)
+        server.acceptor.listen(listeners)
         self._server = server
-        self.port = int(server.acceptor.sockets[0].getsockname()[1])
+        self.port = int(listeners[0].getsockname()[1])
         return self.port
+
+    def accept(self, accepts: bool) -> None:  # noqa: FBT001 - a state
+        """Accept new connections, or leave them to the other processes that share the port."""
+        if self._server is not None:
+            acceptor = self._server.acceptor
+            acceptor.resume() if accepts else acceptor.pause()
 
     async def close_port(self) -> None:
         """Accept no more connections. Open connections stay open."""

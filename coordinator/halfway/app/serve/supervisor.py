@@ -1,0 +1,353 @@
+"""The supervisor of `halfway serve --workers N`: it binds the ports, starts the workers and replaces those that die.
+
+The workers accept from the same listening socket. A connection that waits there is of no worker yet, so another one
+takes it if a worker is killed. (With SO_REUSEPORT the kernel gives it to one worker at once, and resets it with that
+worker.) A worker that is not ready leaves connections to the others.
+
+Each worker is a new process of the same command, which reads the settings itself. It ends if the supervisor does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from halfway.app.serve.app import demand_guarded, listeners_of, local_url, server_tls, warn_of_removed
+from halfway.app.serve.backend import STOP_S, check_authorities
+from halfway.app.serve.process import configure, log_start_failure
+from halfway.app.serve.worker import BEAT_S, FROM_WORKER, Alive, Assignment, Colleague, Failed, State, Stop, encoded
+from halfway.protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from halfway.app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+PORTS_ABOVE: Final = 100
+"""Worker n is reached by other instances at the API's port plus this plus n."""
+_MAX_PORT: Final = 65_535
+_HANGS_S: Final = 12 * BEAT_S
+"""A worker whose event loop has not run for this long is killed."""
+_STOP_S: Final = STOP_S + 5.0
+"""How long a worker may take to stop after its drain: it ends by itself within `STOP_S`."""
+_FIRST_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+_SETTLED_S: Final = 60.0
+"""A worker that has run for so long is replaced without a pause that has grown."""
+_LOOK_S: Final = 0.1
+_FIXED: Final = ("host", "port", "health_host", "health_port", "workers")
+"""Settings that a reload cannot change, because they are of the supervisor."""
+
+
+def cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many CPUs this process may use: those of its affinity, or of its container if that has fewer."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such limit here: "max", or no cgroup
+        allowed, period = map(int, quota.read_text(encoding="ascii").split())
+        count = min(count, math.ceil(allowed / period))
+    return max(1, count)
+
+
+def workers_of(settings: Settings) -> int:
+    """Return the number of workers; `auto`: one for each CPU, but not more than there are shards."""
+    return min(cpus(), settings.shards) if settings.workers == "auto" else settings.workers
+
+
+def supervise(settings: Settings, load: Callable[[], Settings]) -> int:
+    """Run the workers until SIGTERM or SIGINT, and return the exit status, as `run` does for one process.
+
+    `load` reads the settings again, for a reload (SIGHUP).
+    """
+    configure(level=settings.log_level)
+    warn_of_removed(settings)
+    try:
+        return asyncio.run(Supervisor(settings, load).run())
+    except ConfigurationError as error:
+        log_start_failure(error.detail)
+        return 1
+
+
+def demand_usable(settings: Settings) -> None:
+    """Raise ConfigurationError for what every worker would refuse without asking Kafka."""
+    demand_guarded(settings)
+    server_tls(settings)
+    check_authorities(settings)
+    settings.kafka_config("")
+
+
+class _Child:
+    """A worker's process, as its supervisor sees it."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.process = process
+        self._writer = writer
+        self.pages = 0
+        self.ready = self.has_been_ready = False
+        self.leaves = False
+        """Whether it was told to stop."""
+        self.failure: str | None = None
+        """Why its start has failed."""
+        self.silent = asyncio.Event()
+        """Set once it says nothing any more."""
+
+    def tell(self, message: Assignment | State | Stop) -> None:
+        self.leaves = self.leaves or isinstance(message, Stop)
+        self._writer.write(encoded(message))
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Supervisor:
+    """Runs the workers of one service. Their numbers are the lowest that are free."""
+
+    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+        self._settings = settings
+        self._load = load
+        self._count = workers_of(settings)
+        self._api: list[socket.socket] = []
+        self._health: list[socket.socket] = []
+        self._token = secrets.token_hex(32)
+        self._credential = secrets.token_hex(32)
+        self._log_lock = os.memfd_create("halfway-log") if hasattr(os, "memfd_create") else None
+        self._tasks = asyncio.TaskGroup()
+        self._keepers: dict[int, asyncio.Task[int]] = {}
+        """Each runs the worker of a number, and returns its last exit status."""
+        self._children: dict[int, _Child] = {}
+        self._replaced: Counter[int] = Counter()
+        self._started = False
+        """Whether a worker has ever been ready."""
+        self._failure: str | None = None
+        """Why the first worker of a number could not start, which ends the service."""
+        self._stopping = asyncio.Event()
+        self._drain_s = settings.drain_s
+
+    async def run(self) -> int:
+        """Run the workers until a signal; raise ConfigurationError if they cannot start."""
+        settings = self._settings
+        demand_usable(settings)
+        if settings.port + PORTS_ABOVE + self._count > _MAX_PORT:
+            raise ConfigurationError(
+                f"HALFWAY_PORT {settings.port} is too high for {self._count} workers, which use the ports from "
+                f"HALFWAY_PORT + {PORTS_ABOVE} on: choose a lower one"
+            )
+        self._api = await listeners_of(settings.host, settings.port, "HALFWAY_PORT")
+        self._health = await listeners_of(settings.health_host, settings.health_port, "HALFWAY_HEALTH_PORT")
+        loop, wanted = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, self._on_stop, None)
+        loop.add_signal_handler(signal.SIGINT, self._on_stop, 0.0)
+        loop.add_signal_handler(signal.SIGHUP, wanted.set)
+        port = self._api[0].getsockname()[1]
+        url = local_url(settings.host, port, tls=settings.tls_certificate_file is not None)
+        log.info("supervising", workers=self._count, url=url)
+        async with self._tasks:
+            for number in range(self._count):
+                self._keep(number, first=True)
+            reloads = self._tasks.create_task(self._reload_when(wanted))
+            await self._stopping.wait()
+            reloads.cancel()
+            status = await self._stop()
+        if self._failure is not None:
+            raise ConfigurationError(self._failure)
+        log.info("stopped")
+        return status
+
+    def _on_stop(self, drain_s: float | None) -> None:
+        if self._stopping.is_set():
+            log.warning("stopped_at_once")
+            for child in self._children.values():
+                child.kill()
+            os._exit(1)
+        self._drain_s = self._drain_s if drain_s is None else drain_s
+        self._stopping.set()
+
+    async def _stop(self) -> int:
+        """Stop all workers at once; return 0 if each has stopped in order."""
+        for listener in (*self._api, *self._health):
+            listener.close()
+        for child in self._children.values():
+            child.tell(Stop(drain_s=self._drain_s))
+        keepers = list(self._keepers.values())
+        _, late = await asyncio.wait(keepers, timeout=self._drain_s + _STOP_S)
+        for child in list(self._children.values()) if late else ():
+            log.warning("worker_killed", worker=child.number, reason="it did not stop in time")
+            child.kill()
+        return int(any(await asyncio.gather(*keepers)))
+
+    # --- one worker
+
+    def _keep(self, number: int, *, first: bool = False) -> None:
+        self._keepers[number] = self._tasks.create_task(self._run_and_replace(number, first=first))
+
+    async def _run_and_replace(self, number: int, *, first: bool) -> int:
+        """Run the worker of a number, and replace it if it dies, until it is told to stop; return its exit status.
+
+        If the `first` one fails before it was ready, the service ends, as one process does. A successor that ends
+        before it was ready is given up.
+        """
+        loop, pause_s, is_new = asyncio.get_running_loop(), _FIRST_PAUSE_S, True
+        while True:
+            began = loop.time()
+            child = await self._start(number)
+            status = await self._ended(child)
+            if child.leaves or self._stopping.is_set():
+                return status
+            why = {"error": child.failure} if child.failure else {"status": status}
+            if is_new and not child.has_been_ready and (not first or status > 0):
+                if first:
+                    self._failure = child.failure or "a worker could not start: the log says why"
+                    self._drain_s = 0.0
+                    self._stopping.set()
+                else:
+                    log.error("worker_not_started", worker=number, **why)
+                return status
+            is_new = False
+            pause_s = _FIRST_PAUSE_S if loop.time() - began > _SETTLED_S else pause_s
+            self._replaced[number] += 1
+            self._tell_all()
+            log.error("worker_died", worker=number, pid=child.process.pid, again_in_s=pause_s, **why)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+                    return 0
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _start(self, number: int) -> _Child:
+        ours, theirs = socket.socketpair()
+        api, health = ([one.fileno() for one in sockets] for sockets in (self._api, self._health))
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, *sys.orig_argv[1:], "--worker", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), *api, *health, *([] if self._log_lock is None else [self._log_lock])],
+                process_group=0,  # a Ctrl-C is for the supervisor
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = self._children[number] = _Child(number, process, writer)
+        port = self._settings.port
+        child.tell(
+            Assignment(
+                number=number,
+                api=api,
+                health=health,
+                port=port and port + PORTS_ABOVE + number,
+                token=self._token,
+                credential=self._credential,
+                log_lock=self._log_lock,
+            )
+        )
+        self._tasks.create_task(self._listen(child, reader))
+        log.info("worker_started", worker=number, pid=process.pid)
+        self._tell_all()
+        if self._stopping.is_set():
+            child.tell(Stop(drain_s=0.0))
+        return child
+
+    async def _ended(self, child: _Child) -> int:
+        status = await child.process.wait()
+        await child.silent.wait()  # its last message may say why
+        child.close()
+        del self._children[child.number]
+        self._tell_all()
+        return status
+
+    async def _listen(self, child: _Child, reader: asyncio.StreamReader) -> None:
+        """Take what a worker says until it ends; kill it if it says nothing any more."""
+        limit_s: float | None = None  # it says nothing while it imports
+        with suppress(ConnectionError):
+            while True:
+                try:
+                    async with asyncio.timeout(limit_s):
+                        line = await reader.readline()
+                except TimeoutError:
+                    log.warning("worker_killed", worker=child.number, reason=f"its event loop hangs for {_HANGS_S:g} s")
+                    child.kill()
+                    limit_s = None
+                    continue
+                if not line:
+                    break
+                limit_s = _HANGS_S
+                self._heard(child, FROM_WORKER.decode(line))
+        child.silent.set()
+
+    def _heard(self, child: _Child, message: Alive | Failed) -> None:
+        if isinstance(message, Failed):
+            child.failure = message.detail
+            return
+        changed = (child.pages, child.ready) != (message.pages, message.ready)
+        child.pages, child.ready = message.pages, message.ready
+        if child.ready:
+            child.has_been_ready = self._started = True
+        if changed:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
+        children = self._children.values()
+        workers = [Colleague(number=one.number, ready=one.ready, pages=one.pages) for one in children]
+        replaced = {number: self._replaced[number] for number in {*self._children, *self._replaced}}
+        for child in children:
+            child.tell(State(started=self._started, workers=workers, replaced=replaced))
+
+    # --- a reload
+
+    async def _reload_when(self, wanted: asyncio.Event) -> None:
+        while True:
+            await wanted.wait()
+            wanted.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        """Replace each worker by one that reads the settings again: first the new one starts, then the old one stops.
+
+        A new one that does not start ends the reload; the old ones stay.
+        """
+        try:
+            settings = self._load()
+            demand_usable(settings)
+        except ConfigurationError as error:
+            log.warning("reload_failed", error=error.detail)
+            return
+        for name in _FIXED:
+            if getattr(settings, name) != getattr(self._settings, name):
+                log.warning("setting_not_reloaded", setting=f"HALFWAY_{name.upper()}", remedy="restart halfway")
+        self._drain_s = settings.drain_s
+        log.info("reloading")
+        for number, keeper in sorted(self._keepers.items()):
+            free = next(one for one in range(self._count + 1) if one not in self._keepers)
+            self._keep(free)
+            if not await self._became_ready(free):
+                del self._keepers[free]
+                log.warning("reload_failed", error="a new worker did not start, so the others stay")
+                return
+            if (old := self._children.get(number)) is not None:
+                old.tell(Stop(drain_s=self._drain_s))
+            else:
+                keeper.cancel()  # it waits to replace one that has died
+            await asyncio.wait([keeper])
+            del self._keepers[number]
+        log.info("reloaded")
+
+    async def _became_ready(self, number: int) -> bool:
+        """Wait until a new worker is ready, or has ended."""
+        while not self._keepers[number].done():
+            if (child := self._children.get(number)) is not None and child.ready:
+                return True
+            await asyncio.sleep(_LOOK_S)
+        return False

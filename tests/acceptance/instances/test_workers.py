@@ -1,0 +1,210 @@
+"""`halfway serve --workers 2`: two processes on one port that callers and operators see as one service."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from halfway.embedded.broker import is_free
+from tests.support.coordinator.callers import Callers
+from tests.support.coordinator.metrics import samples, total
+from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
+from tests.support.coordinator.topics import Cluster
+from tests.support.processes import alive, children
+from tests.support.waiting import eventually, until_true
+
+CALLERS = 12
+SETTINGS = {"HALFWAY_WORKERS": "2", "HALFWAY_SHARDS": "4", "HALFWAY_SESSION_TIMEOUT_S": "10"}
+
+
+@pytest.fixture(autouse=True)
+def _as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start coordinators as the command: a supervisor runs its own command again."""
+    monkeypatch.setattr(CoordinatorProcess, "warm", False)
+
+
+@pytest.fixture
+async def service(new_coordinator: NewCoordinator, connect: Connect) -> AsyncIterator[CoordinatorProcess]:
+    """Return a service of two workers that serve two shards each. Its workers end with it."""
+    service = new_coordinator(SETTINGS).start()
+    workers = children(service.pid)
+    await settled(connect(service))
+    yield service
+    workers += children(service.pid)
+    service.close()
+    await until_true(lambda: not any(map(alive, workers)), what="the workers have ended with their supervisor")
+
+
+async def settled(rest: Rest, each: int = 2) -> dict[str, set[str]]:
+    """Wait until two workers are ready and serve their share; return the shards by worker."""
+
+    async def shares() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for (name, labels), value in (await samples(rest)).items():
+            given = dict(labels)
+            if name == "halfway_ready" and value == 1:
+                found.setdefault(given["worker"], set())
+            if name == "halfway_pending":
+                found.setdefault(given["worker"], set()).add(given["shard"])
+        return found
+
+    return await eventually(shares, lambda found: [len(shards) for shards in found.values()] == [each, each])
+
+
+def events(service: CoordinatorProcess, name: str) -> list[dict[str, Any]]:
+    """Return the log entries of an event. Every line is one whole document, though several processes write them."""
+    lines = [json.loads(line) for line in service.log.splitlines()]
+    return [line for line in lines if line["event"] == name]
+
+
+def refused_connections(callers: Callers) -> list[BaseException]:
+    return [error for error in callers.history.cut if isinstance(error, aiohttp.ClientConnectorError)]
+
+
+async def test_a_killed_worker_costs_nothing_and_is_replaced(
+    service: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
+) -> None:
+    """Under load: no connection is refused, health stays 200, the other one serves on, nothing is lost or doubled."""
+    rest = connect(service)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    async with Callers(rest, group, [topic], callers=CALLERS) as callers:
+        await callers.committed(100)
+        counted = await samples(rest)
+        assert {dict(labels).get("worker") for name, labels in counted if name == "halfway_prepares_total"} == {
+            "0",
+            "1",
+        }
+        victim, survivor = events(service, "worker_started")
+        os.kill(victim["pid"], signal.SIGKILL)
+        await callers.committed(50)
+        statuses = [(await rest.health(path))[0] for path in ("/health/live", "/health/started", "/health/ready")]
+        assert statuses == [200, 200, 200]
+        await settled(rest)
+        await callers.committed(50)
+        await callers.finish()
+    assert refused_connections(callers) == []
+    await callers.history.audit(cluster, [topic])
+    [died] = events(service, "worker_died")
+    assert (died["worker"], died["pid"], died["status"]) == (victim["worker"], victim["pid"], -signal.SIGKILL)
+    assert alive(survivor["pid"])
+    found = await samples(rest)
+    assert total(found, "halfway_worker_replaced_total", worker=str(victim["worker"])) == 1
+    assert total(found, "halfway_worker_replaced_total") == 1
+    assert total(found, "halfway_worker_up") == 2
+
+
+async def test_the_series_of_all_workers_are_on_one_page(
+    service: CoordinatorProcess, connect: Connect, group: str, topic: str
+) -> None:
+    """Whichever worker answers: each series once, named by its worker; together they are what callers were answered."""
+    rest = connect(service)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    # Each call has a connection of its own, and many at once, so both workers take some.
+    made = await asyncio.gather(*(rest.prepared(group, [message(topic)]) for _ in range(60)))
+    await asyncio.gather(*(rest.commit(name) for name in made))
+    for _ in range(4):
+        status, text = await rest.health("/metrics")
+        series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+        heads = [line for line in text.splitlines() if line.startswith("# HELP")]
+        assert status == 200
+        assert len(set(series)) == len(series)
+        assert len(set(heads)) == len(heads)
+        assert all('worker="' in line for line in series)
+        found = await samples(rest)
+        assert total(found, "halfway_prepares_total", group=group, result="prepared") == len(made)
+        assert total(found, "halfway_ends_total", group=group, result="changed") == len(made)
+        assert total(found, "halfway_pending") == 0
+    assert {line["worker"] for line in events(service, "listening")} == {0, 1}
+
+
+async def test_a_reload_replaces_each_worker_and_refuses_no_connection(
+    service: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
+) -> None:
+    """The new workers read the settings again; a reload to wrong settings changes nothing; SIGTERM leaves nothing."""
+    file = Path(service.directory) / "halfway.toml"
+    file.write_text("")
+    service.stop()
+    service.start(HALFWAY_CONFIG_FILE=str(file), HALFWAY_DRAIN_S="1")
+    rest = connect(service)
+    await settled(rest)
+    before = children(service.pid)
+    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+
+    file.write_text("max_requests = 0")
+    os.kill(service.pid, signal.SIGHUP)
+    await until_true(lambda: events(service, "reload_failed"), what="the reload has failed")
+    assert "HALFWAY_MAX_REQUESTS" in events(service, "reload_failed")[0]["error"]
+    assert children(service.pid) == before
+
+    file.write_text("reject_prepares = false\nmax_pending = 4321")
+    async with Callers(rest, group, [topic], callers=CALLERS) as callers:
+        await callers.committed(50)
+        os.kill(service.pid, signal.SIGHUP)
+        await until_true(lambda: events(service, "reloaded"), what="the reload is done")
+        await callers.committed(50)
+        await callers.finish()
+    assert refused_connections(callers) == []
+    await callers.history.audit(cluster, [topic])
+    assert not set(before) & set(children(service.pid))
+    assert [line["status"] for line in events(service, "worker_died")] == []
+    await settled(rest)
+    found = await samples(rest)
+    assert {value for (name, _), value in found.items() if name == "halfway_max_pending"} == {4321}
+
+    left = children(service.pid)
+    assert service.stop() == 0
+    assert not any(map(alive, left))
+    assert is_free(service.port)
+    assert is_free(service.health_port)
+    assert await cluster.members(service.topic("members")) == 0
+
+
+async def test_workers_end_if_their_supervisor_is_killed(service: CoordinatorProcess, cluster: Cluster) -> None:
+    """They stop in order, so a successor finds the ports free and every shard given back."""
+    workers = children(service.pid)
+    assert len(workers) == 2
+    service.kill()
+    await until_true(lambda: not any(map(alive, workers)), what="the workers have ended")
+    assert is_free(service.port)
+    assert is_free(service.health_port)
+    assert await cluster.members(service.topic("members")) == 0
+
+
+async def test_hosts_with_workers_are_one_cluster(
+    new_coordinator: NewCoordinator, connect: Connect, group: str, topic: str
+) -> None:
+    """Two services of two workers each: every worker owns a shard, and a call through any finds its owner."""
+    shared = {**SETTINGS, "HALFWAY_PEER_CREDENTIAL": "the same on both hosts"}
+    one = new_coordinator(shared).start()
+    other = new_coordinator({**shared, "HALFWAY_KAFKA_PREFIX": one.prefix}).start()
+    rests = [connect(one), connect(other)]
+    for rest in rests:
+        await settled(rest, each=1)
+    (await rests[0].put_group(group, topics=[topic], policy=QUIET)).expect(201)
+    made = await asyncio.gather(*(rests[0].prepared(group, [message(topic)]) for _ in range(30)))
+    ended = await asyncio.gather(*(rests[1].end(name, "commit", retry=True) for name in made))
+    assert [answer.status for answer in ended] == [200] * len(made)
+    state = (await rests[0].call("GET", "/statistics")).expect(200)
+    assert len({instance["url"] for instance in state["instances"]}) == 4
+    for service in (one, other):
+        assert service.stop() == 0
+
+
+@pytest.mark.parametrize("setting", ["HALFWAY_KAFKA__SOCKET_BLAH", "HALFWAY_CHECK_CA_FILE"])
+async def test_what_ends_one_process_at_its_start_ends_all(new_coordinator: NewCoordinator, setting: str) -> None:
+    """With the same message, once, and the same exit status."""
+    said = []
+    for workers in ("1", "2"):
+        service = new_coordinator({**SETTINGS, "HALFWAY_WORKERS": workers, setting: __file__})
+        service.launch()
+        assert await service.exited() == 1
+        [failed] = events(service, "start_failed")
+        said.append(failed["error"])
+    assert said[0] == said[1]

@@ -1,0 +1,78 @@
+"""What several workers answer as one: health and metrics."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halfway.app.serve.supervisor import cpus, workers_of
+from halfway.app.serve.worker import merged_health, merged_metrics
+from halfway.app.settings import load
+from halfway.protocol.errors import ConfigurationError
+
+WELL = json.dumps({"status": "ok", "reasons": [], "warnings": [], "not_acquired": []}).encode()
+STARTING = json.dumps({"status": "not_ready", "reasons": [{"check": "shards", "detail": "recovering"}]}).encode()
+WARNING = json.dumps({"status": "ok", "reasons": [], "warnings": [{"check": "log", "detail": "lost"}]}).encode()
+
+
+def test_the_service_is_ready_if_a_worker_is_and_warns_of_the_others() -> None:
+    status, document = merged_health({0: STARTING, 1: WARNING, 2: None})
+    assert (status, document["status"], document["reasons"]) == (200, "ok", [])
+    assert document["warnings"] == [
+        {"worker": 1, "check": "log", "detail": "lost"},
+        {"worker": 0, "check": "shards", "detail": "recovering"},
+        {"worker": 2, "check": "worker", "detail": "this worker does not answer"},
+    ]
+
+
+def test_the_service_is_not_ready_if_no_worker_is() -> None:
+    status, document = merged_health({0: STARTING, 1: None})
+    assert (status, document["status"], document["warnings"]) == (503, "not_ready", [])
+    assert [reason["worker"] for reason in document["reasons"]] == [0, 1]
+    assert merged_health({0: STARTING, 1: None}, is_ok=True)[0] == 200, "it was started before"
+    assert merged_health({0: WELL, 1: WELL})[1]["warnings"] == []
+
+
+def page(total: int) -> bytes:
+    return (
+        "# HELP a_total A } brace\n# TYPE a_total counter\n"
+        f'a_total{{text="}} b# HELP \\n"}} {total}.0\n'
+        f"# HELP b B\n# TYPE b gauge\nb {total}e+09\n# HELP c C\n# TYPE c gauge\n"
+    ).encode()
+
+
+def test_each_family_is_once_on_the_page_and_each_series_names_its_worker() -> None:
+    lines = merged_metrics({1: page(2), 0: page(1), 2: None}, {0: 3}).decode().splitlines()
+    assert lines == [
+        *("# HELP a_total A } brace", "# TYPE a_total counter"),
+        *('a_total{text="} b# HELP \\n",worker="0"} 1.0', 'a_total{text="} b# HELP \\n",worker="1"} 2.0'),
+        *("# HELP b B", "# TYPE b gauge", 'b{worker="0"} 1e+09', 'b{worker="1"} 2e+09'),
+        *("# HELP c C", "# TYPE c gauge"),
+        *("# HELP halfway_worker_up 1 if a worker has answered this scrape, else 0", "# TYPE halfway_worker_up gauge"),
+        *(
+            'halfway_worker_up{worker="0"} 1.0',
+            'halfway_worker_up{worker="1"} 1.0',
+            'halfway_worker_up{worker="2"} 0.0',
+        ),
+        "# HELP halfway_worker_replaced_total Workers that have died and were replaced",
+        *("# TYPE halfway_worker_replaced_total counter", 'halfway_worker_replaced_total{worker="0"} 3.0'),
+    ]
+
+
+def test_auto_is_a_worker_for_each_cpu_that_the_container_has_and_no_more_than_shards(tmp_path: Path) -> None:
+    quota = tmp_path / "cpu.max"
+    all_of_them = cpus(quota)
+    quota.write_text("max 100000\n")
+    assert cpus(quota) == all_of_them
+    quota.write_text("50000 100000\n")
+    assert cpus(quota) == 1
+    assert workers_of(load({"HALFWAY_WORKERS": "auto", "HALFWAY_SHARDS": "1"})) == 1
+    assert workers_of(load({"HALFWAY_WORKERS": "3", "HALFWAY_SHARDS": "1"})) == 3
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "65", "two", "1.5", ""])
+def test_a_wrong_number_of_workers_is_named_with_the_remedy(text: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"HALFWAY_WORKERS is '{text}': it must be auto or a number from 1 to 64"
+    ):
+        load({"HALFWAY_WORKERS": text})
