@@ -215,7 +215,7 @@ proctype Instance() {
 end:
     do
     /* --- checks */
-    :: atomic { !pull && state == PENDING && !asked && stage == free && checks < CHECKS && !aged ->
+    :: atomic { !pull && state == PENDING && !asked && stage == free && checks < CHECKS ->
         asked = 1; was_asked = 1 }
     :: atomic { asked && !to_commit && !to_rollback && !to_note && !(who == check) ->
         if

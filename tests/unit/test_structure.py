@@ -9,9 +9,9 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 44_572,
+    "lines of coordinator and adapters": 44_581,
     "files of coordinator and adapters": 192,
-    "lines of halfway/protocol": 2_830,
+    "lines of halfway/protocol": 2_839,
     "lines of halfway/coordinator": 9_030,
     "lines of halfway/http": 5_893,
     "lines of halfway/app": 5_536,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 69_342,
+    "lines of tests": 69_380,
     "lines of bench": 4_042,
-    "bytes of pages": 204_632,
+    "bytes of pages": 204_426,
     "settings": 51,
     "REST operations": 22,
     "calls between instances": 11,

@@ -275,23 +275,32 @@ def _has_missed_a_check(policy: CheckPolicy, facts: Facts, now: int, due: int, a
 
 
 def _exhausted(policy: CheckPolicy, facts: Facts, reason: str, now: int, *, missed: bool) -> Decision:
-    """Return what to do with a transaction whose checks are exhausted.
+    """Return what to do with a transaction whose checks are exhausted (docs/protocol.md, "Giving up").
 
-    Park it if the policy says so, if commit was said, or if no owner has sent a check. Roll it back if this owner
-    of the shard has sent one and missed none. Otherwise send one more check, and try again if it cannot be sent. Park
-    it if none could be sent within `max_interval_s`.
+    1. Ask once more if a check was missed: after a gap, or an outage longer than `max_age_s`, nobody was asked.
+    2. Park it, unless this owner of the shard has not asked before its age ended: then first go on to 4.
+    3. If the policy says so, and nobody said commit, roll it back instead, but not if the only check came so late.
+    4. Ask until a check is sent, for at most `max_interval_s` and `max_age_s`; then park it.
     """
-    if policy.on_exhausted is not OnExhausted.ROLLBACK or facts.commit_verdict:
-        return Park(reason=f"{reason}; {COMMIT_SAID}" if facts.commit_verdict else reason)
-    if not facts.checks:
-        return Park(reason=f"{reason}; not rolled back, because no check was sent")
-    if facts.checked_here:
-        return Check(afresh=True) if missed else RollBack(reason=reason)
+    may_roll_back = policy.on_exhausted is OnExhausted.ROLLBACK and not facts.commit_verdict
+    if missed:
+        return Check(afresh=True)
+    if facts.commit_verdict:
+        reason = f"{reason}; {COMMIT_SAID}"
     last, first = facts.offered_at, facts.offered_since
-    if last is None or first is None or max(last, first) > now:  # the clock was set back
-        return Check()
-    give_up_at = first + round(policy.max_interval_s * 1000)
-    again_at = last + round(policy.check_interval_s * 1000)
-    if now < give_up_at:
-        return Wait(until=min(again_at, give_up_at)) if now < again_at else Check()
-    return Park(reason=f"{reason}; not rolled back, because {_NOT_ASKED}")
+    is_late = first is None or first >= _too_old_at(policy, facts)
+    if not may_roll_back and (facts.checked_here or not is_late or facts.checks >= policy.max_checks):
+        return Park(reason=reason)
+    if facts.checked_here:
+        if facts.checks > is_late:
+            return RollBack(reason=reason)
+        unasked = "no check was sent before"
+    else:
+        if last is None or first is None or max(last, first) > now:  # the clock was set back
+            return Check()
+        give_up_at = first + round(min(policy.max_interval_s, policy.max_age_s) * 1000)
+        again_at = last + round(policy.check_interval_s * 1000)
+        if now < give_up_at:
+            return Wait(until=min(again_at, give_up_at)) if now < again_at else Check()
+        unasked = _NOT_ASKED if facts.checks else "no check was sent"
+    return Park(reason=f"{reason}; not rolled back, because {unasked}" if may_roll_back else reason)

@@ -106,8 +106,10 @@ def test_nothing_is_asked_before_the_first_check_is_due(
     fresh = replace(facts, attempts=0, checks=0, checked_at=None)
     asked = isinstance(decide_at(policy, fresh, facts.since + after, jitter=jitter), Check)
     due = after >= round(first)
-    too_old = after >= round(policy.max_age_s * 1000)
-    assert asked == (due and not too_old)
+    if after >= round(policy.max_age_s * 1000):
+        assert asked or not due or fresh.offered_at is not None or fresh.checked_here
+    else:
+        assert asked == due
 
 
 @given(policies, facts_of(), moments, jitters)
@@ -142,15 +144,16 @@ def test_what_it_decides_fits_the_time_and_the_counts(
     by_a_wrong_clock = now < right_from
     due = by_a_wrong_clock or now >= next_check_at(policy, facts, jitter=jitter)
     exhausted = too_old or (due and facts.checks >= policy.max_checks)
-    may_roll_back = policy.on_exhausted is OnExhausted.ROLLBACK and facts.checks > 0 and not facts.commit_verdict
+    may_roll_back = policy.on_exhausted is OnExhausted.ROLLBACK and not facts.commit_verdict
+    is_late = facts.offered_since is None or facts.offered_since >= facts.since + round(policy.max_age_s * 1000)
     match decide_at(policy, facts, now, jitter=jitter):
         case Check(afresh=True):
-            assert may_roll_back
             assert too_old
-            assert facts.checked_here
-            assert next_check_at(policy, facts, jitter=jitter) < facts.since + round(policy.max_age_s * 1000)
+            due_at = next_check_at(policy, facts, jitter=jitter)
+            assert due_at < facts.since + round(policy.max_age_s * 1000)
+            assert facts.offered_at is None or facts.offered_at < due_at
         case Check() if exhausted:
-            assert may_roll_back
+            assert may_roll_back or is_late
             assert not facts.checked_here
             again_ms = round(policy.check_interval_s * 1000)
             last = facts.offered_at
@@ -159,9 +162,10 @@ def test_what_it_decides_fits_the_time_and_the_counts(
             assert due
         case Park() | RollBack() as given_up:
             assert exhausted
-            assert isinstance(given_up, RollBack) == (may_roll_back and facts.checked_here)
+            asked = facts.checked_here and facts.checks > is_late
+            assert isinstance(given_up, RollBack) == (may_roll_back and asked)
         case Wait(until=until) if exhausted:
-            assert may_roll_back
+            assert may_roll_back or is_late
             assert not facts.checked_here
             assert now < until
             no_longer_due = by_a_wrong_clock and until >= right_from
@@ -237,30 +241,45 @@ def test_a_transactions_own_first_check_goes_before_the_groups() -> None:
     assert next_check_at(CheckPolicy(), Facts(check_after_ms=90_000), jitter=0.9) == 1_090_000
 
 
-def test_the_largest_age_rolls_back_only_what_was_asked() -> None:
-    """After an outage longer than that, every pending transaction is old, and no check was sent."""
+@pytest.mark.parametrize("chosen", OnExhausted)
+def test_after_an_outage_longer_than_the_largest_age_a_check_is_sent(chosen: OnExhausted) -> None:
+    """Then every pending transaction is old, and nobody was asked. It is tried for `max_interval_s`."""
+    policy = CheckPolicy(max_age_s=100, on_exhausted=chosen)
+    assert decide_at(policy, Facts(checked_here=False), 2_000_000) == Check(afresh=True)
+    tried = Facts(attempts=1, checked_at=2_000_000, checked_here=False, offered_at=2_000_000, offered_since=2_000_000)
+    assert decide_at(policy, tried, 2_000_000) == Wait(until=2_030_000)
+    assert decide_at(policy, tried, 2_030_000) == Check()
+    reason = "older than max_age_s 100"
+    if chosen is OnExhausted.ROLLBACK:
+        reason += "; not rolled back, because no check was sent"
+    assert decide_at(policy, tried, 2_100_000) == Park(reason=reason)
+    asked = replace(tried, checks=1, checked_here=True)
+    if chosen is OnExhausted.ROLLBACK:
+        reason += " before"
+    assert decide_at(policy, asked, 2_000_000) == Park(reason=reason)
+
+
+def test_the_largest_age_gives_up_what_was_asked_or_could_not_be_reached() -> None:
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
-    assert decide_at(policy, Facts(), 1_100_000) == Park(
-        reason="older than max_age_s 100; not rolled back, because no check was sent"
-    )
-    assert decide_at(policy, Facts(attempts=9, checked_at=1_090_000), 1_100_000) == Park(
-        reason="older than max_age_s 100; not rolled back, because no check was sent"
-    )
-    asked = Facts(attempts=1, checks=1, checked_at=1_080_000)
+    asked = Facts(attempts=1, checks=1, checked_at=1_080_000, offered_at=1_080_000, offered_since=1_080_000)
     assert decide_at(policy, asked, 1_100_000) == RollBack(reason="older than max_age_s 100")
-    assert decide_at(CheckPolicy(max_age_s=100), Facts(), 1_100_000) == Park(reason="older than max_age_s 100")
+    unreachable = Facts(
+        attempts=9, checked_at=1_090_000, checked_here=False, offered_at=1_090_000, offered_since=1_006_000
+    )
+    assert decide_at(CheckPolicy(max_age_s=100), unreachable, 1_100_000) == Park(reason="older than max_age_s 100")
 
 
 @pytest.mark.parametrize("offered_at", [None, 1_039_999, 1_040_000])
-def test_a_check_that_was_missed_is_sent_before_a_rollback(offered_at: int | None) -> None:
+def test_a_check_that_was_missed_is_sent_before_it_gives_up(offered_at: int | None) -> None:
     """The process stood still: the check that was due at 40 s was not even tried, and the age has come."""
     policy = CheckPolicy(max_age_s=100, on_exhausted=OnExhausted.ROLLBACK)
-    facts = Facts(attempts=1, checks=1, checked_at=1_010_000, offered_at=offered_at, offered_since=offered_at)
+    facts = Facts(attempts=1, checks=1, checked_at=1_010_000, offered_at=offered_at, offered_since=1_006_000)
     tried = offered_at == 1_040_000
     assert decide_at(policy, facts, 1_100_000) == (
         RollBack(reason="older than max_age_s 100") if tried else Check(afresh=True)
     )
-    assert isinstance(decide_at(msgspec.structs.replace(policy, on_exhausted=OnExhausted.PARK), facts, 1_100_000), Park)
+    parks = decide_at(msgspec.structs.replace(policy, on_exhausted=OnExhausted.PARK), facts, 1_100_000)
+    assert parks == (Park(reason="older than max_age_s 100") if tried else Check(afresh=True))
     # By number no check was missed: the last one was sent, and its interval is over.
     assert decide_at(msgspec.structs.replace(policy, max_checks=1), facts, 1_100_000) == RollBack(
         reason="older than max_age_s 100"

@@ -191,7 +191,8 @@ async def test_a_late_answer_to_an_earlier_check_leaves_the_lease_of_the_last_on
 async def test_a_new_owner_waits_for_a_lease_of_the_former_one_unless_it_is_answered(*, answered: bool) -> None:
     """The new owner knows only that a check was sent."""
     former = await World.start()
-    await former.group("puller", mode=CheckMode.PULL, policy=msgspec.structs.replace(QUICK, max_age_s=10))
+    policy = msgspec.structs.replace(QUICK, max_age_s=10, max_checks=1)
+    await former.group("puller", mode=CheckMode.PULL, policy=policy)
     prepared = await former.prepare(group="puller")
     await former.scan(after_s=5)
     [check] = await former.coordinator.lease_checks("puller", at_most=10, wait_s=0)

@@ -174,18 +174,28 @@ async def test_a_rollback_by_policy_is_decided_again_after_a_lost_lane(pull_worl
     assert [op.kind for op in ops(pull_world, prepared.id)] == [OpKind.CHECKED] * 2 + [OpKind.COMMITTED]
 
 
-async def test_age_alone_parks_what_nobody_was_asked_about(world: World) -> None:
-    """After an outage longer than `max_age_s`: the group chose rollback, but only for checked transactions."""
-    await world.group(policy=ROLLBACK_AT_LAST)
+@pytest.mark.parametrize("chosen", [OnExhausted.PARK, OnExhausted.ROLLBACK])
+@pytest.mark.parametrize("answer", [Outcome.COMMIT, Outcome.ROLLBACK, Outcome.UNKNOWN, None], ids=str)
+async def test_after_an_outage_longer_than_max_age_the_group_is_asked(
+    world: World, answer: Outcome | None, chosen: OnExhausted
+) -> None:
+    """Nobody was asked meanwhile. One check that brings nothing, so late, is no reason to roll back."""
+    await world.group(policy=msgspec.structs.replace(ROLLBACK_AT_LAST, on_exhausted=chosen))
     prepared = await world.prepare()
     world.memory.clock.advance(1001)
     again = await world.restart()
-    again.memory.caller.always(verdict(Outcome.COMMIT))
-    await again.scan()
-    shown = await again.get(prepared.id)
-    assert (shown.state, shown.checks) == (State.PARKED, 0)
-    assert shown.reason == "older than max_age_s 1000; not rolled back, because no check was sent"
-    assert ops(again, prepared.id)[-1].cause is Cause.POLICY
+    again.memory.caller.always(unreachable() if answer is None else verdict(answer))
+    for after_s in (0, 0) if answer in (Outcome.COMMIT, Outcome.ROLLBACK) else (0, 0, 41, 41, 300, 0):
+        await again.scan(after_s=after_s)
+    shown, ended = await again.get(prepared.id), {Outcome.COMMIT: State.COMMITTED, Outcome.ROLLBACK: State.ROLLED_BACK}
+    assert shown.state is ended.get(answer, State.PARKED)
+    if answer is None:
+        assert shown.checks == 0
+    if shown.state is State.PARKED:
+        assert ops(again, prepared.id)[-1].cause is Cause.POLICY
+        assert (shown.reason or "").startswith("older than max_age_s 1000")
+        no_check = "no check was sent" + (" before" if answer else "")
+        assert (f"not rolled back, because {no_check}" in (shown.reason or "")) == (chosen is OnExhausted.ROLLBACK)
     await again.stop()
 
 

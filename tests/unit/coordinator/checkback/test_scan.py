@@ -234,13 +234,16 @@ async def test_a_changed_policy_reaches_what_is_pending(
 
 
 async def test_a_lower_age_reaches_what_is_pending(world: World) -> None:
-    """It is given up by the next scan; what another group prepared is left alone."""
+    """Its group is asked by the next scan, then it is given up; what another group prepared is left alone."""
     for name in ("shop", "other"):
         await world.group(name, policy=PolicyOverrides(first_check_after_s=500, max_age_s=1000))
     prepared, of_another = await world.prepare(), await world.prepare(group="other")
     await world.scan(after_s=30)
     await world.group(policy=PolicyOverrides(first_check_after_s=5, max_age_s=20))
+    world.memory.caller.always(verdict(Outcome.UNKNOWN))
     await world.scan()
+    await world.scan(after_s=31)
+    assert len(world.memory.caller.requests) == 1
     assert await world.state(prepared.id) is State.PARKED
     assert await world.state(of_another.id) is State.PREPARED
 

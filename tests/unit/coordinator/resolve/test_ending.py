@@ -7,7 +7,7 @@ import pytest
 
 from halfway.coordinator.ports import LaneWrite, Written
 from halfway.coordinator.requests import End, EndResult
-from halfway.memory import Memory
+from halfway.memory import Memory, unreachable
 from halfway.protocol.errors import (
     AlreadyEndedError,
     EndUnconfirmedError,
@@ -316,7 +316,9 @@ async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_
     ending = asyncio.create_task(world.end(prepared.id, Outcome.COMMIT))
     await reading.wait()
     other = await World.start(Memory(log=world.memory.log, clock=world.memory.clock, outcome_horizon_s=60))
-    await other.scan(after_s=2000)
+    other.memory.caller.always(unreachable())
+    for after_s in (2000, 300):
+        await other.scan(after_s=after_s)
     assert await other.state(prepared.id) is State.PARKED
     world.memory.membership.lose()
     await world.until(lambda: len(world.coordinator.shards.served) == SHARDS)
@@ -330,7 +332,9 @@ async def test_an_end_whose_shard_was_away_while_its_payload_was_read_is_judged_
 async def test_a_commit_verdict_of_what_was_parked_does_not_undo_a_resume(world: World) -> None:
     """The verdict waits for the resume in progress, and is then recorded for the prepared transaction."""
     prepared = await world.prepare()
-    await world.scan(after_s=2000)
+    world.memory.caller.always(unreachable())
+    for after_s in (2000, 300):
+        await world.scan(after_s=after_s)
     assert await world.state(prepared.id) is State.PARKED
     with world.memory.faults.lane_held():
         resuming = asyncio.create_task(world.coordinator.resume(prepared.id, deadline=world.deadline()))

@@ -122,14 +122,15 @@ async def test_no_check_is_sent_when_the_end_comes_while_the_payload_is_read(wor
 async def test_a_slow_write_holds_up_no_other_transaction(world: World) -> None:
     """While a park waits for the lane, the scan continues and other groups get checks."""
     await world.group(
-        "old", policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_age_s=5)
+        "old", policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
     )
     await world.prepare(group="old")
+    await world.scan(after_s=1)
     with world.memory.faults.lane_held():
         await world.scan(after_s=5.5)
         await world.prepare()
         await world.scan(after_s=6)
-        assert [request.group for request in world.memory.caller.requests] == ["shop"]
+        assert [request.group for request in world.memory.caller.requests] == ["old", "shop"]
 
 
 async def test_an_operators_change_from_pull_to_push_reaches_what_was_queued(world: World) -> None:
