@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 69_380,
+    "lines of tests": 69_381,
     "lines of bench": 4_042,
     "bytes of pages": 204_426,
     "settings": 51,

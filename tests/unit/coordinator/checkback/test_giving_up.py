@@ -187,7 +187,8 @@ async def test_after_an_outage_longer_than_max_age_the_group_is_asked(
     again.memory.caller.always(unreachable() if answer is None else verdict(answer))
     for after_s in (0, 0) if answer in (Outcome.COMMIT, Outcome.ROLLBACK) else (0, 0, 41, 41, 300, 0):
         await again.scan(after_s=after_s)
-    shown, ended = await again.get(prepared.id), {Outcome.COMMIT: State.COMMITTED, Outcome.ROLLBACK: State.ROLLED_BACK}
+    ended: dict[Outcome | None, State] = {Outcome.COMMIT: State.COMMITTED, Outcome.ROLLBACK: State.ROLLED_BACK}
+    shown = await again.get(prepared.id)
     assert shown.state is ended.get(answer, State.PARKED)
     if answer is None:
         assert shown.checks == 0
