@@ -1,4 +1,4 @@
-"""The contract's backend on a real broker; all tests of a run share the internal topics of one prefix."""
+"""The contract's backend on a broker, real or simulated; all tests of a run share the internal topics of one prefix."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ from typing import Final
 from uuid import uuid4
 
 from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Clients
 from halfway.kafka.log.compacted_table import KafkaOwners
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.half_log import KafkaHalfLog
@@ -20,6 +21,7 @@ from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory import RecordingObserver
 from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.records import Half, Op, Parked
+from halfway.simulated import SimulatedKafka
 from tests.support.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
 from tests.support.coordinator.topics import Cluster
 from tests.support.ownership.cluster_harness import prepare
@@ -31,12 +33,19 @@ DECODE: Final[Mapping[str, Callable[[bytes | None], Half | Op | Parked]]] = {
 }
 
 
-def new_config(bootstrap_servers: str) -> KafkaConfig:
+def simulated(seed: int) -> Clients:
+    """Return what makes clients of a new simulated broker."""
+    kafka = SimulatedKafka(seed=seed)
+    return Clients(producer=kafka.producer, consumer=kafka.consumer, admin=kafka.admin)
+
+
+def new_config(bootstrap_servers: str, clients: Clients) -> KafkaConfig:
     return KafkaConfig(
         properties={"bootstrap.servers": bootstrap_servers},
         prefix=f"_contract{uuid4().hex[:8]}.",
         shards=SHARDS,
         max_prepare_bytes=1_000_000,
+        clients=clients,
     )
 
 
@@ -44,7 +53,7 @@ class KafkaBackend:
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._instances = 0
-        self._cluster = Cluster(config.properties["bootstrap.servers"])
+        self._cluster = Cluster(config.properties["bootstrap.servers"], config.clients)
 
     async def ensure(self) -> None:
         """Create the internal topics; a broker that has just started may need a moment for its consumer groups."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
@@ -22,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
     ResourceType,
 )
 
+from halfway.kafka.clients.seam import Clients, Consumer
 from halfway.kafka.records import codec
 from halfway.protocol.records import Half, Op, OpKind, Parked
 from tests.support.waiting import eventually
@@ -54,9 +54,10 @@ class Record:
 class Cluster:
     """Makes topics with names of their own and reads topics."""
 
-    def __init__(self, bootstrap_servers: str) -> None:
+    def __init__(self, bootstrap_servers: str, clients: Clients | None = None) -> None:
         self.bootstrap_servers = bootstrap_servers
-        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._clients = clients or Clients()
+        self._admin: Any = self._clients.admin({"bootstrap.servers": bootstrap_servers})
 
     async def make_topic(
         self, name: str = "orders", *, partitions: int = 3, config: Mapping[str, str] | None = None
@@ -123,7 +124,7 @@ class Cluster:
 
     def read_now(self, topics: Sequence[str]) -> list[Record]:
         """Read as `read` does, on the caller's own thread."""
-        consumer = Consumer(
+        consumer = self._clients.consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
                 "group.id": f"reader-{uuid4().hex}",
@@ -147,7 +148,7 @@ class Cluster:
                 metadata = self._admin.list_topics(timeout=_ANSWER_WITHIN_S).topics
                 wanted = [TopicPartition(topic, number) for topic in topics for number in metadata[topic].partitions]
                 answers = self._admin.list_offsets(
-                    dict.fromkeys(wanted, OffsetSpec.latest()),  # type: ignore[arg-type,no-untyped-call]
+                    dict.fromkeys(wanted, OffsetSpec.latest()),  # type: ignore[no-untyped-call]
                     isolation_level=IsolationLevel.READ_UNCOMMITTED,
                     request_timeout=_ANSWER_WITHIN_S,
                 )
@@ -166,7 +167,7 @@ def _read_to_the_end(consumer: Consumer, ends: Mapping[tuple[str, int], int]) ->
     missing = {place: end for place, end in ends.items() if end > 0}
     if not missing:
         return records
-    consumer.assign([TopicPartition(topic, number, 0) for topic, number in missing])
+    consumer.incremental_assign([TopicPartition(topic, number, 0) for topic, number in missing])
     deadline = time.monotonic() + READ_WITHIN_S
     while missing:
         if time.monotonic() > deadline:

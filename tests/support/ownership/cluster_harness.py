@@ -286,7 +286,7 @@ def half(transaction_id: str, *messages: Message) -> Half:
 def prepare(config: KafkaConfig, shard: int, *halves: Half) -> list[int]:
     """Append half records as a half writer does; return their offsets."""
     offsets: list[int] = []
-    producer = Producer(config.producer())
+    producer = config.make_producer()
     for one in halves:
         producer.produce(
             config.half_topic,
