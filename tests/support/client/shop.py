@@ -81,4 +81,4 @@ def values(world: RestWorld) -> list[bytes | None]:
 
 
 def prepares(world: RestWorld) -> int:
-    return sum(count for (operation, _), count in world.requests.counts.items() if operation == "batch")
+    return sum(count for (operation, _), count in world.requests.counts.items() if operation in {"prepare", "end"})

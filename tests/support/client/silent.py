@@ -1,8 +1,9 @@
-"""What stands between a client and a coordinator, and drops old connections without a word, as a firewall may."""
+"""What stands between a client and a coordinator, and drops, holds or cuts connections, as a firewall may."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from urllib.parse import urlsplit
 
 
@@ -11,33 +12,57 @@ class Firewall:
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
-        self._forwarded: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self.url = ""
         self.accepted = 0
         self.used_after = 0
         """How many connections were used after they were forgotten."""
+        self.bytes_of_next: Callable[[], float] = lambda: inf
+        """Returns after how many bytes, in both directions together, the next connection is cut."""
+        self.lets_answers_pass = asyncio.Event()
+        self.lets_answers_pass.set()
         self._forgotten: set[asyncio.StreamWriter] = set()
 
     def forget(self) -> None:
         """Forward nothing any more on the connections that are open now."""
         self._forgotten |= self._writers
 
+    def cut(self) -> None:
+        """Abort the connections that are open now."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        inside, outside = await asyncio.open_connection(*self._address)
-        self._writers.add(writer)
+        left = [self.bytes_of_next()]
         try:
-            await asyncio.gather(self._forward(reader, outside, writer), self._forward(inside, writer, writer))
+            inside, outside = await asyncio.open_connection(*self._address)
         except OSError:
-            pass
+            writer.transport.abort()
+            return
+        self._writers.add(writer)
+        both = (writer, outside)
+        ways = [
+            asyncio.ensure_future(self._forward(reader, outside, writer, left)),
+            asyncio.ensure_future(self._forward(inside, writer, writer, left)),
+        ]
+        try:
+            # A coordinator that closes has said all; a client that closes waits for no answer.
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
             self._writers.discard(writer)
-            for each in (writer, outside):
-                each.close()
+            for each in both:
+                (each.transport.abort if left[0] <= 0 else each.close)()
 
     async def _forward(
-        self, reader: asyncio.StreamReader, to: asyncio.StreamWriter, connection: asyncio.StreamWriter
+        self,
+        reader: asyncio.StreamReader,
+        to: asyncio.StreamWriter,
+        connection: asyncio.StreamWriter,
+        left: list[float],
     ) -> None:
         counted = False
         while data := await reader.read(65536):
@@ -45,9 +70,14 @@ class Firewall:
                 self.used_after += not counted
                 counted = True
                 continue
-            to.write(data)
+            if to is connection:
+                await self.lets_answers_pass.wait()
+            passed = data if len(data) < left[0] else data[: int(left[0])]
+            left[0] -= len(data)
+            to.write(passed)
             await to.drain()
-        to.close()
+            if left[0] <= 0:
+                return
 
 
 @asynccontextmanager
@@ -61,4 +91,6 @@ async def firewall_before(url: str) -> AsyncIterator[Firewall]:
         yield firewall
     finally:
         server.close()
+        firewall.lets_answers_pass.set()
+        firewall.cut()
         await server.wait_closed()

@@ -32,7 +32,7 @@ from halfway.client import (
     WrongEventLoopError,
 )
 from halfway.client.barrier import Barrier, BarrierMaintenance, sqlite_transactions
-from halfway.client.calls.coalescing import ATTEMPT_S
+from halfway.client.calls.repeats import ATTEMPT_S
 from tests.support.client.serving import serving
 from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
@@ -136,15 +136,31 @@ async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Ha
         await halfway.prepare([ORDER], id=ORDER_ID)
 
 
-async def test_callers_at_one_moment_share_requests(world: RestWorld, halfway: Halfway) -> None:
+async def run_many(halfway: Halfway, count: int) -> None:
     async def run_one() -> None:
         async with halfway.transaction([ORDER]):
             pass
 
-    await asyncio.gather(*(run_one() for _ in range(300)))
+    await asyncio.gather(*(run_one() for _ in range(count)))
+
+
+async def test_callers_share_one_stream(world: RestWorld, halfway: Halfway) -> None:
+    await run_many(halfway, 300)
     assert len(written_values(world)) == 300
-    requests = world.requests.counts.total()
-    assert requests < 60, world.requests.counts
+    assert world.requests.counts == {
+        ("putGroup", 201): 1,
+        ("stream", 101): 1,
+        ("prepare", 201): 300,
+        ("end", 200): 300,
+    }
+
+
+async def test_without_a_stream_callers_at_one_moment_share_requests(world: RestWorld) -> None:
+    async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60, stream=False) as client:
+        await run_many(client, 300)
+    assert len(written_values(world)) == 300
+    assert {operation for operation, _ in world.requests.counts} == {"putGroup", "batch"}
+    assert world.requests.counts.total() < 60, world.requests.counts
 
 
 async def test_one_that_is_wrong_disturbs_no_other(world: RestWorld, halfway: Halfway) -> None:
@@ -184,6 +200,7 @@ async def test_a_prepare_that_is_cancelled_after_it_was_stored(
     world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
 ) -> None:
     """A transaction whose id another caller may also use is left to check-back."""
+    halfway._shared._by_request, halfway._shared._uses_stream = True, False
     stored = asyncio.Event()
     send = halfway._transport.send
 
@@ -209,6 +226,7 @@ async def test_a_rollback_that_overtakes_a_cancelled_prepare_is_sent_again(
     world: RestWorld, halfway: Halfway, monkeypatch: pytest.MonkeyPatch, new_id: bool, state: str
 ) -> None:
     """The prepare's request is still under way, and the rollback uses another connection."""
+    halfway._shared._by_request, halfway._shared._uses_stream = True, False
     on_its_way, overtaken, ends = asyncio.Event(), asyncio.Event(), list[Any]()
     send = halfway._transport.send
 

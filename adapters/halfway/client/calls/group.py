@@ -12,7 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
 
-from halfway.client.calls.coalescing import ATTEMPT_S, Coalescer, send_until_final
+from halfway.client.calls.call import Kind
+from halfway.client.calls.repeats import ATTEMPT_S, send_until_final
+from halfway.client.calls.shared import SharedCalls
 from halfway.client.calls.transport import Key, Reply, Transport
 from halfway.client.checks.answers import CheckVerifier
 from halfway.client.errors import (
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_Requests = frozenset[asyncio.Task[None]]
+_UnderWay = Sequence[asyncio.Future[None]]
 
 _CLOSE_S: Final = 5.0
 _CONFIRM_S: Final = 1.0
@@ -60,6 +62,7 @@ class GroupCalls:
         max_waiting: int = 10_000,
         max_in_background: int = 10_000,
         connections: int = 16,
+        stream: bool = True,
     ) -> None:
         """Configure the client with the coordinators' URLs and the group's name. Nothing is sent yet.
 
@@ -67,7 +70,8 @@ class GroupCalls:
         HALFWAY_CLIENT_KEY_FILE contains. `tls` is needed for a private authority or a client certificate. `barrier`
         decides how a transaction ends if its block raised an exception; `register` checks its retention.
         `max_waiting` limits the prepares that wait to be sent, and also the ends.
-        `max_in_background` limits the ends that are sent in the background. Raises InvalidUrlError and InvalidKeyError.
+        `max_in_background` limits the ends that are sent in the background. `connections` limits those for requests.
+        With `stream=False` prepares and ends are requests too. Raises InvalidUrlError and InvalidKeyError.
         """
         self.group = group
         self.barrier = barrier
@@ -77,8 +81,7 @@ class GroupCalls:
         self._transport = Transport(
             [urls] if isinstance(urls, str) else urls, key=key, tls=tls, connections=connections
         )
-        self._prepares = Coalescer(self._transport, "prepare", max_waiting=max_waiting)
-        self._ends = Coalescer(self._transport, "end", max_waiting=max_waiting)
+        self._shared = SharedCalls(self._transport, max_waiting=max_waiting, stream=stream)
         self._prepare_timeout_s = prepare_timeout_s
         self._end_timeout_s = end_timeout_s
         self._max_in_background = max_in_background
@@ -121,8 +124,7 @@ class GroupCalls:
         now = asyncio.get_running_loop().time()
         for call in self._calls:
             call.reschedule(now)
-        await self._prepares.close()
-        await self._ends.close()
+        await self._shared.close()
         await self._transport.close()
 
     def new_id(self) -> str:
@@ -154,7 +156,7 @@ class GroupCalls:
             body["check_after_s"] = check_after_s
         try:
             prepared = await self._until_known(
-                self._prepares, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
+                "prepare", own, body, self._prepare_timeout_s, PrepareUnconfirmedError, f"the prepare of {id}"
             )
         except (PrepareUnconfirmedError, RefusedError, asyncio.CancelledError) as error:
             is_kept = keep and isinstance(error, AWAY)
@@ -201,7 +203,7 @@ class GroupCalls:
             body["remark"] = remark
         if check_id is not None:
             body["check_id"] = check_id
-        await self._until_known(self._ends, body, self._end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
+        await self._until_known("end", id, body, self._end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
 
     def settle(self, transaction_id: str, outcome: Outcome, *, remark: str | None = None) -> None:
         """End a transaction in the background after its block raised an exception.
@@ -214,11 +216,11 @@ class GroupCalls:
         """End an unconfirmed prepare in the background: see `prepare`."""
         if self._loop is None:  # the client is closed, so check-back resolves it
             return
-        remark, requests = "the prepare was not confirmed", self._prepares.under_way
+        remark, prepares = "the prepare was not confirmed", self._shared.under_way(id.lower())
         if new_id:
-            self._in_background(self._end_quietly(id, "rollback", remark, may_overtake=requests))
+            self._in_background(self._end_quietly(id, "rollback", remark, may_overtake=prepares))
         else:
-            self._in_background(self._settle(id, "unknown", remark, may_overtake=requests))
+            self._in_background(self._settle(id, "unknown", remark, may_overtake=prepares))
 
     async def show(self, id: str) -> Mapping[str, Any]:
         """Return the answer of `GET /v1/transactions/{id}`; raises UnknownTransactionError."""
@@ -316,7 +318,7 @@ class GroupCalls:
         return await self._until_closed(call)
 
     async def _until_known(
-        self, coalescer: Coalescer, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
+        self, kind: Kind, id: str, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
     ) -> Mapping[str, Any]:
         self.check_usable()
         encoded = _encoded(body)
@@ -324,9 +326,9 @@ class GroupCalls:
 
         async def send(attempt_s: float) -> Reply:
             self.check_usable()  # the client may have been closed since the last attempt
-            return await coalescer.submit(encoded, deadline=deadline, attempt_s=attempt_s)
+            return await self._shared.submit(kind, id, encoded, deadline=deadline, attempt_s=attempt_s)
 
-        is_end = coalescer is self._ends
+        is_end = kind == "end"
         call = send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end, attempt_s=ATTEMPT_S)
         return await self._until_closed(call)
 
@@ -360,7 +362,7 @@ class GroupCalls:
         return task
 
     async def _settle(
-        self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _Requests | None = None
+        self, transaction_id: str, outcome: Outcome, remark: str | None, *, may_overtake: _UnderWay | None = None
     ) -> None:
         if self.barrier is not None:
             outcome = await call_async(self.barrier.settle, transaction_id)
@@ -373,12 +375,12 @@ class GroupCalls:
         remark: str | None,
         check_id: str | None = None,
         *,
-        may_overtake: _Requests | None = None,
+        may_overtake: _UnderWay | None = None,
     ) -> None:
         """Send an end in the background; if it fails, check-back resolves the transaction.
 
         With `may_overtake` it is not known whether the transaction is prepared. If halfway does not know the id, the
-        end is sent again after these requests are done, because one of them may contain the prepare.
+        end is sent again after these prepares are answered or lost.
         """
         try:
             try:

@@ -7,7 +7,6 @@ import json
 import os
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -72,10 +71,10 @@ class Key:
 
 
 _MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-_AVOID_S: Final = 5.0
+AVOID_S: Final = 5.0
 """A URL that gave no answer is tried last for this long."""
-_STOPPING: Final = "shutting_down"
-_SLOWEST_BYTES_PER_S: Final = 256 * 1024
+STOPPING: Final = "shutting_down"
+SLOWEST_BYTES_PER_S: Final = 256 * 1024
 """An attempt gets more time for a larger body, by this speed."""
 _MAX_DETAIL: Final = 200
 _TRACES: Final = "Halfway-Traceparents"
@@ -94,8 +93,7 @@ class DeadlinePassedError(NoAnswerError):
     """The deadline passed before the last attempt was answered."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to a request."""
 
     status: int
@@ -137,6 +135,8 @@ class Transport:
         self._tls = tls
         self._connections = connections
         self._pool: _Connections | None = None
+        self._upgrades: aiohttp.ClientSession | None = None
+        """Opens streams, which take no connection of the pool."""
         self.clock = CoordinatorClock()
         self._retired: set[_Connections] = set()
         """Pools whose connections may be dead, until their last request is done."""
@@ -148,19 +148,46 @@ class Transport:
 
     def open(self) -> None:
         """Open the connection pool in the running event loop."""
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections, ssl=True if self._tls is None else self._tls),
-            headers=self._key.headers() if self._key is not None else {},
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        self._pool = _Connections(session)
+        self._open_pool()
+        self._upgrades = self._session(0, trace_configs=[_of_upgrades(self.clock)])
 
     async def close(self) -> None:
         """Close all connections."""
         pools, self._pool = [*self._retired, *([] if self._pool is None else [self._pool])], None
-        for pool in pools:
-            await pool.session.close()
+        upgrades, self._upgrades = self._upgrades, None
+        for session in (*(pool.session for pool in pools), *([] if upgrades is None else [upgrades])):
+            await session.close()
+
+    def _open_pool(self) -> None:
+        self._pool = _Connections(self._session(self._connections))
+
+    def _session(self, limit: int, **options: Any) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=limit, ssl=True if self._tls is None else self._tls),
+            headers=self._key.headers() if self._key is not None else {},
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            **options,
+        )
+
+    async def upgrade(
+        self, url: str, path: str, protocol: str, *, heartbeat_s: float
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Open a WebSocket; raises ClientError or OSError."""
+        if self._upgrades is None:
+            raise aiohttp.ClientConnectionError("the client is not open")
+        return await self._upgrades.ws_connect(
+            url + path, protocols=(protocol,), heartbeat=heartbeat_s, compress=0, max_msg_size=0
+        )
+
+    def urls(self) -> list[str]:
+        """Return the URLs in the order in which they are tried."""
+        now = asyncio.get_running_loop().time()
+        return sorted(self._urls, key=lambda url: max(self._avoided_until[url], now))
+
+    def avoid(self, url: str) -> None:
+        """Try a URL last for a while, because it gave no answer."""
+        self._avoided_until[url] = asyncio.get_running_loop().time() + AVOID_S
 
     async def send(
         self, method: str, path: str, body: bytes | None, *, deadline: float, attempt_s: float, traces: str = ""
@@ -173,13 +200,13 @@ class Transport:
         stopping is skipped, and so is a URL where another server answers (a proxy's 502). Raises NoAnswerError if none
         answered.
         """
-        attempt_s += len(body or b"") / _SLOWEST_BYTES_PER_S
+        attempt_s += len(body or b"") / SLOWEST_BYTES_PER_S
         headers = {} if body is None else {"Content-Type": "application/json"}
         call = _Call(method, path, body, headers | ({_TRACES: traces} if traces else {}))
         loop = asyncio.get_running_loop()
         failures = []
         skipped: Reply | None = None
-        urls = self._order(loop.time())
+        urls = self.urls()
         for tried, url in enumerate(urls):
             left = deadline - loop.time()
             if left <= 0:
@@ -188,12 +215,12 @@ class Transport:
                 timeout_s = min(attempt_s, left / (len(urls) - tried))
                 reply = await self._request(url, call, timeout_s)
             except (aiohttp.ClientError, OSError) as error:
-                self._avoided_until[url] = loop.time() + _AVOID_S
+                self.avoid(url)
                 failures.append(f"{url}: {str(error) or type(error).__name__}")
                 continue
-            if reply.is_from_halfway and reply.body.get("error_code") != _STOPPING:
+            if reply.is_from_halfway and reply.body.get("error_code") != STOPPING:
                 return reply
-            self._avoided_until[url] = loop.time() + _AVOID_S
+            self.avoid(url)
             skipped = reply
         if skipped is not None:
             return skipped
@@ -211,7 +238,7 @@ class Transport:
         except TimeoutError:
             if pool is self._pool:
                 self._retired.add(pool)
-                self.open()
+                self._open_pool()
             raise
         finally:
             pool.requests -= 1
@@ -240,8 +267,21 @@ class Transport:
                 self.clock.learn(response.headers.get("Date"))
             return reply
 
-    def _order(self, now: float) -> list[str]:
-        return sorted(self._urls, key=lambda url: max(self._avoided_until[url], now))
+
+def _of_upgrades(clock: CoordinatorClock) -> aiohttp.TraceConfig:
+    """Return what follows no redirect of an upgrade, and learns the coordinator's time from its answer."""
+
+    async def refuse_redirect(*_: object) -> None:
+        raise aiohttp.ClientConnectionError("the answer is a redirect")
+
+    async def learn(_: aiohttp.ClientSession, __: object, end: aiohttp.TraceRequestEndParams) -> None:
+        if end.response.status == HTTPStatus.SWITCHING_PROTOCOLS:
+            clock.learn(end.response.headers.get("Date"))
+
+    config = aiohttp.TraceConfig()
+    config.on_request_redirect.append(refuse_redirect)
+    config.on_request_end.append(learn)
+    return config
 
 
 def _not_halfway(answer: str, detail: object) -> Mapping[str, Any]:

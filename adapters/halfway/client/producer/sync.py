@@ -39,6 +39,7 @@ class Settings(TypedDict, total=False):
     max_waiting: int
     max_in_background: int
     connections: int
+    stream: bool
 
 
 def _blocking(

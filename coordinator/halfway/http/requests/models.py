@@ -69,6 +69,7 @@ Remark = Annotated[
     str, Meta(max_length=MAX_REMARK_BYTES, description="at most 1024 bytes", extra_json_schema=_formatted("remark"))
 ]
 CheckId = Annotated[str, Meta(min_length=1, max_length=256, description="the check_id of a fetched check")]
+TraceParent = Annotated[str, Meta(min_length=1, max_length=256, description="a traceparent of W3C Trace Context")]
 CheckUrl = Annotated[
     str,
     Meta(
@@ -179,12 +180,14 @@ class StreamPrepare(
     """A prepare with its number."""
 
     n: Number
+    traceparent: TraceParent | None = None
 
 
 class StreamEnd(BatchEnd, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """An end with its number."""
 
     n: Number
+    traceparent: TraceParent | None = None
     confirm: bool | None = None
     """If false, the answer does not wait until the end is written."""
 

@@ -207,12 +207,14 @@ class Api:
         self._observer.answered(name, answer.status)
         if answer.error_code is not None or self._log_requests:
             self._log(name, answer, calls, request_id, loop.time() - started)
-        # Clients make ids by this time, and the coordinator compares their births with the same clock.
-        date = http_date(self._site.coordinator.now_ms() // 1000)
-        response = WholeResponse(answer, ("X-Request-Id", request_id), ("Date", date))
+        response = WholeResponse(answer, ("X-Request-Id", request_id), ("Date", self._date()))
         if self.closes_connections:
             response.force_close()
         return response
+
+    def _date(self) -> str:
+        """Return the time by which clients make ids: the coordinator compares their births with the same clock."""
+        return http_date(self._site.coordinator.now_ms() // 1000)
 
     def _late_error(
         self, error: TimeoutError | asyncio.CancelledError, task: asyncio.Task[Any], operation: str
@@ -346,7 +348,7 @@ class Api:
         stream = self.streams.make(call)
         if not stream.socket.can_prepare(call.request):
             raise UpgradeRequiredError("the request is not a handshake of WebSocket version 13")
-        stream.socket.headers["X-Request-Id"] = call.id
+        stream.socket.headers.update({"X-Request-Id": call.id, "Date": self._date()})
         self._observer.answered(operation.id, answer.status)
         with call_on_data(call.request, partial(self.streams.received, stream)):
             return await self.streams.serve(stream, call.request)

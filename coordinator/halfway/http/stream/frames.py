@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from halfway.coordinator import tracing
 from halfway.http.requests import models
 from halfway.http.requests.validation import to_batch_end
 from halfway.http.responses.problems import ENCODER, MalformedJsonError, encoded, invalid, standing_alone
@@ -26,6 +27,7 @@ VERSION: Final = 1
 
 R = TypeVar("R")
 M = TypeVar("M", bound=msgspec.Struct)
+Request = TypeVar("Request", "Prepare", "End")
 F = TypeVar("F", models.StreamFrame, models.WholeStreamFrame)
 
 # --- from the client
@@ -64,7 +66,6 @@ class FrameReader:
     def __init__(self, validation: Validation, *, max_operations: int) -> None:
         self._validation = validation
         self._max_operations = max_operations
-        self._to_prepare = validation.to_prepare
 
     def read(self, data: bytes, cause: Cause) -> FrameOperations:
         """Return the operations of a frame; `cause` is that of its ends.
@@ -78,7 +79,7 @@ class FrameReader:
         def converted(frame: models.WholeStreamFrame) -> FrameOperations:
             self._few(frame)
             return FrameOperations(
-                prepares=[(one.n, self._to_prepare(one)) for one in frame.prepare],
+                prepares=[self._to_prepare(one) for one in frame.prepare],
                 ends=[_to_end(one, cause) for one in frame.end],
                 checks=[(one.n, one) for one in frame.checks],
             )
@@ -109,15 +110,22 @@ class FrameReader:
             return done
 
         return FrameOperations(
-            prepares=each("prepare", frame.prepare, models.StreamPrepare, lambda one: (one.n, self._to_prepare(one))),
+            prepares=each("prepare", frame.prepare, models.StreamPrepare, self._to_prepare),
             ends=each("end", frame.end, models.StreamEnd, partial(_to_end, cause=cause)),
             checks=each("checks", frame.checks, models.StreamChecks, lambda one: (one.n, one)),
             refused=wrong,
         )
 
+    def _to_prepare(self, one: models.StreamPrepare) -> tuple[int, Prepare]:
+        return one.n, _traced(self._validation.to_prepare(one), one)
+
 
 def _to_end(one: models.StreamEnd, cause: Cause) -> tuple[int, End, bool]:
-    return one.n, to_batch_end(one, cause), one.confirm is not False
+    return one.n, _traced(to_batch_end(one, cause), one), one.confirm is not False
+
+
+def _traced(request: Request, one: models.StreamPrepare | models.StreamEnd) -> Request:
+    return request if one.traceparent is None else tracing.traced(request, {"traceparent": one.traceparent})
 
 
 def _decoded(decoder: msgspec.json.Decoder[M], data: bytes | msgspec.Raw, field: str) -> M:
@@ -144,6 +152,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int
     timeout_s: float
     heartbeat_s: float
+    traceparent: bool = True
+    """Whether a prepare or an end may name its span."""
 
 
 class Closing(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ async def test_the_first_frame_tells_the_limits(new_world: NewWorld, opened: Ope
         "max_in_flight": 500,
         "timeout_s": 3,
         "heartbeat_s": 16,
+        "traceparent": True,
     }
 
 
