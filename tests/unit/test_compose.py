@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from ruamel.yaml import YAML
 
-from halfway.app.serve.app import demand_host
+from halfway.app.serve.addresses import demand_host
 from halfway.app.settings import load
 from halfway.embedded.broker import pick_port
 from halfway.protocol.errors import ForbiddenError

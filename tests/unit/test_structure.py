@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_155,
-    "files of coordinator and adapters": 206,
+    "lines of coordinator and adapters": 47_269,
+    "files of coordinator and adapters": 207,
     "lines of halfway/protocol": 2_839,
     "lines of halfway/coordinator": 9_030,
-    "lines of halfway/http": 5_908,
-    "lines of halfway/app": 5_536,
+    "lines of halfway/http": 5_961,
+    "lines of halfway/app": 5_597,
     "lines of halfway/kafka": 10_140,
     "lines of halfway/checks": 1_110,
     "lines of halfway/peers": 348,
@@ -26,9 +26,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 70_718,
+    "lines of tests": 70_804,
     "lines of bench": 4_042,
-    "bytes of pages": 204_578,
+    "bytes of pages": 204_800,
     "settings": 51,
     "REST operations": 22,
     "calls between instances": 11,

@@ -24,7 +24,8 @@ import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # public, but not for mypy
 
-from halfway.app.serve.app import Ready, cannot_listen, run
+from halfway.app.serve.addresses import cannot_listen
+from halfway.app.serve.app import Ready, run
 from halfway.app.serve.backend import check_authorities
 from halfway.app.terminal import complain, json_line, say
 from halfway.checks import LOOPBACK_NETWORKS

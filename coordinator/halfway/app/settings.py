@@ -79,7 +79,7 @@ _SIMILARITY: Final = 0.85
 _MIN_CREDENTIAL: Final = 16
 _MIN_MASTER: Final = 32
 _MAX_CREDENTIAL: Final = 512
-_MAX_WORKERS: Final = 64
+MAX_WORKERS: Final = 64
 _SHORTEST_SCAN_S: Final = 0.1
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -103,8 +103,8 @@ def _workers(value: object) -> object:
     if value == "auto":
         return value
     number = int(value) if isinstance(value, int | str) and str(value).isdecimal() else 0
-    if not 1 <= number <= _MAX_WORKERS:
-        raise ValueError(f"it must be auto or a number from 1 to {_MAX_WORKERS}")
+    if not 1 <= number <= MAX_WORKERS:
+        raise ValueError(f"it must be auto or a number from 1 to {MAX_WORKERS}")
     return number
 
 

@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from halfway.app.serve import app
-from halfway.app.serve.app import default_instance_url
+from halfway.app.serve import addresses, app
+from halfway.app.serve.addresses import default_instance_url
 from halfway.app.settings import load
 from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ConfigurationError, ForbiddenError
@@ -30,14 +30,14 @@ async def fail(_: web.BaseRequest) -> web.StreamResponse:
 )
 def test_a_url_that_can_be_called(host: str, url: str) -> None:
     """An IPv6 address is in brackets."""
-    assert app.local_url(host, 8080) == url
+    assert addresses.local_url(host, 8080) == url
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "a" * 300, "192.0.2.1", "[::1]", "a\0b", "a\udcffb"])
 async def test_a_host_that_cannot_be_listened_on_is_named(host: str) -> None:
     """With the setting; a too long name causes no traceback."""
     with pytest.raises(ConfigurationError, match="HALFWAY_PORT") as refused:
-        await app.listen(HttpServer(fail), host, 0, "HALFWAY_PORT")
+        await addresses.listen(HttpServer(fail), host, 0, "HALFWAY_PORT")
     assert host in refused.value.detail
 
 
@@ -57,17 +57,17 @@ async def test_an_address_that_this_machine_lacks_is_left_out(
     found = address_info(missing, (socket.AF_INET, "127.0.0.1"))
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
     server = HttpServer(fail)
-    await app.listen(server, "halfway.test", 0, "HALFWAY_PORT")
+    await addresses.listen(server, "halfway.test", 0, "HALFWAY_PORT")
     assert server.port
     await server.stop()
     del found[1]
     with pytest.raises(ConfigurationError, match="HALFWAY_PORT"):
-        await app.listen(server, "halfway.test", 0, "HALFWAY_PORT")
+        await addresses.listen(server, "halfway.test", 0, "HALFWAY_PORT")
 
 
 async def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigurationError, match="is taken"):
-        await app.listen(HttpServer(fail), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")
+        await addresses.listen(HttpServer(fail), "127.0.0.1", other.getsockname()[1], "HALFWAY_PORT")
 
 
 OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - it is refused
@@ -77,24 +77,24 @@ OPEN = "::", "0.0.0.0", "10.0.0.1", "", "halfway.shop.svc"  # noqa: S104 - it is
 def test_without_keys_it_listens_to_this_machine_only_unless_the_operator_says_so(host: str) -> None:
     """The refusal names all three remedies."""
     with pytest.raises(ConfigurationError) as caught:
-        app.demand_guarded(load({"HALFWAY_HOST": host}))
+        addresses.demand_guarded(load({"HALFWAY_HOST": host}))
     assert all(name in caught.value.detail for name in ("MASTER_SECRET", "HALFWAY_HOST=127.0.0.1", "OPEN_ACCESS=true"))
     for allowed in (
         {"HALFWAY_HOST": host, "HALFWAY_OPEN_ACCESS": "true"},
         {"HALFWAY_HOST": host, "HALFWAY_MASTER_SECRET": "m" * 32},
         *({"HALFWAY_HOST": loopback} for loopback in ("127.0.0.1", "::1", "localhost")),
     ):
-        app.demand_guarded(load(allowed))
+        addresses.demand_guarded(load(allowed))
 
 
 def test_without_keys_a_console_on_the_health_port_puts_the_api_on_no_open_address() -> None:
     """The health port then serves the API too, and by default everybody can reach it."""
     served = {"HALFWAY_HOST": "127.0.0.1", "HALFWAY_CONSOLE": "health"}
     with pytest.raises(ConfigurationError, match=r"HALFWAY_HEALTH_HOST=127\.0\.0\.1") as caught:
-        app.demand_guarded(load(served))
+        addresses.demand_guarded(load(served))
     assert "because of HALFWAY_CONSOLE=health" in caught.value.detail
     for more in ("HALFWAY_HEALTH_HOST", "127.0.0.1"), ("HALFWAY_OPEN_ACCESS", "true"), ("HALFWAY_CONSOLE", "api"):
-        app.demand_guarded(load(served | dict([more])))
+        addresses.demand_guarded(load(served | dict([more])))
     assert not is_served("evil.example", served | {"HALFWAY_OPEN_ACCESS": "true"})
 
 
@@ -102,7 +102,7 @@ def is_served(host: str | None, settings: dict[str, str]) -> bool:
     """Return whether a request for a host is served."""
     headers = {} if host is None else {"Host": host}
     try:
-        app.demand_host(load(settings))(make_mocked_request("GET", "/", headers))
+        addresses.demand_host(load(settings))(make_mocked_request("GET", "/", headers))
     except ForbiddenError as error:
         return "HALFWAY_ALLOWED_HOSTS" not in error.detail
     return True
@@ -159,7 +159,7 @@ def url_of(host: str, bootstrap_servers: str = "127.0.0.1:9092", *, tls: bool = 
 def routes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Give the addresses from which this machine reaches others, for the test to fill."""
     routes: dict[str, str] = {}
-    monkeypatch.setattr(app, "_address_towards", lambda remote, _: routes.get(remote))
+    monkeypatch.setattr(addresses, "_address_towards", lambda remote, _: routes.get(remote))
     return routes
 
 

@@ -176,7 +176,7 @@ def prepare(settings: Settings) -> int:
 
 def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -> int:
     """Print what a start needs and whether it is there; return exit status 1 if something is wrong."""
-    from halfway.app.serve.app import demand_guarded
+    from halfway.app.serve.addresses import demand_guarded
     from halfway.app.serve.backend import authorities, check_authorities
     from halfway.app.serve.process import configure, raise_limit
 

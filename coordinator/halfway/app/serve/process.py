@@ -9,7 +9,6 @@ none: with the default thresholds, that took a third of the CPU time of a batch.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gc
 import logging
 import os
@@ -127,6 +126,8 @@ class _SharedHandler(logging.StreamHandler[TextIO]):
         self._file = lock
 
     def emit(self, record: logging.LogRecord) -> None:
+        import fcntl  # not available on every platform
+
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
             super().emit(record)

@@ -24,10 +24,22 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from halfway.app.serve.app import demand_guarded, listeners_of, local_url, server_tls, warn_of_removed
+from halfway.app.serve.addresses import demand_guarded, listeners_of, local_url, server_tls
+from halfway.app.serve.app import warn_of_removed
 from halfway.app.serve.backend import STOP_S, check_authorities
 from halfway.app.serve.process import configure, log_start_failure
-from halfway.app.serve.worker import BEAT_S, FROM_WORKER, Alive, Assignment, Colleague, Failed, State, Stop, encoded
+from halfway.app.serve.worker import (
+    BEAT_S,
+    FROM_WORKER,
+    Alive,
+    Assignment,
+    Colleague,
+    Connections,
+    Failed,
+    State,
+    Stop,
+    encoded,
+)
 from halfway.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -126,7 +138,9 @@ class Supervisor:
         self._health: list[socket.socket] = []
         self._token = secrets.token_hex(32)
         self._credential = secrets.token_hex(32)
-        self._log_lock = os.memfd_create("halfway-log") if hasattr(os, "memfd_create") else None
+        if not hasattr(os, "memfd_create"):
+            raise ConfigurationError("HALFWAY_WORKERS: several workers run on Linux only: start as many instances")
+        self._shared = os.memfd_create("halfway")
         self._tasks = asyncio.TaskGroup()
         self._keepers: dict[int, asyncio.Task[int]] = {}
         """Each runs the worker of a number, and returns its last exit status."""
@@ -236,7 +250,7 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *sys.orig_argv[1:], "--worker", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *api, *health, *([] if self._log_lock is None else [self._log_lock])],
+                pass_fds=[theirs.fileno(), *api, *health, self._shared],
                 process_group=0,  # a Ctrl-C is for the supervisor
             )
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -250,7 +264,7 @@ class Supervisor:
                 port=port and port + PORTS_ABOVE + number,
                 token=self._token,
                 credential=self._credential,
-                log_lock=self._log_lock,
+                shared=self._shared,
             )
         )
         self._tasks.create_task(self._listen(child, reader))
@@ -264,6 +278,7 @@ class Supervisor:
         status = await child.process.wait()
         await child.silent.wait()  # its last message may say why
         child.close()
+        Connections(self._shared, child.number).publish(None)
         del self._children[child.number]
         self._tell_all()
         return status

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import mmap
 import os
 import re
 import socket
@@ -27,6 +28,7 @@ from prometheus_client.registry import Collector
 from pydantic import SecretStr
 from yarl import URL
 
+from halfway.app.settings import MAX_WORKERS
 from halfway.http.server.health_port import HealthPort
 from halfway.protocol.errors import ForbiddenError
 
@@ -64,8 +66,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assignment"):
     token: str
     credential: str
     """The credential between instances, for settings that give none."""
-    log_lock: int | None
-    """The descriptor of a file; a worker locks it while it writes to the log."""
+    shared: int
+    """The descriptor of a file in memory: it is locked while a line is logged, and has the counts of `Connections`."""
 
 
 class Colleague(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +116,29 @@ def encoded(message: msgspec.Struct) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
+class Connections:
+    """How many connections each worker has, in memory that all share; a worker leaves new ones to those with fewer.
+
+    Otherwise the worker that is first on the CPU takes most of them, and with connections that stay most of the load.
+    """
+
+    def __init__(self, shared: int, number: int) -> None:
+        """Map the memory, and show nothing of this worker yet."""
+        size = 4 * (MAX_WORKERS + 1)
+        os.ftruncate(shared, size)
+        self._counts = memoryview(mmap.mmap(shared, size)).cast("i")
+        self._number = number
+        self.publish(None)
+
+    def publish(self, count: int | None) -> None:
+        """Show the others how many connections this worker has; None: it accepts none."""
+        self._counts[self._number] = 0 if count is None else count + 1
+
+    def is_least(self, count: int) -> bool:
+        """Return whether no other worker that accepts has fewer connections."""
+        return not any(0 < other <= count for number, other in enumerate(self._counts) if number != self._number)
+
+
 # --- the worker
 
 
@@ -129,6 +154,7 @@ class Worker:
             raise TypeError(assignment)
         self.assignment = assignment
         self.number = assignment.number
+        self.connections = Connections(assignment.shared, assignment.number)
         self.state = State(started=False, workers=[], replaced={})
         self._session: aiohttp.ClientSession | None = None
 
@@ -150,8 +176,8 @@ class Worker:
         return found
 
     def tell(self, message: Alive | Failed) -> None:
-        with suppress(OSError):  # the supervisor is gone: `_read` ends this process
-            self._socket.sendall(encoded(message))
+        with suppress(OSError):  # the supervisor is gone, and `follow` ends this process; or it hangs
+            self._socket.send(encoded(message), socket.MSG_DONTWAIT)
 
     def follow(self, stop: Callable[[float], None]) -> None:
         """Follow the supervisor on a thread of its own; stop if it says so, and at once if it is gone."""

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import structlog
 from aiohttp import web
@@ -37,11 +37,23 @@ HANDSHAKE_S: Final = 5.0
 """The time limit of a handshake."""
 _SHUTDOWN_S: Final = 1.0
 """How long to wait for a client to confirm that its TLS connection is closed. Until then its descriptor is in use."""
+_YIELD_S: Final = 0.01
+"""How long to leave a connection to a process that has fewer, and may be busy."""
 _ACCEPT_AGAIN_S: Final = 0.5
 """How long to wait if no descriptor is free."""
 _BACKLOG: Final = 1024
 _MISSING_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 """The machine does not have the address, or its address family."""
+
+
+class Balance(Protocol):
+    """The numbers of connections of the processes that accept from the same sockets."""
+
+    def publish(self, count: int | None) -> None:
+        """Show the others how many this process has; None: it accepts none."""
+
+    def is_least(self, count: int) -> bool:
+        """Return whether no other process that accepts has fewer connections."""
 
 
 class Acceptor:
@@ -54,13 +66,17 @@ class Acceptor:
         *,
         most: int,
         demand_room: Callable[[asyncio.Protocol], bool],
+        count: Callable[[], int] = int,
         within_s: float = HANDSHAKE_S,
     ) -> None:
         """Store the factory of connections. Nothing is opened yet.
 
         At most `most` handshakes are under way; one more ends the oldest. `demand_room` is called with each new
-        connection; if it returns False, the oldest handshake is ended too.
+        connection; if it returns False, the oldest handshake is ended too. `count` returns the number of connections.
         """
+        self.balance: Balance | None = None
+        """What processes that share the port know of each other."""
+        self._count = count
         self._make = make
         self._context = context
         self._most = most
@@ -85,8 +101,14 @@ class Acceptor:
         self._listeners += listeners
         self.resume()
 
+    def publish(self) -> None:
+        """Show the other processes how many connections this one has."""
+        if self.balance is not None:
+            self.balance.publish(self._count())
+
     def resume(self) -> None:
         """Accept connections, as after `listen`."""
+        self.publish()
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             if listener not in self._paused:
@@ -94,6 +116,8 @@ class Acceptor:
 
     def pause(self) -> None:
         """Leave new connections to the other processes that accept from the same sockets, until `resume`."""
+        if self.balance is not None:
+            self.balance.publish(None)
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.remove_reader(listener)
@@ -121,15 +145,32 @@ class Acceptor:
 
     def _accept(self, listener: socket.socket) -> None:
         """Accept one connection per call, so that the event loop can do other work while many connections wait."""
+        if self.balance is None or self.balance.is_least(self._count()):
+            self._take(listener)
+        else:
+            self._rest(listener, _YIELD_S, self._take)
+
+    def _rest(self, listener: socket.socket, seconds: float, then: Callable[[socket.socket], None] | None) -> None:
+        """Accept nothing for a while, then go on."""
+        loop = asyncio.get_running_loop()
+
+        def go_on() -> None:
+            del self._paused[listener]
+            loop.add_reader(listener, self._accept, listener)
+            if then is not None:
+                then(listener)
+
+        loop.remove_reader(listener)
+        self._paused[listener] = loop.call_later(seconds, go_on)
+
+    def _take(self, listener: socket.socket) -> None:
         try:
             accepted, _ = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
             log.warning("connection_not_accepted", error=str(error))
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(listener)
-            self._paused[listener] = loop.call_later(_ACCEPT_AGAIN_S, loop.add_reader, listener, self._accept, listener)
+            self._rest(listener, _ACCEPT_AGAIN_S, None)
             return
         accepted.setblocking(False)
         self._start_handshake(accepted)
@@ -138,6 +179,7 @@ class Acceptor:
         connection = self._make()
         task = asyncio.create_task(self._handshake(accepted, connection))
         self._handshakes[connection] = task
+        self.publish()
 
         def close_if_unowned(task: asyncio.Task[None]) -> None:
             if self._handshakes.pop(connection, None) is not None or connection in self._ending or task.cancelled():
@@ -417,6 +459,7 @@ class _Server(web.Server):
             None if tls is None else tls.context,
             most=max_connections if tls is None else max(1, max_connections // _HANDSHAKE_SHARE),
             demand_room=self.demand_room,
+            count=self._count,
             within_s=handshake_s,
         )
         self._options = options
@@ -435,9 +478,16 @@ class _Server(web.Server):
         super().connection_made(handler, transport)
         self.acceptor.handshake_done(handler, transport)
 
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self.acceptor.publish()
+
+    def _count(self) -> int:
+        return len(self._connections) + len(self.acceptor)
+
     def demand_room(self, newcomer: asyncio.Protocol) -> bool:
         """Close a connection if there is one too many; return False if only the newcomer can be closed."""
-        if len(self._connections) + len(self.acceptor) <= self._max_connections:
+        if self._count() <= self._max_connections:
             return True
         oldest = [each for each in islice(self._connections, _IDLE_SEARCH) if isinstance(each, _Connection)]
         idle = next((each for each in oldest if each.idle and each is not newcomer), None)
@@ -515,7 +565,9 @@ class HttpServer:
         """Listen and return the port; 0 chooses a free one. Raise OSError if it is taken or not permitted."""
         return self.serve(await open_listeners(host, port), tls)
 
-    def serve(self, listeners: Sequence[socket.socket], tls: ServerTls | None = None) -> int:
+    def serve(
+        self, listeners: Sequence[socket.socket], tls: ServerTls | None = None, balance: Balance | None = None
+    ) -> int:
         """Accept the connections of these sockets, and return their port."""
         server = _Server(
             self._handler,
@@ -530,6 +582,7 @@ class HttpServer:
             auto_decompress=False,
             tcp_keepalive=True,
         )
+        server.acceptor.balance = balance
         server.acceptor.listen(listeners)
         self._server = server
         self.port = int(listeners[0].getsockname()[1])

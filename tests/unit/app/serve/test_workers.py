@@ -1,14 +1,29 @@
 """What several workers answer as one: health and metrics."""
 
 import json
+import os
+import socket
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from halfway.app.serve.supervisor import cpus, workers_of
-from halfway.app.serve.worker import merged_health, merged_metrics
+from halfway.app.serve.worker import (
+    TOKEN_HEADER,
+    Assignment,
+    Connections,
+    Worker,
+    encoded,
+    merged_health,
+    merged_metrics,
+)
 from halfway.app.settings import load
-from halfway.protocol.errors import ConfigurationError
+from halfway.embedded.broker import HOST
+from halfway.http.server.server import HttpServer, open_listeners
+from halfway.protocol.errors import ConfigurationError, ForbiddenError
+from tests.support.waiting import until_true
 
 WELL = json.dumps({"status": "ok", "reasons": [], "warnings": [], "not_acquired": []}).encode()
 STARTING = json.dumps({"status": "not_ready", "reasons": [{"check": "shards", "detail": "recovering"}]}).encode()
@@ -76,3 +91,74 @@ def test_a_wrong_number_of_workers_is_named_with_the_remedy(text: str) -> None:
         ConfigurationError, match=rf"HALFWAY_WORKERS is '{text}': it must be auto or a number from 1 to 64"
     ):
         load({"HALFWAY_WORKERS": text})
+
+
+def test_a_worker_leaves_connections_to_those_that_accept_and_have_fewer() -> None:
+    shared = os.memfd_create("test")
+    one, two = Connections(shared, 0), Connections(shared, 1)
+    assert one.is_least(7), "the other one accepts none yet"
+    two.publish(0)
+    assert one.is_least(0)
+    assert not one.is_least(1)
+    two.publish(3)
+    assert (one.is_least(3), one.is_least(4)) == (True, False)
+    two.publish(None)
+    assert one.is_least(4)
+    os.close(shared)
+
+
+async def test_processes_that_share_a_port_have_equally_many_connections() -> None:
+    """One that does not accept gets none meanwhile."""
+    shared = os.memfd_create("test")
+    listeners = await open_listeners(HOST, 0)
+    servers = [HttpServer(AsyncMock()) for _ in range(2)]
+    counts = [Connections(shared, number) for number in range(2)]
+    for server, own in zip(servers, counts, strict=True):
+        server.serve([one.dup() for one in listeners], balance=own)
+    clients: list[socket.socket] = []
+
+    def held() -> list[int]:
+        return [len(server._server.connections) for server in servers if server._server is not None]
+
+    async def connected(number: int) -> list[int]:
+        """Open so many connections, and return how many each server has once all are accepted."""
+        for _ in range(number):
+            clients.append(socket.create_connection((HOST, servers[0].port)))
+            await until_true(lambda: sum(held()) == len(clients), what="it is accepted")
+        return held()
+
+    try:
+        assert await connected(10) == [5, 5]
+        servers[0].accept(False)
+        assert await connected(4) == [5, 9]
+        servers[0].accept(True)
+        assert await connected(6) == [10, 10]
+    finally:
+        for one in (*clients, *listeners):
+            one.close()
+        for server in servers:
+            await server.stop()
+        os.close(shared)
+
+
+def test_pages_are_for_the_other_workers_only() -> None:
+    """Everybody on this machine can reach their port, and metrics may need a key."""
+    ours, theirs = socket.socketpair()
+    shared = os.memfd_create("test")
+    assigned = Assignment(number=1, api=[], health=[], port=0, token="t0ken", credential="c" * 32, shared=shared)
+    with ours:
+        ours.sendall(encoded(assigned))
+        worker = Worker(theirs.detach())
+        worker.demand_colleague(make_mocked_request("GET", "/metrics", {TOKEN_HEADER: "t0ken"}))
+        for headers in ({}, {TOKEN_HEADER: "another"}):
+            with pytest.raises(ForbiddenError):
+                worker.demand_colleague(make_mocked_request("GET", "/metrics", headers))
+        assert worker.url(None, 8181) is None
+        assert worker.url("https://[::1]:8080", 8181) == "https://[::1]:8181"
+        assert worker.url("http://host-a", 8181) == "http://host-a:8181"
+        given = load({"HALFWAY_PEER_CREDENTIAL": "the same on all hosts"})
+        assert worker.with_credential(given).peer_credentials == ("the same on all hosts",)
+        assert worker.with_credential(load({})).peer_credentials == ("c" * 32,)
+        worker._lines.close()
+        worker._socket.close()
+    os.close(shared)
