@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_269,
+    "lines of coordinator and adapters": 47_280,
     "files of coordinator and adapters": 207,
     "lines of halfway/protocol": 2_839,
-    "lines of halfway/coordinator": 9_030,
+    "lines of halfway/coordinator": 9_041,
     "lines of halfway/http": 5_961,
     "lines of halfway/app": 5_597,
     "lines of halfway/kafka": 10_140,
@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 70_804,
+    "lines of tests": 70_817,
     "lines of bench": 4_042,
     "bytes of pages": 204_800,
     "settings": 51,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -160,6 +160,7 @@ class CheckQueue:
         self.slot_at = 0
         self.slot_taken = 0
         self.slot_size = limits.check_queue
+        self.swept_at = 0
         self.breaker = Breaker(failures=limits.breaker_failures)
         self.overdue: str | None = None
         """The id whose check was offered first, of those that wait for a verdict, as far as offers have shown it."""
@@ -179,6 +180,14 @@ class CheckQueue:
         else:
             self.due.append((number, transaction_id))
         self.arrival.set()
+
+    def sweep(self, is_pending: Callable[[int, str], bool], now: int) -> None:
+        """Drop the checks of what is resolved, at most once a second: if nobody polls, nobody takes them out."""
+        if 0 <= now - self.swept_at < RETRY_MS:
+            return
+        self.swept_at = now
+        self.queued.difference_update(one for number, one in self.due if not is_pending(number, one))
+        self.due = deque(each for each in self.due if each[1] in self.queued)
 
     def defer(self, earliest: int) -> int:
         """Return when to offer a check again: as many per second as the queue holds, so that a backlog is cheap."""
@@ -278,6 +287,8 @@ class CheckDispatcher:
         queue = self.queue(entry.group)
         now = self._clock.now_ms()
         group = self._groups.find(entry.group)
+        if len(queue.due) >= self._limits.check_queue:
+            queue.sweep(lambda number, one: self.pending(number, one) is not None, now)
         if self.closed or (len(queue.due) >= self._limits.check_queue and not first):
             shard.agenda.put(entry.id, queue.defer(now + RETRY_MS))
         elif now < (leased_until := entry.leased_until or 0) <= now + round(self._limits.lease_s * 1000):

@@ -1,6 +1,7 @@
 """Checks that a group fetches: leases, waiting polls, and the callers that get a check."""
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from halfway.protocol.keys import MasterSecret
 from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
-from tests.support.service.world import QUICK, World
+from tests.support.service.world import LIMITS, QUICK, World
 
 
 async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
@@ -26,6 +27,18 @@ async def test_a_lease_that_passed_is_handed_out_again(world: World) -> None:
         attempts += [check.attempt for check in await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)]
     assert attempts == [1, 2, 3]
     assert await world.state(prepared.id) is State.PARKED
+
+
+async def test_more_checks_than_wait_at_once_are_given_up_if_nobody_fetches() -> None:
+    """What was parked makes room for the others, each of which may be fetched before it is parked."""
+    limits = replace(LIMITS, check_concurrency=1)
+    world = await World.start(limits=limits)
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = [(await world.prepare(group="puller")).id for _ in range(2 * limits.check_queue)]
+    for _ in range(60):
+        await world.scan(after_s=30)
+    assert {await world.state(each) for each in prepared} == {State.PARKED}
+    await world.stop()
 
 
 async def test_a_check_that_a_worker_has_is_not_handed_to_a_second_one(world: World) -> None:
