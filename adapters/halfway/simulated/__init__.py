@@ -1,12 +1,13 @@
 """A Kafka cluster in memory behind the client's own seam: halfway's Kafka adapter runs on it unchanged.
 
-`SimulatedKafka` makes clients with the methods of confluent-kafka's that halfway uses
-(`halfway.kafka.clients.seam`). Time comes from one clock, chance from one generator, and the cluster has no threads.
-`tests/contract/test_simulated_kafka.py` runs the same cases on it and on a real broker.
+A `SimulatedHost` makes clients with the methods of confluent-kafka's that halfway uses
+(`halfway.kafka.clients.seam`), and its network can be cut. Time comes from one clock, chance from one generator, and
+the cluster has no threads. `tests/contract/test_simulated_kafka.py` runs the same cases on it and on a real broker.
 
 Where it is simpler than a real cluster with librdkafka:
 
-- Requests take no time and are never lost, so nothing is in flight. An admin client's futures are done at once.
+- Requests take no time. They, or only their answers, are lost where a test cuts off a host, all of them until it
+  heals. An admin client's futures are done at once otherwise.
 - Properties of clients are not validated; statistics, logs, throttling and `error_cb` do not exist.
 - A fetch returns at once: `fetch.min.bytes`, `fetch.wait.max.ms` and the sizes of fetches and queues do not matter.
 - Leaders and replicas in sync change only where a test sets them, leader epochs do not exist, and a producer or
@@ -29,16 +30,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from halfway.simulated.admin import SimulatedAdmin
+from halfway.simulated.client import Host
 from halfway.simulated.cluster import Cluster
 from halfway.simulated.consumer import SimulatedConsumer
 from halfway.simulated.producer import SimulatedProducer
 from halfway.simulated.schedule import Clock, MachineClock
 
-__all__ = ["Clock", "MachineClock", "SimulatedKafka"]
+__all__ = ["Clock", "MachineClock", "SimulatedHost", "SimulatedKafka"]
 
 
-class SimulatedKafka(Cluster):
-    """One cluster, which lives while it is referenced. `Cluster` has its parameters, and what may be done to it."""
+class SimulatedHost(Host):
+    """Makes the clients of one process."""
 
     def producer(self, properties: Mapping[str, Any]) -> SimulatedProducer:
         return SimulatedProducer(self, properties)
@@ -48,3 +50,11 @@ class SimulatedKafka(Cluster):
 
     def admin(self, properties: Mapping[str, Any]) -> SimulatedAdmin:
         return SimulatedAdmin(self, properties)
+
+
+class SimulatedKafka(Cluster):
+    """One cluster, which lives while it is referenced. `Cluster` has its parameters, and what may be done to it."""
+
+    def host(self) -> SimulatedHost:
+        """Return what makes the clients of another process."""
+        return SimulatedHost(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -53,11 +54,17 @@ class SimulatedAdmin(Client):
         """Serve nothing: every request is answered at once."""
         return 0
 
-    def _answers(self, keys: Iterable[Key], answer: Callable[[Key], T]) -> dict[Key, Future[T]]:
+    def _answers(
+        self, keys: Iterable[Key], answer: Callable[[Key], T], request_timeout: float = 60
+    ) -> dict[Key, Future[T]]:
         futures: dict[Key, Future[T]] = {}
         with self._schedule:
             for key in keys:
                 future = futures[key] = Future[T]()
+                if self._host.is_cut:
+                    late = failure(KafkaError._TIMED_OUT)
+                    self._schedule.after(request_timeout, partial(_fail, future, late))
+                    continue
                 try:
                     future.set_result(answer(key))
                 except RefusedError as refused:
@@ -75,20 +82,20 @@ class SimulatedAdmin(Client):
             dry = bool(options.get("validate_only"))
             self._cluster.create(name, new.num_partitions, new.replication_factor, new.config or {}, dry=dry)
 
-        return self._answers(by_name, create)
+        return self._answers(by_name, create, _timeout(options))
 
-    def delete_topics(self, topics: Sequence[str], **_options: Any) -> dict[str, Future[None]]:
+    def delete_topics(self, topics: Sequence[str], **options: Any) -> dict[str, Future[None]]:
         """Delete topics."""
-        return self._answers(topics, self._cluster.delete)
+        return self._answers(topics, self._cluster.delete, _timeout(options))
 
-    def create_partitions(self, new_partitions: Sequence[NewPartitions], **_options: Any) -> dict[str, Future[None]]:
+    def create_partitions(self, new_partitions: Sequence[NewPartitions], **options: Any) -> dict[str, Future[None]]:
         """Add partitions."""
         counts = {new.topic: new.new_total_count for new in new_partitions}
-        return self._answers(counts, lambda name: self._cluster.grow(name, counts[name]))
+        return self._answers(counts, lambda name: self._cluster.grow(name, counts[name]), _timeout(options))
 
-    def describe_topics(self, topics: TopicCollection, **_options: Any) -> dict[str, Future[TopicDescription]]:
+    def describe_topics(self, topics: TopicCollection, **options: Any) -> dict[str, Future[TopicDescription]]:
         """Describe topics, with the operations that are allowed."""
-        return self._answers(topics.topic_names, self._describe)
+        return self._answers(topics.topic_names, self._describe, _timeout(options))
 
     def _describe(self, name: str) -> TopicDescription:
         topic = self._cluster.topic(name)
@@ -114,10 +121,10 @@ class SimulatedAdmin(Client):
     # --- settings
 
     def describe_configs(
-        self, resources: Sequence[ConfigResource], **_options: Any
+        self, resources: Sequence[ConfigResource], **options: Any
     ) -> dict[ConfigResource, Future[Mapping[str, Any]]]:
         """Return the settings of topics and brokers."""
-        return self._answers(resources, self._settings)
+        return self._answers(resources, self._settings, _timeout(options))
 
     def _settings(self, resource: ConfigResource) -> Mapping[str, Any]:
         if resource.restype == ResourceType.TOPIC:
@@ -129,10 +136,10 @@ class SimulatedAdmin(Client):
         return {name: ConfigEntry(name, value) for name, value in settings.items()}
 
     def incremental_alter_configs(
-        self, resources: Sequence[ConfigResource], **_options: Any
+        self, resources: Sequence[ConfigResource], **options: Any
     ) -> dict[ConfigResource, Future[None]]:
         """Set settings of topics."""
-        return self._answers(resources, self._alter)
+        return self._answers(resources, self._alter, _timeout(options))
 
     def _alter(self, resource: ConfigResource) -> None:
         changes = {entry.name: entry.value or "" for entry in resource.incremental_configs}
@@ -147,7 +154,7 @@ class SimulatedAdmin(Client):
         topic_partition_offsets: Mapping[TopicPartition, OffsetSpec],
         *,
         isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
-        request_timeout: float = -1,
+        request_timeout: float = 60,
     ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         """Return first or last offsets."""
 
@@ -161,21 +168,21 @@ class SimulatedAdmin(Client):
             latest = isinstance(topic_partition_offsets[place], _LATEST)
             return ListOffsetsResultInfo(end if latest else partition.start, -1, -1)
 
-        return self._answers(topic_partition_offsets, offset)
+        return self._answers(topic_partition_offsets, offset, request_timeout)
 
-    def delete_records(self, topic_partition_offsets: Sequence[TopicPartition], **_options: Any) -> dict[Any, Any]:
+    def delete_records(self, topic_partition_offsets: Sequence[TopicPartition], **options: Any) -> dict[Any, Any]:
         """Delete the records before offsets."""
 
         def delete(place: TopicPartition) -> None:
             self._cluster.led((place.topic, place.partition), "Delete").delete_before(place.offset)
 
-        return self._answers(topic_partition_offsets, delete)
+        return self._answers(topic_partition_offsets, delete, _timeout(options))
 
     def describe_consumer_groups(
-        self, group_ids: Sequence[str], **_options: Any
+        self, group_ids: Sequence[str], **options: Any
     ) -> dict[str, Future[ConsumerGroupDescription]]:
         """Describe groups; one that nobody has used is dead."""
-        return self._answers(group_ids, self._describe_group)
+        return self._answers(group_ids, self._describe_group, _timeout(options))
 
     def _describe_group(self, name: str) -> ConsumerGroupDescription:
         self._cluster.require("Describe", "group", name, KafkaError.GROUP_AUTHORIZATION_FAILED)
@@ -201,3 +208,12 @@ class SimulatedAdmin(Client):
 
 def _node(number: int) -> Node:
     return Node(number, HOST, PORT)
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _timeout(options: Mapping[str, Any]) -> float:
+    return float(options.get("request_timeout", 60))

@@ -20,8 +20,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from halfway.simulated.client import Client, failure
-from halfway.simulated.cluster import SESSION_TIMEOUTS_MS, Cluster
+from halfway.simulated.client import Client, Host, failure
+from halfway.simulated.cluster import SESSION_TIMEOUTS_MS
 from halfway.simulated.groups import Group, Member, Step
 from halfway.simulated.log import APPEND_TIME, CREATE_TIME, Partition, Place, Record, RefusedError
 
@@ -45,9 +45,9 @@ class _Fetch:
 class SimulatedConsumer(Client):
     """The methods of `confluent_kafka.Consumer` that halfway and its tests use, with the same errors."""
 
-    def __init__(self, cluster: Cluster, properties: Mapping[str, Any]) -> None:
+    def __init__(self, host: Host, properties: Mapping[str, Any]) -> None:
         """Connect; nothing is fetched before it is assigned."""
-        super().__init__(cluster, properties)
+        super().__init__(host, properties)
         self._group_id = str(properties.get("group.id", ""))
         self._committed_only = properties.get("isolation.level", "read_committed") == "read_committed"
         self._reset = str(properties.get("auto.offset.reset", "latest"))
@@ -55,7 +55,6 @@ class SimulatedConsumer(Client):
         self._fetches: dict[Place, _Fetch] = {}
         self._ready: deque[Message] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._member: Member | None = None
         self._topics: tuple[str, ...] = ()
         self._callbacks: dict[str, OnRebalance | None] = {}
         self._has_assigned = False
@@ -195,15 +194,16 @@ class SimulatedConsumer(Client):
             return True
         if self._calls:
             return self._calls.popleft()
-        if self._member is not None:
-            step = self._cluster.groups[self._group_id].step(self._member)
+        if self.member is not None and (self.member.expelled or not self._host.is_cut):
+            step = self._cluster.groups[self._group_id].step(self.member)
             if step is not None:
-                return partial(self._rebalance, self._member, step)
+                return partial(self._rebalance, self.member, step)
         if self._refusal is not None:
             code, self._refusal = self._refusal, None
             self._ready.append(Message(error=KafkaError(code)))
             return True
-        self._fetch()
+        if not self._host.is_cut:
+            self._fetch()
         return True if self._ready else None
 
     # --- membership
@@ -222,8 +222,7 @@ class SimulatedConsumer(Client):
             self._join()
 
     def _join(self) -> None:
-        session_ms = self._number("session.timeout.ms", 45_000)
-        if not SESSION_TIMEOUTS_MS[0] <= session_ms <= SESSION_TIMEOUTS_MS[1]:
+        if not SESSION_TIMEOUTS_MS[0] <= self.session_s * 1000 <= SESSION_TIMEOUTS_MS[1]:
             self._refusal = KafkaError.INVALID_SESSION_TIMEOUT
             return
         try:
@@ -232,19 +231,23 @@ class SimulatedConsumer(Client):
             self._refusal = refused.code
             return
         name = f"{self._properties.get('client.id', 'rdkafka')}-{self._cluster.random.getrandbits(64):016x}"
-        self._member = Member(
+        self.member = Member(
             id=name,
             client=str(self._properties.get("client.id", "rdkafka")),
             topics=self._topics,
             condition=self._condition,
         )
-        group.join(self._member)
+        group.join(self.member)
+
+    def end_session(self) -> None:
+        if self.member is not None and not self.member.expelled:
+            self._cluster.groups[self._group_id].expel(self.member)
 
     def unsubscribe(self) -> None:
         """Leave the group; the next poll gives the partitions back."""
         with self._schedule:
-            if self._member is not None:
-                self._member.leaving = True
+            if self.member is not None:
+                self.member.leaving = True
                 self._condition.notify_all()
 
     def _rebalance(self, member: Member, step: Step) -> None:
@@ -266,7 +269,7 @@ class SimulatedConsumer(Client):
             group: Group = self._cluster.groups[self._group_id]
             if member.leaving or member.expelled:
                 expelled = member.expelled and not member.leaving
-                self._member = None
+                self.member = None
                 group.leave(member)
                 if expelled:
                     self._join()
@@ -274,10 +277,10 @@ class SimulatedConsumer(Client):
                 group.released(member, step.places)
 
     def close(self) -> None:
-        """Give the partitions back, and leave the group."""
+        """Give the partitions back, and leave the group, which does not hear of it if the host is cut off."""
         self.unsubscribe()
-        if self._member is not None:
-            self._rebalance(self._member, Step("revoke", frozenset(self._member.owned)))
+        if self.member is not None:
+            self._rebalance(self.member, Step("revoke", frozenset(self.member.owned)))
         with self._schedule:
             self._drop(list(self._fetches))
 
@@ -286,10 +289,12 @@ class SimulatedConsumer(Client):
     def commit(self, *, offsets: Sequence[TopicPartition], asynchronous: bool) -> Any:
         """Commit offsets; an asynchronous commit is answered in a later poll."""
         with self._schedule:
+            if self._host.is_cut:
+                return self._answer_late(offsets)
             error: KafkaError | None = None
             try:
                 group = self._cluster.group(self._group_id)
-                if group.members and self._member not in group.members:
+                if group.members and self.member not in group.members:
                     raise RefusedError(KafkaError.UNKNOWN_MEMBER_ID)  # noqa: TRY301
                 group.offsets |= {(one.topic, one.partition): (one.offset, one.metadata or "") for one in offsets}
             except RefusedError as refused:
@@ -298,15 +303,25 @@ class SimulatedConsumer(Client):
                 if error is not None:
                     raise KafkaException(error)
                 return list(offsets)
-            on_commit = self._properties.get("on_commit")
-            if on_commit is not None:
-                self._calls.append(partial(on_commit, error, list(offsets)))
-            self._condition.notify_all()
+            self._answer(error, offsets)
             return None
+
+    def _answer(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
+        on_commit = self._properties.get("on_commit")
+        if on_commit is not None:
+            self._calls.append(partial(on_commit, error, list(offsets)))
+        self._condition.notify_all()
+
+    def _answer_late(self, offsets: Sequence[TopicPartition]) -> None:
+        """Commit nothing, and say so once the request has timed out."""
+        error = KafkaError(KafkaError._TIMED_OUT)
+        timeout_s = self._number("socket.timeout.ms", 60_000) / 1000
+        self._schedule.after(timeout_s, partial(self._answer, error, list(offsets)))
 
     def committed(self, partitions: Sequence[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return the committed offsets with their metadata, OFFSET_INVALID for a partition without one."""
         with self._schedule:
+            self._reach(timeout)
             try:
                 offsets = self._cluster.group(self._group_id).offsets
             except RefusedError as refused:
@@ -328,6 +343,7 @@ class SimulatedConsumer(Client):
     def offsets_for_times(self, partitions: Sequence[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         """Return the first offset since a time (ms), OFFSET_END if there is none; the times are in `offset`."""
         with self._schedule:
+            self._reach(timeout)
             return [TopicPartition(one.topic, one.partition, self._offset_at(one)) for one in partitions]
 
     def _offset_at(self, asked: TopicPartition) -> int:
@@ -342,6 +358,7 @@ class SimulatedConsumer(Client):
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float = -1) -> tuple[int, int]:
         """Return the first offset and the end, which is the LSO for a reader of committed records."""
         with self._schedule:
+            self._reach(timeout)
             found = self._led((partition.topic, partition.partition), "watermark offsets")
             return found.start, self._limit(found)
 

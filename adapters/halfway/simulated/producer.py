@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from halfway.protocol.ids import partition_for_key
-from halfway.simulated.client import Client, failure
-from halfway.simulated.cluster import MAX_TRANSACTION_TIMEOUT_MS, Cluster
+from halfway.simulated.client import Client, Host, failure
+from halfway.simulated.cluster import MAX_TRANSACTION_TIMEOUT_MS
 from halfway.simulated.log import APPEND_TIME, CREATE_TIME, Batch, Headers, NewRecord, Place, RefusedError
 
 Report = Callable[[KafkaError | None, Message], None]
@@ -55,14 +55,16 @@ class _Queued:
     until: float
     unknown_until: float
     """Until when its topic may be unknown."""
+    sent: int | None = None
+    """The first sequence of the batch that it may have been appended with: the answer was lost."""
 
 
 class SimulatedProducer(Client):
     """The methods of `confluent_kafka.Producer` that halfway and its tests use, with the same errors."""
 
-    def __init__(self, cluster: Cluster, properties: Mapping[str, Any]) -> None:
+    def __init__(self, host: Host, properties: Mapping[str, Any]) -> None:
         """Connect; a producer without a transactional id gets its producer id at once."""
-        super().__init__(cluster, properties)
+        super().__init__(host, properties)
         self._id: str | None = properties.get("transactional.id")
         self._timeout_s = self._number("message.timeout.ms", 60_000 if self._id else 300_000) / 1000
         self._linger_s = self._number("linger.ms", 5) / 1000
@@ -79,8 +81,10 @@ class SimulatedProducer(Client):
         self._fatal: KafkaError | None = None
         self._abortable: KafkaError | None = None
         self._is_pumping_later = False
+        self._needs_epoch = False
+        """Sequences have a gap: nothing can be sent with this epoch any more."""
         with self._schedule:
-            self._producer, self._epoch = (-1, -1) if self._id else cluster.transactions.new_producer()
+            self._producer, self._epoch = (-1, -1) if self._id else self._cluster.transactions.new_producer()
 
     def __len__(self) -> int:
         """Return the records that wait and the events that were not served."""
@@ -159,6 +163,10 @@ class SimulatedProducer(Client):
 
     # --- sending, with the lock
 
+    def wake(self) -> None:
+        self._pump()
+        super().wake()
+
     def _pump_later(self, seconds: float) -> None:
         if not self._is_pumping_later:
             self._is_pumping_later = True
@@ -173,16 +181,29 @@ class SimulatedProducer(Client):
         now = self._schedule.clock.monotonic()
         self._house(now)
         for place, queue in list(self._queue.items()):
-            while queue and self._fatal is None and self._send_batch(place, queue):
+            while queue and self._may_send(queue[0]) and self._send_batch(place, queue):
                 pass
             while queue and queue[0].until <= now:
-                self._fail([queue.popleft()], KafkaError(KafkaError._MSG_TIMED_OUT))
+                self._fail(self._take_batch(queue), KafkaError(KafkaError._MSG_TIMED_OUT))
             if not queue:
                 self._queue.pop(place, None)
         if self._fatal is not None:
             self._drop_all(KafkaError._PURGE_QUEUE if self._id else KafkaError._FATAL)
         elif self._count:
             self._pump_later(_RETRY_S)
+
+    def _may_send(self, first: _Queued) -> bool:
+        """Return whether a record can be sent; after a gap that is with another epoch, once no other is in doubt."""
+        if self._fatal is not None or self._host.loses_requests:
+            return False
+        if not self._needs_epoch or first.sent is not None:
+            return True
+        if self._id is not None or any(queue and queue[0].sent is not None for queue in self._queue.values()):
+            return False
+        self._producer, self._epoch = self._cluster.transactions.new_producer()
+        self._sequences.clear()
+        self._needs_epoch = False
+        return True
 
     def _house(self, now: float) -> None:
         """Find the partitions of records whose topics are known by now."""
@@ -202,13 +223,12 @@ class SimulatedProducer(Client):
 
     def _send_batch(self, place: Place, queue: deque[_Queued]) -> bool:
         """Send the first records of a partition together; return whether they are done with."""
-        size, count = 0.0, 0
+        size, sent = 0.0, list[_Queued]()
         for queued in queue:
             size += queued.record.size
-            if count == _BATCH_RECORDS or (count and size > self._most_bytes):
+            if len(sent) == _BATCH_RECORDS or (sent and size > self._most_bytes) or queued.sent != queue[0].sent:
                 break
-            count += 1
-        sent = [queue[number] for number in range(count)]
+            sent.append(queued)
         batch = Batch(
             records=[queued.record for queued in sent],
             producer=self._producer,
@@ -223,12 +243,24 @@ class SimulatedProducer(Client):
                 self._added.add(place)
             base = self._cluster.append(place, batch, self._id)
         except RefusedError as refused:
-            return self._take_refusal(refused.code, queue, sent)
-        self._sequences[place] = (batch.sequence + count) % _SEQUENCES
+            return not self._host.loses_answers and self._take_refusal(refused.code, queue, sent)
+        if self._host.loses_answers:
+            for queued in sent:
+                queued.sent = batch.sequence
+            return False
+        self._sequences[place] = (batch.sequence + len(sent)) % _SEQUENCES
         for number, queued in enumerate(sent):
             queue.popleft()
             self._report(queued, None, base + number, place[1])
         return True
+
+    @staticmethod
+    def _take_batch(queue: deque[_Queued]) -> list[_Queued]:
+        """Take the first record, and those that it may have been appended with."""
+        taken = [queue.popleft()]
+        while queue and queue[0].sent is not None and queue[0].sent == taken[0].sent:
+            taken.append(queue.popleft())
+        return taken
 
     def _take_refusal(self, code: int, queue: deque[_Queued], sent: list[_Queued]) -> bool:
         now = self._schedule.clock.monotonic()
@@ -262,6 +294,7 @@ class SimulatedProducer(Client):
 
     def _fail(self, records: list[_Queued], error: KafkaError) -> None:
         for queued in records:
+            self._needs_epoch = self._needs_epoch or queued.sent is not None
             self._report(queued, error, None, queued.partition)
         if self._id is not None and self._state == "begun" and self._abortable is None:
             reason = f"{len(records)} message(s) failed delivery (see individual delivery reports)"
@@ -278,6 +311,7 @@ class SimulatedProducer(Client):
         self._homeless.clear()
         self._queue.clear()
         for queued in dropped:
+            self._needs_epoch = self._needs_epoch or queued.sent is not None
             self._report(queued, KafkaError(code), None, queued.partition)
 
     # --- events
@@ -334,6 +368,8 @@ class SimulatedProducer(Client):
 
         def attempt() -> bool | None:
             nonlocal code
+            if self._host.loses_requests:
+                return None
             try:
                 request()
             except RefusedError as refused:
@@ -345,7 +381,7 @@ class SimulatedProducer(Client):
                 elif code == KafkaError.CONCURRENT_TRANSACTIONS:
                     self._schedule.after(_RETRY_S, self._condition.notify_all)
                     return None
-            return True
+            return None if self._host.loses_answers else True
 
         if self._schedule.wait(self._condition, timeout, attempt) is None:
             raise failure(code, retriable=True)
@@ -356,17 +392,18 @@ class SimulatedProducer(Client):
         """Fence the id's former users, and begin with the next epoch."""
         with self._schedule:
             self._demand_state("new")
-            name = self._id or ""
-
-            def initialise() -> None:
-                self._cluster.require_transactional_id(name)
-                timeout_ms = round(self._number("transaction.timeout.ms", 60_000))
-                if timeout_ms > MAX_TRANSACTION_TIMEOUT_MS:
-                    raise RefusedError(KafkaError.INVALID_TRANSACTION_TIMEOUT)
-                self._producer, self._epoch = self._cluster.transactions.initialise(name, timeout_ms)
-
-            self._repeat(initialise, timeout)
+            self._repeat(self._initialise, timeout)
             self._state = "ready"
+
+    def _initialise(self) -> None:
+        name = self._id or ""
+        self._cluster.require_transactional_id(name)
+        timeout_ms = round(self._number("transaction.timeout.ms", 60_000))
+        if timeout_ms > MAX_TRANSACTION_TIMEOUT_MS:
+            raise RefusedError(KafkaError.INVALID_TRANSACTION_TIMEOUT)
+        self._producer, self._epoch = self._cluster.transactions.initialise(name, timeout_ms)
+        self._sequences.clear()
+        self._needs_epoch = False
 
     def begin_transaction(self) -> None:
         """Begin locally; the coordinator learns of it with the first record."""
@@ -407,6 +444,8 @@ class SimulatedProducer(Client):
                 self._cluster.transactions.end(name, self._producer, self._epoch, commit=commit)
 
             self._repeat(end, timeout)
+        if self._needs_epoch:
+            self._repeat(self._initialise, timeout)
         self._state, self._abortable = "ready", None
 
 

@@ -35,8 +35,8 @@ DECODE: Final[Mapping[str, Callable[[bytes | None], Half | Op | Parked]]] = {
 
 def simulated(seed: int) -> Clients:
     """Return what makes clients of a new simulated broker."""
-    kafka = SimulatedKafka(seed=seed)
-    return Clients(producer=kafka.producer, consumer=kafka.consumer, admin=kafka.admin)
+    host = SimulatedKafka(seed=seed).host()
+    return Clients(producer=host.producer, consumer=host.consumer, admin=host.admin)
 
 
 def new_config(bootstrap_servers: str, clients: Clients) -> KafkaConfig:

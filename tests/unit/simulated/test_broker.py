@@ -39,8 +39,9 @@ class Bench:
     def __init__(self, *, seed: int = 1, brokers: int = 1, **settings: str) -> None:
         self.clock = VirtualClock()
         self.kafka = SimulatedKafka(clock=self.clock, seed=seed, brokers=brokers)
+        self.host = self.kafka.host()
         config = {name.replace("_", "."): value for name, value in settings.items()}
-        [created] = self.kafka.admin({}).create_topics([NewTopic("t", 1, brokers, config=config)]).values()
+        [created] = self.host.admin({}).create_topics([NewTopic("t", 1, brokers, config=config)]).values()
         created.result(0)
 
     @property
@@ -53,7 +54,7 @@ class Bench:
         """Append records, in a transaction of their own if there is an id; return offsets or codes of errors."""
         results: list[Any] = []
         given = {} if transactional_id is None else {"transactional.id": transactional_id}
-        producer = self.kafka.producer({"linger.ms": 0, "message.timeout.ms": 1_000, **given})
+        producer = self.host.producer({"linger.ms": 0, "message.timeout.ms": 1_000, **given})
         if transactional_id is not None:
             producer.init_transactions(10)
             producer.begin_transaction()
@@ -68,7 +69,7 @@ class Bench:
         return results
 
     def read(self, **properties: str) -> list[tuple[int, bytes | None, bytes | None]]:
-        consumer = self.kafka.consumer({"auto.offset.reset": "earliest", **properties})
+        consumer = self.host.consumer({"auto.offset.reset": "earliest", **properties})
         consumer.assign([TopicPartition("t", 0, 0)])
         return [(one.offset() or 0, one.key(), one.value()) for one in consumer.consume(100, 0.1)]
 
@@ -106,7 +107,7 @@ def test_compaction_leaves_out_what_was_aborted_and_stops_before_what_is_young_o
     assert len(bench.read()) == 2, "the first one is too young"
     bench.clean(after_s=120)
     assert bench.read() == [(1, b"a", b"2")]
-    producer = bench.kafka.producer({"transactional.id": "x", "linger.ms": 0})
+    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.produce("t", b"open", b"a", 0)
@@ -133,7 +134,7 @@ def test_old_segments_are_deleted_by_time_and_move_the_log_start() -> None:
 
 def test_a_partition_below_its_least_replicas_takes_neither_records_nor_markers() -> None:
     bench = Bench(brokers=3, min_insync_replicas="2")
-    producer = bench.kafka.producer({"transactional.id": "x", "linger.ms": 0})
+    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
     producer.init_transactions(10)
     producer.begin_transaction()
     producer.produce("t", b"v", b"k", 0)
@@ -141,7 +142,7 @@ def test_a_partition_below_its_least_replicas_takes_neither_records_nor_markers(
     assert bench.write((b"k", b"late")) == [KafkaError._MSG_TIMED_OUT]
     producer.commit_transaction(10)
     assert bench.partition.stable == 0, "the marker cannot be written"
-    other = bench.kafka.producer({"transactional.id": "x"})
+    other = bench.host.producer({"transactional.id": "x"})
     assert code_of(lambda: other.init_transactions(1)) == KafkaError.CONCURRENT_TRANSACTIONS
     bench.partition.isr = (1, 2)
     other.init_transactions(1)
@@ -154,11 +155,11 @@ def test_a_partition_below_its_least_replicas_takes_neither_records_nor_markers(
 def test_a_log_that_loses_its_end_forgets_markers_and_sequences() -> None:
     """Its readers begin again, and a producer that knows better fails for good."""
     bench = Bench()
-    plain = bench.kafka.producer({"linger.ms": 0})
+    plain = bench.host.producer({"linger.ms": 0})
     for _ in range(2):
         plain.produce("t", b"plain", b"k", 0)
     bench.write((b"k", b"transaction"), transactional_id="x")
-    consumer = bench.kafka.consumer({"auto.offset.reset": "earliest"})
+    consumer = bench.host.consumer({"auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition("t", 0, 0)])
     assert len(consumer.consume(10, 0.1)) == 3
     with bench.kafka.schedule:
@@ -174,13 +175,99 @@ def test_a_log_that_loses_its_end_forgets_markers_and_sequences() -> None:
 
 def test_a_repeated_batch_is_acknowledged_and_not_appended_again() -> None:
     bench = Bench()
-    producer = bench.kafka.producer({"linger.ms": 0})
+    producer = bench.host.producer({"linger.ms": 0})
     producer.produce("t", b"v", b"k", 0)
     producer._sequences.clear()  # as after a lost answer
     offsets: list[int | None] = []
     producer.produce("t", b"v", b"k", 0, on_delivery=lambda _, one: offsets.append(one.offset()))
     producer.flush(1)
     assert (offsets, bench.partition.end) == ([0], 1)
+
+
+def produced(bench: Bench, producer: Any, value: bytes) -> list[int | None]:
+    """Produce a record and give it up to two seconds; return its offset, or the code of its error."""
+    results: list[int | None] = []
+    producer.produce("t", value, b"k", 0, lambda error, one: results.append(error.code() if error else one.offset()))
+    producer.flush(2)
+    return results
+
+
+def test_a_host_that_is_cut_off_sends_nothing_until_it_heals() -> None:
+    bench = Bench()
+    producer = bench.host.producer({"linger.ms": 0, "message.timeout.ms": 10_000})
+    bench.host.cut()
+    assert produced(bench, producer, b"late") == []
+    assert (len(producer), bench.partition.end) == (1, 0)
+    admin, consumer = bench.host.admin({}), bench.host.consumer({})
+    assert code_of(lambda: admin.list_topics(timeout=1)) == KafkaError._TIMED_OUT
+    assert code_of(lambda: consumer.committed([TopicPartition("t", 0)], timeout=1)) == KafkaError._TIMED_OUT
+    [described] = admin.describe_consumer_groups(["g"], request_timeout=3).values()
+    assert not described.done()
+    producer.poll(4)
+    assert code_of(lambda: described.result(0)) == KafkaError._TIMED_OUT
+    bench.host.heal()
+    assert producer.flush(1) == 0
+    assert [value for *_, value in bench.read()] == [b"late"]
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_record_whose_answer_is_lost_is_appended_once(*, heals: bool) -> None:
+    """If it times out nobody knows, and the records behind it are still appended."""
+    bench = Bench()
+    producer = bench.host.producer({"linger.ms": 0, "message.timeout.ms": 3_000})
+    bench.host.cut(answers_only=True)
+    results: list[int | None] = []
+    producer.produce("t", b"1", b"k", 0, lambda error, one: results.append(error.code() if error else one.offset()))
+    assert producer.flush(1) == 1
+    producer.produce("t", b"2", b"k", 0)
+    if heals:
+        bench.host.heal()
+    producer.flush(5)
+    assert results == [0 if heals else KafkaError._MSG_TIMED_OUT]
+    bench.host.heal()
+    producer.flush(5)
+    assert [value for *_, value in bench.read()] == [b"1", b"2"]
+
+
+def test_a_commit_whose_answer_is_lost_stands() -> None:
+    bench = Bench()
+    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
+    producer.init_transactions(1)
+    producer.begin_transaction()
+    assert produced(bench, producer, b"v") == [0]
+    bench.host.cut(answers_only=True)
+    assert code_of(lambda: producer.commit_transaction(1)) == KafkaError._TIMED_OUT
+    other = bench.kafka.host().producer({"transactional.id": "x"})
+    other.init_transactions(1)
+    assert [(one.value, one.aborted, one.control) for one in bench.partition.records] == [
+        (b"v", False, None),
+        (None, False, "commit"),
+    ]
+    bench.host.heal()
+    assert code_of(lambda: producer.commit_transaction(1)) == KafkaError._FENCED
+
+
+def test_a_member_that_is_cut_off_loses_its_partitions_after_its_session() -> None:
+    bench = Bench()
+    events: list[str] = []
+    hosts = {name: bench.kafka.host() for name in ("a", "b")}
+    consumers = {name: host.consumer({"group.id": "g", "session.timeout.ms": 6_000}) for name, host in hosts.items()}
+
+    def note(event: str) -> Callable[[Any, list[TopicPartition]], None]:
+        return lambda _, partitions: events.append(event) if partitions else None
+
+    for name, consumer in consumers.items():
+        consumer.subscribe(
+            ["t"], on_assign=note(f"{name} has it"), on_revoke=note(f"{name} gave it"), on_lost=note(f"{name} lost it")
+        )
+        consumer.poll(0)
+    hosts["a"].cut()
+    consumers["b"].poll(5)
+    assert events == ["a has it"]
+    consumers["b"].poll(2)
+    consumers["a"].poll(0)
+    assert events == ["a has it", "b has it", "a lost it"]
+    assert [one for one in bench.kafka.groups["g"].members if one.owned]
 
 
 @pytest.mark.parametrize(
@@ -194,12 +281,12 @@ def test_a_repeated_batch_is_acknowledged_and_not_appended_again() -> None:
         ),
         (
             ("Describe", "topic", "t"),
-            lambda one: code_of(lambda: one.kafka.consumer({}).get_watermark_offsets(TopicPartition("t", 0))),
+            lambda one: code_of(lambda: one.host.consumer({}).get_watermark_offsets(TopicPartition("t", 0))),
             KafkaError.TOPIC_AUTHORIZATION_FAILED,
         ),
         (
             ("Read", "group", "g"),
-            lambda one: code_of(lambda: one.kafka.consumer({"group.id": "g"}).committed([TopicPartition("t", 0)])),
+            lambda one: code_of(lambda: one.host.consumer({"group.id": "g"}).committed([TopicPartition("t", 0)])),
             KafkaError.GROUP_AUTHORIZATION_FAILED,
         ),
     ],
@@ -213,7 +300,7 @@ def test_what_is_denied_is_refused(denied: tuple[str, str, str], call: Callable[
 def test_a_partition_that_may_not_be_read_gives_one_error() -> None:
     bench = Bench()
     bench.kafka.denied.add(("Read", "topic", "t"))
-    consumer = bench.kafka.consumer({})
+    consumer = bench.host.consumer({})
     consumer.assign([TopicPartition("t", 0, 0)])
     errors = [one.error() for one in consumer.consume(10, 1)]
     assert [error.code() for error in errors if error is not None] == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
@@ -222,7 +309,7 @@ def test_a_partition_that_may_not_be_read_gives_one_error() -> None:
 def test_a_member_whose_session_has_ended_learns_it_and_joins_again() -> None:
     bench = Bench()
     events: list[str] = []
-    consumer = bench.kafka.consumer({"group.id": "g"})
+    consumer = bench.host.consumer({"group.id": "g"})
 
     def note(what: str) -> Callable[[Any, list[TopicPartition]], None]:
         return lambda _, partitions: events.append(f"{what} {[one.partition for one in partitions]}")
@@ -243,8 +330,8 @@ def test_the_same_seed_and_the_same_steps_give_the_same_run() -> None:
 
     def run(seed: int) -> list[object]:
         bench = Bench(seed=seed)
-        bench.kafka.admin({}).create_topics([NewTopic("many", 8, 1)])
-        producer = bench.kafka.producer({"transactional.id": "x", "linger.ms": 0})
+        bench.host.admin({}).create_topics([NewTopic("many", 8, 1)])
+        producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
         producer.init_transactions(10)
         producer.begin_transaction()
         places: list[int | None] = []
