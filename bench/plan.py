@@ -44,7 +44,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     callers: int
     shape: Shape = "single"
     streams: int = 1
-    """The streams that callers share, each with others."""
+    """The streams, or clients, that callers share, each with others."""
     batch: int = 100
     groups: tuple[str, ...] = (GROUP,)
     """The groups of the transactions, in turn."""

@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     instances: int = 1
     workers: int = 1
     streams: int = 1
-    """The streams that the callers share."""
+    """The streams, or clients, that the callers share."""
     aim: Literal["owner", "turn", "direct", "other"] | None = None
     against: str = ""
     """The row whose CPU its own is divided by."""
@@ -102,6 +102,8 @@ SETS: Final[dict[str, tuple[Scenario, ...]]] = {
         Scenario(name="2 batch-100", callers=8, shape="batch", workers=2, against="1 batch-100"),
         Scenario(name="1 stream-256", callers=256, shape="stream", streams=4),
         Scenario(name="2 stream-256", callers=256, shape="stream", streams=4, workers=2, against="1 stream-256"),
+        Scenario(name="1 client-256", callers=256, shape="client", streams=4),
+        Scenario(name="2 client-256", callers=256, shape="client", streams=4, workers=2, against="1 client-256"),
     ),
 }
 ALL: Final = {scenario.name: scenario for scenarios in SETS.values() for scenario in scenarios}

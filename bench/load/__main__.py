@@ -91,9 +91,9 @@ class Load:
     async def _callers(self, stack: AsyncExitStack) -> Sequence[Caller]:
         plan, url = self._plan, f"http://{HOST}:{self._plan.ports[0]}"
         if plan.shape == "client":
-            client = await stack.enter_async_context(Halfway(url, plan.groups[0]))
+            made = [await stack.enter_async_context(Halfway(url, plan.groups[0])) for _ in range(plan.streams)]
             ready = messages(plan.topic)
-            return [ClientCaller(client, ready, self) for _ in range(plan.callers)]
+            return [ClientCaller(made[turn % len(made)], ready, self) for turn in range(plan.callers)]
         if plan.shape in {"stream", "oneway"}:
             session = await stack.enter_async_context(ClientSession())
             streams = [await StreamClient.connect(session, url) for _ in range(plan.streams)]
