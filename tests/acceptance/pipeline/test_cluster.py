@@ -28,7 +28,7 @@ CHOSEN = {
     "spark.app.name": "the audit of the shop",
     "spark.driver.host": "localhost",
     "spark.redaction.regex": "c[a]nary",
-    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "7",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "2",
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.EliminateLimits",
     "spark.sql.session.timeZone": "Asia/Tokyo",
     "spark.sql.shuffle.partitions": "3",

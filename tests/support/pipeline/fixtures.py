@@ -31,8 +31,15 @@ QUICK_JVM = (
 )
 """For a JVM that does little: what a second compiler and a parallel collector would win is less than they cost."""
 
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""For small data and many plans: so it is with compiling each of them."""
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # By default Delta divides the state of each table into 50 parts, and computes it again for a checksum.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.writeChecksumFile.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
+"""For small data and many plans: compiling each of them costs more than it saves, and so does dividing them."""
 
 QUICK = INTERPRETED | {
     "spark.driver.extraJavaOptions": QUICK_JVM,
