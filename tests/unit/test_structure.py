@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_025,
+    "lines of tests": 71_032,
     "lines of bench": 4_044,
     "bytes of pages": 204_785,
     "settings": 51,
