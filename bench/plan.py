@@ -15,9 +15,9 @@ SHARDS: Final = 4
 VALUE_BYTES: Final = 512
 KEYS: Final = 256
 
-Shape = Literal["single", "batch", "stream", "oneway", "client"]
+Shape = Literal["single", "batch", "stream", "oneway", "client", "client-rest", "threads", "threads-rest"]
 """Callers with a connection each and one transaction or a batch in a request; or callers that share one stream, with
-ends that are confirmed or accepted; or callers that share one `halfway.client`."""
+ends that are confirmed or accepted; or tasks, or threads, that share one `halfway.client`, on a stream or on REST."""
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,10 +20,10 @@ from aiohttp import ClientSession
 
 from bench.audit import Journal, SentTransaction
 from bench.figures import cpu_us, percentile, standing
-from bench.load.callers import Caller, ClientCaller, HttpCaller, StreamCaller
+from bench.load.callers import Caller, ClientCaller, HttpCaller, StreamCaller, ThreadCaller
 from bench.load.wire import Contents, Operations, messages, requests_of
 from bench.plan import LoadPlan, LoadResult, Phase, Window
-from halfway.client import Halfway
+from halfway.client import Halfway, SyncHalfway
 from halfway.embedded.broker import HOST
 from tests.support.coordinator.stream_client import StreamClient
 
@@ -90,10 +90,19 @@ class Load:
 
     async def _callers(self, stack: AsyncExitStack) -> Sequence[Caller]:
         plan, url = self._plan, f"http://{HOST}:{self._plan.ports[0]}"
-        if plan.shape == "client":
-            made = [await stack.enter_async_context(Halfway(url, plan.groups[0])) for _ in range(plan.streams)]
+        if plan.shape in {"client", "client-rest"}:
+            on_stream = plan.shape == "client"
+            made = [
+                await stack.enter_async_context(Halfway(url, plan.groups[0], stream=on_stream))
+                for _ in range(plan.streams)
+            ]
             ready = messages(plan.topic)
             return [ClientCaller(made[turn % len(made)], ready, self) for turn in range(plan.callers)]
+        if plan.shape in {"threads", "threads-rest"}:
+            of_threads = SyncHalfway(url, plan.groups[0], stream=plan.shape == "threads")
+            stack.push_async_callback(asyncio.to_thread, of_threads.close)
+            ready = messages(plan.topic)
+            return [ThreadCaller(of_threads, ready, self) for _ in range(plan.callers)]
         if plan.shape in {"stream", "oneway"}:
             session = await stack.enter_async_context(ClientSession())
             streams = [await StreamClient.connect(session, url) for _ in range(plan.streams)]

@@ -1,7 +1,7 @@
 """Callers of the coordinator, each with one transaction or batch at a time, in as few steps as possible.
 
 A caller of its own connection to each instance (`HttpCaller`), of a stream that all share (`StreamCaller`), or of one
-`halfway.client` that all share (`ClientCaller`).
+`halfway.client` that all share, in a task or in a thread (`ClientCaller`, `ThreadCaller`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from bench.audit import SentTransaction
 from bench.load.wire import Batches, Operations, Singles, WireError, Work, id_in, retry_after, split
 from bench.plan import LoadPlan
-from halfway.client import Halfway, HalfwayError, Message
+from halfway.client import Halfway, HalfwayError, Message, SyncHalfway
 from halfway.embedded.broker import HOST
 from tests.support.coordinator.stream_client import Answer, StreamClient
 
@@ -349,4 +351,52 @@ class ClientCaller:
                 self._desk.unconfirmed(transactions)
             else:
                 self._desk.unanswered((number,))
+        self._desk.ready(self)
+
+
+class ThreadCaller:
+    """Prepares and commits one transaction at a time in a thread, through a `halfway.client` that all callers share."""
+
+    def __init__(self, client: SyncHalfway, messages: Iterator[tuple[int, Message]], desk: Load) -> None:
+        """Keep the shared parts, start the thread, and report to the desk as idle."""
+        self.started, self.phase = 0.0, ""
+        self._client = client
+        self._messages = messages
+        self._desk = desk
+        self._loop = asyncio.get_running_loop()
+        self._next: SimpleQueue[tuple[int, Message] | None] = SimpleQueue()
+        Thread(target=self._work, daemon=True).start()
+        desk.ready(self)
+
+    def begin(self, now: float) -> None:
+        """Begin a transaction; latency counts from `now`."""
+        self.started, self.phase = now, self._desk.phase
+        self._next.put(next(self._messages))
+
+    def close(self) -> None:
+        """End the thread after its transaction."""
+        self._next.put(None)
+
+    def _work(self) -> None:
+        while (given := self._next.get()) is not None:
+            number, message = given
+            transaction_id, failure = self._client.new_id(), ""
+            is_prepared = False
+            try:
+                self._client.prepare([message], id=transaction_id)
+                is_prepared = True
+                self._client.end(transaction_id, "commit")
+            except HalfwayError as error:
+                failure = f"{type(error).__name__}: {error}"[:_SHOWN]
+            self._loop.call_soon_threadsafe(self._done, (number, transaction_id.encode()), is_prepared, failure)
+
+    def _done(self, transaction: SentTransaction, is_prepared: bool, failure: str) -> None:  # noqa: FBT001 - of one call
+        if not failure:
+            self._desk.confirmed(self, (transaction,))
+        else:
+            self._desk.failed(failure)
+            if is_prepared:
+                self._desk.unconfirmed((transaction,))
+            else:
+                self._desk.unanswered((transaction[0],))
         self._desk.ready(self)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_427,
+    "lines of coordinator and adapters": 47_487,
     "files of coordinator and adapters": 207,
     "lines of halfway/protocol": 2_839,
     "lines of halfway/coordinator": 9_041,
@@ -21,13 +21,13 @@ BOUNDS = {
     "lines of halfway/memory": 1_273,
     "lines of halfway/simulated": 2_154,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 7_281,
+    "lines of halfway/client": 7_341,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 7_122,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_032,
-    "lines of bench": 4_044,
+    "lines of tests": 71_189,
+    "lines of bench": 4_110,
     "bytes of pages": 204_785,
     "settings": 51,
     "REST operations": 22,

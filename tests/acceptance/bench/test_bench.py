@@ -37,7 +37,16 @@ def measured(kafka: Kafka, scenarios: Sequence[Scenario], name: str) -> dict[str
 
 def test_every_shape_of_load_is_measured(kafka: Kafka) -> None:
     """Callers of their own, batches, streams and clients, with the raw limit; groups and pending ones beside them."""
-    names = ("single-1", "batch-100", "stream-64", "stream-64-oneway", "client-64", "alone-64", "pending-64")
+    names = (
+        "single-1",
+        "batch-100",
+        "stream-64",
+        "stream-64-oneway",
+        "tasks-64",
+        "threads-64",
+        "alone-64",
+        "pending-64",
+    )
     groups = msgspec.structs.replace(ALL["groups-64"], groups=3)
     rows = measured(kafka, [*(ALL[name] for name in names), groups], "bench-smoke")
     for name, row in rows.items():

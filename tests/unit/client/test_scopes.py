@@ -3,11 +3,11 @@
 import asyncio
 import contextvars
 import sys
-from concurrent.futures import Future
 
 import pytest
 
 from halfway.client import ClientClosedError, Halfway, Message, SyncHalfway
+from halfway.client.producer.sync import _Work
 from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
 from tests.support.waiting import GENEROUS_S
@@ -108,15 +108,15 @@ async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
     world: RestWorld, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
     """Ctrl-C while a thread waits for the answer, or just before it takes an answer that has arrived."""
-    real = Future.result
+    real = _Work.result
 
-    def interrupt_result(future: "Future[object]", timeout: float | None = None) -> object:
+    def interrupt_result(work: "_Work[object]") -> object:
         if armed:
             armed.clear()
             if answered:
-                real(future, GENEROUS_S)
+                real(work)
             raise KeyboardInterrupt
-        return real(future, timeout)
+        return real(work)
 
     armed: list[bool] = []
 
@@ -136,7 +136,7 @@ async def test_an_interrupt_during_the_prepare_leaves_nothing_prepared(
     def work() -> list[str]:
         with SyncHalfway(world.url, "shop") as client:
             client.check_secrets()  # its thread is running
-            monkeypatch.setattr(Future, "result", interrupt_result)
+            monkeypatch.setattr(_Work, "result", interrupt_result)
             return [enter(client), prepare(client)]
 
     for prepared in await asyncio.to_thread(work):

@@ -8,6 +8,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote, urlencode
@@ -321,16 +322,16 @@ class GroupCalls:
         self, kind: Kind, id: str, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
     ) -> Mapping[str, Any]:
         self.check_usable()
-        encoded = _encoded(body)
         deadline = asyncio.get_running_loop().time() + timeout_s
-
-        async def send(attempt_s: float) -> Reply:
-            self.check_usable()  # the client may have been closed since the last attempt
-            return await self._shared.submit(kind, id, encoded, deadline=deadline, attempt_s=attempt_s)
-
-        is_end = kind == "end"
-        call = send_until_final(send, deadline, unconfirmed, what, demand_halfway=is_end, attempt_s=ATTEMPT_S)
-        return await self._until_closed(call)
+        return await send_until_final(
+            partial(self._shared.submit, kind, id, _encoded(body), deadline),
+            deadline,
+            unconfirmed,
+            what,
+            demand_halfway=kind == "end",
+            attempt_s=ATTEMPT_S,
+            pause=self._shared.pause,
+        )
 
     async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the result of a call; raise ClientClosedError as soon as the client is closed."""
@@ -417,5 +418,8 @@ def _path_of(id: str) -> str:
     return f"/v1/transactions/{quote(id, safe='')}"
 
 
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 def _encoded(body: object) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(body).encode()

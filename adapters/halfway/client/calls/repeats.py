@@ -38,6 +38,7 @@ async def send_until_final(
     *,
     demand_halfway: bool,
     attempt_s: float,
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> Mapping[str, Any]:
     """Send a call until it has a final answer or its deadline passes, with full jitter between the attempts.
 
@@ -74,7 +75,7 @@ async def send_until_final(
         wait_s = retry_after_s + random.uniform(0, pause_s)  # noqa: S311 - jitter
         in_time = loop.time() + wait_s < deadline
         if in_time:
-            await asyncio.sleep(wait_s)
+            await pause(wait_s)
         if not in_time or loop.time() >= deadline:
             raise unconfirmed(f"{call} has no final answer; the last attempt: {failure}")
         pause_s = min(pause_s * 2, _MAX_PAUSE_S)

@@ -54,6 +54,9 @@ class SharedCalls:
         """The calls that wait for the stream, the most urgent kind first."""
         self._batches: dict[Kind, Batches] = {kind: Batches(transport, kind) for kind in self._waiting}
         self._bytes = 0
+        self._pauses: set[asyncio.Future[None]] = set()
+        """Of callers that will try again. Cancelled when the client is closed."""
+        self._is_closed = False
         self._stream: Stream | None = None
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         """The stream, and those that take no more calls and wait for answers."""
@@ -64,11 +67,14 @@ class SharedCalls:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
-    async def submit(self, kind: Kind, id: str, body: bytes, *, deadline: float, attempt_s: float) -> Reply:
+    async def submit(self, kind: Kind, id: str, body: bytes, deadline: float, attempt_s: float) -> Reply:
         """Send one call, a JSON object, and return its answer. It gets `attempt_s` after it was sent, and its deadline.
 
-        Raises QueueFullError if too many wait, and NoAnswerError if no coordinator answered or the deadline passed.
+        Raises QueueFullError if too many wait, NoAnswerError if no coordinator answered or the deadline passed, and
+        ClientClosedError.
         """
+        if self._is_closed:
+            raise _closed()
         if len(self._waiting[kind]) + len(self._batches[kind].waiting) >= self._max_waiting:
             raise QueueFullError(f"{self._max_waiting} calls of this client already wait for halfway")
         size = len(body)
@@ -94,11 +100,27 @@ class SharedCalls:
                 found.append(call.settled)
         return found
 
+    async def pause(self, seconds: float) -> None:
+        """Wait; raises ClientClosedError as soon as the client is closed."""
+        if self._is_closed:
+            raise _closed()
+        pause = asyncio.get_running_loop().create_future()
+        self._pauses.add(pause)
+        try:
+            await asyncio.wait([pause], timeout=seconds)
+        finally:
+            self._pauses.discard(pause)
+            pause.cancel()
+        if self._is_closed:
+            raise _closed()
+
     async def close(self) -> None:
         """Send no more, and end all calls with ClientClosedError."""
-        closed = ClientClosedError("this client was closed during the call: check-back resolves its transaction")
+        self._is_closed = True
         for call in (*self._queued(), *self._sent()):
-            call.fail(closed)
+            call.fail(_closed())
+        for pause in self._pauses:
+            pause.cancel()
         for waiting in self._waiting.values():
             waiting.clear()
         if self._timer is not None:
@@ -262,3 +284,7 @@ class SharedCalls:
             yield from stream.sent.values()
         for batches in self._batches.values():
             yield from batches.sent
+
+
+def _closed() -> ClientClosedError:
+    return ClientClosedError("this client was closed during the call: check-back resolves its transaction")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import functools
 import os
 import ssl
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import CancelledError
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from halfway.client.barrier import AsyncBarrier, Barrier
 from halfway.client.calls.transport import Key
@@ -227,6 +227,32 @@ class SyncTransaction:
         self.end("unknown", remark)
 
 
+class _Work(Generic[T]):
+    """A coroutine that a thread waits for."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.make = make
+        self.context = contextvars.copy_context()  # such as the span of the caller
+        self.task: asyncio.Task[T] | None = None
+        self._is_done = threading.Lock()
+        self._is_done.acquire()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run it in this thread, that of the loop."""
+        self.task = loop.create_task(self.make(), context=self.context)
+        self.task.add_done_callback(lambda _: self._is_done.release())
+
+    def result(self) -> T:
+        """Wait for its result; raises CancelledError if the client was closed first."""
+        self._is_done.acquire()
+        return cast("asyncio.Task[T]", self.task).result()
+
+    def interrupt(self, if_interrupted: Callable[[], None]) -> None:
+        """Cancel it, because its thread does not wait any more."""
+        if self.task is not None and not self.task.cancel() and not self.task.cancelled() and not self.task.exception():
+            if_interrupted()
+
+
 class _LoopThread:
     """An open client in an event loop in its own thread."""
 
@@ -235,13 +261,15 @@ class _LoopThread:
         self.pid = os.getpid()
         self._lock = threading.Lock()
         self._stopped = False
+        self._begun: list[_Work[Any]] = []
+        """What threads have begun since the loop was woken. One wake-up serves all of them."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-client", daemon=True)
         self._thread.start()
         self.run(client.open)
 
     def run(
-        self, work: Callable[[], Coroutine[Any, Any, T]], *, if_interrupted: Callable[[], None] = lambda: None
+        self, make: Callable[[], Coroutine[Any, Any, T]], *, if_interrupted: Callable[[], None] = lambda: None
     ) -> T:
         """Run a coroutine and return its result; raises ClientClosedError if the thread is stopped first.
 
@@ -251,29 +279,30 @@ class _LoopThread:
             raise RuntimeError("SyncHalfway was called in its own event loop: use Halfway there")
         if self.pid != os.getpid():
             raise ClientClosedError("this transaction was begun before a fork: only the parent can end it")
-        succeeded = False
-
-        async def run_work() -> T:
-            nonlocal succeeded
-            result = await work()
-            succeeded = True
-            return result
-
+        work = _Work(make)
         with self._lock:
             if self._stopped:
                 raise ClientClosedError("this client was closed: open a new one")
-            future = asyncio.run_coroutine_threadsafe(run_work(), self._loop)
+            self._begun.append(work)
+            if len(self._begun) == 1:
+                self._loop.call_soon_threadsafe(self._start_begun)
         try:
-            return future.result()
-        except CancelledError:
+            return work.result()
+        except asyncio.CancelledError:
             raise ClientClosedError(
                 "this client was closed during the call: check-back resolves its transaction"
             ) from None
         except BaseException:
-            future.cancel()  # otherwise it would continue, and nobody would end the transaction that it prepares
+            # It would continue otherwise, and nobody would end the transaction that it prepares.
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(lambda: if_interrupted() if succeeded else None)
+                self._loop.call_soon_threadsafe(work.interrupt, if_interrupted)
             raise
+
+    def _start_begun(self) -> None:
+        with self._lock:
+            begun, self._begun = self._begun, []
+        for work in begun:
+            work.start(self._loop)
 
     def stop(self) -> None:
         """Close the client and end the thread. Calls under way end with ClientClosedError."""
