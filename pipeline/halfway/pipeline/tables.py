@@ -39,12 +39,12 @@ class LocalFolder:
         return str(Path(self.uri, *parts))
 
     def names(self, *parts: str) -> list[str]:
-        """Return the names of what is in a folder."""
+        """Return the names of what is in a folder; none if it does not exist."""
         folder = Path(self.uri, *parts)
         return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file."""
+        """Write a small file, or replace it."""
         with self.writing(*parts) as file:
             file.write(text)
 
@@ -57,7 +57,7 @@ class LocalFolder:
             yield file
 
     def read(self, *parts: str) -> str:
-        """Return the text of a small file."""
+        """Return the text of a small file; SourceError if it does not exist."""
         there = Path(self.uri, *parts)
         if not there.is_file():
             raise SourceError(f"there is no {there}")
@@ -83,11 +83,9 @@ class Folder:
             self.uri = str(system.makeQualified(path).toString())
 
     def path(self, *parts: str) -> str:
-        """Return the path or URI of something in the folder."""
         return "/".join((self.uri, *parts))
 
     def names(self, *parts: str) -> list[str]:
-        """Return the names of what is in a folder; none if it does not exist."""
         path, system = self._at(*parts)
         if not system.exists(path):
             return []
@@ -98,7 +96,6 @@ class Folder:
         return sorted(filter(None, told[1:-1].removeprefix(folder).split(f",{folder}")))
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file, or replace it."""
         with self.writing(*parts) as file:
             file.write(text)
 
@@ -114,7 +111,6 @@ class Folder:
             system.copyFromLocalFile(False, True, self._make_path(Path(file.name).as_uri()), path)
 
     def read(self, *parts: str) -> str:
-        """Return the text of a small file; SourceError if it does not exist."""
         path, system = self._at(*parts)
         if not system.exists(path):
             raise SourceError(f"there is no {self.path(*parts)}")
@@ -211,10 +207,6 @@ class Tables:
                 f"{folder.path()!r} holds verdicts without their {STATE!r}, or those of an earlier release: restore "
                 f"the table {STATE!r} from a backup, or give another folder"
             )
-
-    def has(self, name: str) -> bool:
-        """Return whether the last run, or this one, has left a table."""
-        return name in self._versions
 
     def read(self, name: str) -> Frame:
         """Return a table as the last run, or this one, has left it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from halfway.pipeline.engines import engine
 from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import HISTORY, verdicts_in, verdicts_of, write_archive
 from tests.support.pipeline.fixtures import QUICK, Command, as_options, without_spark
@@ -46,12 +47,14 @@ def test_audit_prints_one_line_and_exits_1_on_anomalies_and_report_shows_them(co
     assert "gone-1" in (tmp_path / "report" / "anomalies.csv").read_text()
 
 
-def test_audit_exits_0_where_all_is_well_and_prints_a_table(command: Command, tmp_path: Path) -> None:
+def test_audit_exits_0_where_all_is_well_and_prints_a_table(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each verdict with its count, and nothing about anomalies."""
+    monkeypatch.setattr(engine, "EVERY_S", 3600)  # a slow machine would tell its progress
     write_archive(tmp_path / "archive", fine=["fine-1", "fine-2"], open_still=["open-1"])
     audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"))
-    said = [line for line in audited.stderr.splitlines() if " reads, judges and writes (stage " not in line]
-    assert (audited.exit_code, said) == (0, [])
+    assert (audited.exit_code, audited.stderr) == (0, "")
     header, *lines = (line.split() for line in audited.stdout.splitlines())
     assert header == ["verdict", "transactions"]
     counts = dict.fromkeys(VERDICTS, "0") | {"committed_ok": "2", "pending": "1"}

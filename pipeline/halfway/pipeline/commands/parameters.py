@@ -20,39 +20,32 @@ if TYPE_CHECKING:
 _SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
 
 
-class Moment(click.ParamType[int]):
-    """A date or a time in ISO 8601, in UTC if it has no other zone, as ms since the epoch."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the value; a usage error if the text is wrong."""
-        if isinstance(value, int):
-            return value
-        try:
-            moment = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is no time: give 2026-01-31 or 2026-01-31T12:00:00Z", param, ctx)
-        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+def moment(text: str) -> int:
+    """Return a date or a time in ISO 8601, in UTC if it has no other zone, as ms since the epoch."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no time: give 2026-01-31 or 2026-01-31T12:00:00Z") from None
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-class Objective(click.ParamType[tuple[str | None, int]]):
-    """`GROUP=SECONDS`, or `SECONDS` for all groups without one of their own, as group and ms."""
+def objective(text: str) -> tuple[str | None, int]:
+    """Return group and ms of `GROUP=SECONDS`, or of `SECONDS` for all groups without one of their own."""
+    group, _, seconds = text.rpartition("=")
+    try:
+        within_ms = round(float(seconds) * 1000)
+    except (ValueError, OverflowError):
+        within_ms = 0
+    if within_ms <= 0:
+        raise click.BadParameter(f"{text!r}: give SECONDS, or GROUP=SECONDS, above 0")
+    return group or None, within_ms
 
-    name = "objective"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, int]:
-        """Return the value; a usage error if the text is wrong."""
-        if isinstance(value, tuple):
-            return value
-        group, _, seconds = value.rpartition("=")
-        try:
-            within_ms = round(float(seconds) * 1000)
-        except (ValueError, OverflowError):
-            within_ms = 0
-        if within_ms <= 0:
-            self.fail(f"{value!r}: give SECONDS, or GROUP=SECONDS, above 0", param, ctx)
-        return group or None, within_ms
+def size(text: str) -> str:
+    """Return a size in the form of Spark: 512m or 2g."""
+    if not _SIZE.fullmatch(text):
+        raise click.BadParameter(f"{text!r} is no size: give 512m or 2g")
+    return text
 
 
 class Seconds(click.FloatRange):
@@ -64,18 +57,6 @@ class Seconds(click.FloatRange):
         if math.isnan(seconds):
             self.fail(f"{value!r} is no number of seconds", param, ctx)
         return seconds
-
-
-class Memory(click.ParamType[str]):
-    """A size in the form of Spark: 512m or 2g."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the value; a usage error if the text is wrong."""
-        if not _SIZE.fullmatch(value):
-            self.fail(f"{value!r} is no size: give 512m or 2g", param, ctx)
-        return str(value)
 
 
 def require_order(since: int | None, until: int | None) -> None:
@@ -93,8 +74,6 @@ def require_fitting(*, archive: bool, again: bool, on: bool = False, between: bo
         raise click.UsageError("--continue judges what is new: give it without --since and --until")
 
 
-MOMENT: Final = Moment()
-OBJECTIVE: Final = Objective()
 _SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
 _SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
 _COUNT: Final = click.IntRange(min=1)
@@ -108,7 +87,7 @@ _SPARK: Final = (
     Option(["--master"], envvar="HALFWAY_PIPELINE_MASTER", help="Spark master; local[*] if not submitted."),
     Option(
         ["--memory"],
-        type=Memory(),
+        type=size,
         envvar="HALFWAY_PIPELINE_MEMORY",
         help="Memory of a local Spark (2g); the limit for DuckDB.",
     ),
@@ -140,8 +119,8 @@ _OTHERS: Final = (
         type=_SECONDS,
         help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
     ),
-    Option(["--since"], type=MOMENT, help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
-    Option(["--until"], type=MOMENT, help="Before this time."),
+    Option(["--since"], type=moment, metavar="TIME", help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
+    Option(["--until"], type=moment, metavar="TIME", help="Before this time."),
     Option(
         ["--topic", "topics"], multiple=True, help="Read this real topic too, beside those that ops and groups name."
     ),
@@ -207,7 +186,7 @@ _OTHERS: Final = (
     ),
     Option(
         ["--objective", "objectives"],
-        type=OBJECTIVE,
+        type=objective,
         multiple=True,
         metavar="[GROUP=]SECONDS",
         help="Within what 99 of 100 of a group's transactions must end, or of all other groups'; can be repeated.",

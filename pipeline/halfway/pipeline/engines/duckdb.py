@@ -107,9 +107,7 @@ class DuckEngine:
         self._selects[name] = INPUT.sub(lambda found: str(frames[found[1]]), sql), tuple(frames.values())
         return name
 
-    def keep(self, frame: Frame, *, now: bool = True) -> Frame:
-        """Return a table with the rows of a frame."""
-        del now  # it always is
+    def keep(self, frame: Frame) -> Frame:
         name = f"halfway_{next(_NUMBERS)}"
         self.database.execute(f"create temp table {name} as {self._whole(frame)}")
         return name
@@ -160,23 +158,19 @@ class DuckEngine:
         return self._pool
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
-        """Return a small frame."""
         schema = arrow_of(columns)
         return self.take(pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema))
 
     def rows(self, frame: Frame) -> list[dict[str, Any]]:
-        """Return all rows."""
         found: list[dict[str, Any]] = self.database.sql(self._whole(frame)).to_arrow_table().to_pylist()
         return found
 
     def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
-        """Return all rows in an order."""
         ordered = self.database.sql(f"{self._whole(frame)} order by {order}")
         for batch in ordered.to_arrow_reader(_BATCH):
             yield from batch.to_pylist()
 
     def save(self, frame: Frame, path: str, *, replace: bool = False, once: Once | None = None) -> None:
-        """Append rows, or replace all."""
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
         table: Any = _table(path) if DeltaTable.is_deltatable(_checked(path)) else None
@@ -192,13 +186,11 @@ class DuckEngine:
         )
 
     def merge(self, changes: Frame, path: str, rule: Merge) -> None:
-        """Apply changes."""
         merging = _table(path).merge(self._reader(changes), rule.same, source_alias="new", target_alias="old")
         merging.when_matched_delete(rule.deletes).when_matched_update_all(rule.replaces)
         merging.when_not_matched_insert_all(rule.begins).execute()
 
     def load(self, path: str, version: int | None = None) -> Frame:
-        """Return a table."""
         table = _table(path, version)
         schema = pa.schema(table.schema().to_arrow())
         files = ", ".join(quoted(Path(unquote(file))) for file in table.file_uris())
@@ -209,11 +201,9 @@ class DuckEngine:
         return self.query(f"select {names} from read_parquet([{files}], hive_partitioning = true)")  # noqa: S608
 
     def restore(self, path: str, version: int) -> None:
-        """Bring a table back to a version."""
         _table(path).restore(version)
 
     def tidy(self, path: str, outdated: str = "false") -> None:
-        """Delete outdated rows, and files that are out of use for long."""
         table = _table(path)
         table.delete(outdated)
         table.optimize.compact()
@@ -223,7 +213,6 @@ class DuckEngine:
         return self.database.sql(self._whole(frame)).to_arrow_reader(_BATCH)
 
     def overtaken(self, error: Exception) -> bool:
-        """Return whether the error is Delta's for a conflict."""
         from deltalake.exceptions import CommitFailedError
 
         return isinstance(error, CommitFailedError)
@@ -235,7 +224,6 @@ class DuckEngine:
         return Doing(what="judges and writes", done=max(0.0, self.database.query_progress()), total=100)
 
     def close(self) -> None:
-        """Release everything."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None

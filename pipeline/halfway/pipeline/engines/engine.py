@@ -36,7 +36,6 @@ class Doing:
     done: float = 0
     total: float = 0
     unit: str = ""
-    aside: str = ""
 
 
 @contextmanager
@@ -68,11 +67,11 @@ def told(job: str, doing: Callable[[], Doing | None]) -> Iterator[None]:
 def line(now: Doing, seconds: float) -> str:
     """Return a line about work that has taken a time."""
     if not now.total:
-        return f"{now.what}: {now.done:,.0f} {now.unit}{now.aside}, {seconds:.0f} s so far"
+        return f"{now.what}: {now.done:,.0f} {now.unit}, {seconds:.0f} s so far"
     share = min(1.0, now.done / now.total)
     amount = f"{now.done:,.0f} of {now.total:,.0f} {now.unit}" if now.unit else f"{share:.0%}"
     left = f", about {seconds * (1 - share) / share:,.0f} s left" if share else ""
-    return f"{now.what}: {amount}{now.aside}{left}"
+    return f"{now.what}: {amount}{left}"
 
 
 Frame = Any
@@ -244,8 +243,8 @@ class Engine(Protocol):
     def query(self, sql: str, **frames: Frame) -> Frame:
         """Return the result of a select in which `$name` is a frame. It may run only when the result is used."""
 
-    def keep(self, frame: Frame, *, now: bool = False) -> Frame:
-        """Return the same frame, which is then computed once however often it is used: by the first use, or now."""
+    def keep(self, frame: Frame) -> Frame:
+        """Return the same frame, which is then computed once however often it is used."""
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
         """Return records with the fields of their values, and `error` (decoding.decode)."""
@@ -316,7 +315,6 @@ class SparkEngine:
         self._kept: list[DataFrame] = []
 
     def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return the result of a select."""
         views = {name: f"halfway_{next(_NUMBERS)}" for name in frames}
         for name, view in views.items():
             frames[name].createOrReplaceTempView(view)
@@ -326,7 +324,7 @@ class SparkEngine:
             for view in views.values():
                 self.spark.catalog.dropTempView(view)
 
-    def keep(self, frame: Frame, *, now: bool = False) -> Frame:
+    def keep(self, frame: Frame) -> Frame:
         """Keep a frame on disk, because sorting needs the memory.
 
         The steps after it are planned without those before it, because the plan of a use of a use has millions of
@@ -336,20 +334,16 @@ class SparkEngine:
         from pyspark.sql import DataFrame
 
         if is_one_machine(str(self.spark.sparkContext.master)):
-            return frame.localCheckpoint(eager=now, storageLevel=StorageLevel.DISK_ONLY)
+            return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
-        if now:
-            frame.count()
         java, session = frame._jdf, self.spark._jsparkSession  # noqa: SLF001 - PySpark itself makes frames of rows so
         rows = session.internalCreateDataFrame(java.queryExecution().toRdd(), java.schema(), False)
         return DataFrame(rows, self.spark)
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
-        """Return records with the fields of their values."""
         return decode(records, kind, fields)
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
-        """Return a small frame."""
         schema = arrow_of(columns)
         # Of a list PySpark would make a frame that needs Python on the executors.
         return self.spark.createDataFrame(
@@ -357,11 +351,9 @@ class SparkEngine:
         )
 
     def rows(self, frame: Frame) -> list[dict[str, Any]]:
-        """Return all rows."""
         return [row.asDict(recursive=True) for row in frame.collect()]
 
     def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
-        """Return all rows in an order."""
         ordered = self.query(f"select * from $frame order by {order}", frame=frame)  # noqa: S608 - columns
         return (row.asDict(recursive=True) for row in ordered.toLocalIterator())
 
@@ -385,7 +377,6 @@ class SparkEngine:
         writer.save(path)
 
     def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
-        """Apply changes, on the executors."""
         names = [name for name in changes.columns if name not in rule.deciding]
         sets, columns, values = (
             ", ".join(form.format(name) for name in names) for form in ('old."{0}" = new."{0}"', '"{0}"', 'new."{0}"')
@@ -405,16 +396,13 @@ class SparkEngine:
                 conf.unset(name)
 
     def load(self, path: str, version: int | None = None) -> Frame:
-        """Return a table."""
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(path)
 
     def restore(self, path: str, version: int) -> None:
-        """Bring a table back to a version."""
         self.spark.sql(f"restore table {_named(path)} to version as of {version}")
 
     def tidy(self, path: str, outdated: str = "false") -> None:
-        """Delete outdated rows, and files that are out of use for long."""
         # VACUUM prints how much it has deleted. stdout is for the result alone.
         jvm: Any = self.spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
         getattr(getattr(jvm, "scala.Console$"), "MODULE$").setOutDirect(jvm.java.lang.System.err)
@@ -423,7 +411,6 @@ class SparkEngine:
             self.spark.sql(does)
 
     def overtaken(self, error: Exception) -> bool:
-        """Return whether the error, or a cause of it, is Delta's for a conflict."""
         cause: Any = getattr(error, "java_exception", None)
         while cause is not None:
             kind = cause.getClass()
@@ -448,7 +435,6 @@ class SparkEngine:
         )
 
     def close(self) -> None:
-        """Release everything that was kept."""
         for frame in self._kept:
             frame.unpersist()
         self._kept.clear()

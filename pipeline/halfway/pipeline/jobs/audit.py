@@ -11,7 +11,7 @@ from halfway.pipeline.engines.engine import between, union
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.pins import Ends
+from halfway.pipeline.sources.pins import Ends, Pins
 from halfway.pipeline.tables import ANOMALIES, QUARANTINE, VERDICTS, Tables
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.sources.pins import Pins, TopicPin
+    from halfway.pipeline.sources.pins import TopicPin
     from halfway.pipeline.tables import Files
 
 OFFSETS: Final = "offsets.json"
@@ -72,8 +72,6 @@ class Summary:
     """The first of these transactions."""
     provable_since: Mapping[str, int] = field(default_factory=dict)
     """By real topic, the time since which any missing message proves a loss; 0 for ever."""
-    others: int | None = None
-    """The number of records of other producers that this run has read; None if they are not counted."""
 
     @property
     def anomalies(self) -> int:
@@ -95,8 +93,6 @@ class Reading:
     quarantine: Frame
     provable_since: Mapping[str, Mapping[int, int]]
     """By real topic and partition, the time since which a missing message proves a loss; 0 for ever."""
-    others: int | None
-    """The number of records of other producers that were read; None if they are not counted."""
 
     @property
     def proved_since(self) -> dict[str, int]:
@@ -131,7 +127,7 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     tables = Tables(engine, output)
     if tables.run >= 0 and ENDS not in tables.content:
         raise SourceError(f"{output.path()} is of an audit with --continue: give another folder")
-    ends = Ends.from_json(json.dumps(tables.content.get(ENDS, [])))
+    ends = Ends(seen=tuple(map(Pins.of, tables.content.get(ENDS, []))))
     tables.begin(anew=True)
     read = evidence(engine, source, options, ends=ends)
     judged = verdict.verdicts(engine, read.evidence, read.limits)
@@ -142,10 +138,8 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     counted = engine.rows(engine.query(by_group, written=written))
     counts = {(row["verdict"], row["group"]): int(row["count"]) for row in counted}
     quarantined = rows_in(engine, tables.write(QUARANTINE, read.quarantine))
-    summary = summary_of(
-        counts, found=anomalies, quarantined=quarantined, provable_since=read.proved_since, others=read.others
-    )
-    return tables, json.loads(ends.followed_by(source.pins).to_json()), summary
+    summary = summary_of(counts, found=anomalies, quarantined=quarantined, provable_since=read.proved_since)
+    return tables, [pins.content for pins in ends.followed_by(source.pins).seen], summary
 
 
 def rows_in(engine: Engine, frame: Frame) -> int:
@@ -202,8 +196,7 @@ def evidence(
     source.pin(names)
     reading.require_given(source, options.topics)
     source.extend_unsettled(op_topic)
-    real_records = engine.keep(source.committed(names, headers.messages(d, source.prefix)), now=True)
-    others = source.others
+    real_records = engine.keep(source.committed(names, headers.messages(d, source.prefix)))
     messages = engine.query("select * from $read where fault is null", read=real_records)
     unsettled = engine.keep(_unsettled(engine, source, names))
     # This count reads everything. Records that Kafka has removed by then may have been removed before they were read.
@@ -252,7 +245,6 @@ def evidence(
         limits=_limits(source, now.pins.topics, ends, options, reading.created_at(engine, source), before),
         quarantine=union(engine, [*faulty, *damaged]),
         provable_since=provable,
-        others=others,
     )
 
 
@@ -270,7 +262,6 @@ def finish(
         **summary.verdicts,
         "quarantined": summary.quarantined,
         "provable_since": summary.provable_since,
-        "others": summary.others,
         "judged_at": source.pins.at,
         "engine": tables.engine.name,
         "engine_because": options.engine_because,

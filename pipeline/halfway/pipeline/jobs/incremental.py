@@ -11,7 +11,6 @@ Each step reads the tables of the step before it, so that Spark plans every step
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -84,7 +83,7 @@ class State(audit.Before):
         return cls(
             **{name: content[name] for name in _KEPT_AS_IT_IS},
             runs=[Run(*each) for each in content["runs"]],
-            pins=Pins.from_json(json.dumps(content["pins"])),
+            pins=Pins.of(content["pins"]),
             provable_since=since,
         )
 
@@ -95,7 +94,7 @@ class State(audit.Before):
             **{name: getattr(self, name) for name in _KEPT_AS_IT_IS},
             "format": _FORMAT,
             "runs": self.runs,
-            "pins": json.loads(self.pins.to_json()),
+            "pins": self.pins.content,
             "since": self.provable_since,
         }
 
@@ -163,7 +162,6 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         quarantined=(before.quarantined if before else 0) + audit.rows_in(engine, quarantined),
         found=anomalies,
         provable_since=read.proved_since,
-        others=read.others,
     )
     state = State(
         provable_since=read.provable_since,

@@ -61,12 +61,7 @@ class DuckReader:
     def __init__(self, engine: DuckEngine) -> None:
         """Take the engine that gets the rows."""
         self._engine = engine
-        self._counts: Any = _FORK.Array("q", 2)
-
-    @property
-    def others(self) -> int:
-        """The number of records that were read and left out, because they have none of the headers that matter."""
-        return int(self._counts[1])
+        self._count: Any = _FORK.Value("q", 0)
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of parts of topics, which are read by as many processes as there are cores."""
@@ -74,15 +69,15 @@ class DuckReader:
         settings = client_settings(access, level)
         processes = 1 if sum(end - start for *_, start, end in parts) <= _ALONE else cpu_count() or 1
         shares = [share for number in range(processes) if (share := parts[number::processes])]
-        self._engine.reading = partial(self._doing, parts, tuple(self._counts))
+        self._engine.reading = partial(self._doing, parts, self._count.value)
         try:
             if processes == 1:
-                _count_in(self._counts)
+                _count_in(self._count)
                 for share in shares:
                     copy(settings, share, folder, rows)
             else:
                 with ProcessPoolExecutor(
-                    processes, mp_context=_FORK, initializer=_count_in, initargs=(self._counts,)
+                    processes, mp_context=_FORK, initializer=_count_in, initargs=(self._count,)
                 ) as pool:
                     count = len(shares)
                     list(pool.map(copy, [settings] * count, shares, [folder] * count, [rows] * count))
@@ -92,20 +87,17 @@ class DuckReader:
             return self._engine.query(f"select * from read_parquet({quoted(Path(folder, '*', '*.parquet'))})")  # noqa: S608
         return self._nothing(rows)
 
-    def _doing(self, parts: Sequence[Part], before: tuple[int, int]) -> Doing:
+    def _doing(self, parts: Sequence[Part], before: int) -> Doing:
         topics = sorted({topic for topic, *_ in parts})
         shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
-        others = self._counts[1] - before[1]
         return Doing(
             what=f"reads {shown}",
-            done=self._counts[0] - before[0],
+            done=self._count.value - before,
             total=sum(end - start for *_, start, end in parts),
             unit="records",
-            aside=f", {others:,} of them of other producers" if others else "",
         )
 
     def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
-        """Return rows of the records in folders."""
         if not folders:
             return self._nothing(rows)
         selects = (
@@ -114,23 +106,19 @@ class DuckReader:
             for topic, folder in folders
         )
         records = self._engine.query(" union all ".join(selects))
-        if rows.headers:
-            left_out = f"select count(*) as count from $records where {rows.left_out(self._engine.dialect)}"  # noqa: S608
-            [found] = self._engine.rows(self._engine.query(left_out, records=records))
-            self._counts[1] += found["count"]
         return self._engine.query(rows.sql, records=records)
 
     def _nothing(self, rows: Rows) -> Frame:
         return self._engine.query(rows.sql, records=self._engine.take(RECORD.empty_table()))
 
 
-_counts: Any = None
+_count: Any = None
 
 
-def _count_in(counts: Any) -> None:
-    """Count in a shared array, from now on, the records that this process reads, and those that it leaves out."""
-    global _counts  # noqa: PLW0603 - a process has no other place for what it shares
-    _counts = counts
+def _count_in(count: Any) -> None:
+    """Count the records that this process reads, from now on, in a shared number."""
+    global _count  # noqa: PLW0603 - a process has no other place for what it shares
+    _count = count
 
 
 def client_settings(access: KafkaAccess, isolation_level: str) -> dict[str, str]:
@@ -172,7 +160,6 @@ def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: 
         last_answer = time.monotonic()
         while ends:
             messages: list[Any] = consumer.consume(_AT_ONCE, 0.5)
-            left_out = sum(file.left_out for file in files.values())
             for message in messages:
                 key = (message.topic(), message.partition())
                 if key in ends:
@@ -180,10 +167,9 @@ def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: 
                     last_answer = last_answer if message.error() else time.monotonic()
                     if _taken(message, ends[key], files[key]):
                         del ends[key]
-            if _counts is not None:
-                with _counts.get_lock():
-                    _counts[0] += len(messages)
-                    _counts[1] += sum(file.left_out for file in files.values()) - left_out
+            if _count is not None:
+                with _count.get_lock():
+                    _count.value += len(messages)
             # Records of partitions that have been read do not count as progress of the others.
             if ends and time.monotonic() - last_answer > _SILENT_S:
                 raise AccessError(
@@ -241,14 +227,11 @@ class _File:
         self._database: Any = None
         self._records: list[tuple[Any, ...]] = []
         self._bytes = 0
-        self.left_out = 0
-        """The number of records without one of the headers that matter."""
 
     def add(self, message: Any) -> None:
         self.position = message.offset() + 1
         found = _headers(message)
         if self._made.headers and not any(name in self._made.headers for name, _ in found):
-            self.left_out += 1
             return
         headers = [{"key": name, "value": value} for name, value in found]
         micros = max(0, min(message.timestamp()[1], LATEST_MS)) * 1000

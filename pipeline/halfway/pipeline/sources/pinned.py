@@ -14,7 +14,7 @@ from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Dialect, Frame
+    from halfway.pipeline.engines.engine import Frame
     from halfway.pipeline.tables import Files
 
 Part = tuple[str, int, int, int]
@@ -36,11 +36,7 @@ class Rows:
 
     sql: str = "select * from $records"
     headers: tuple[str, ...] = ()
-    """Only records with one of these headers give rows. The others are of other producers, and counted. None: all."""
-
-    def left_out(self, d: Dialect) -> str:
-        """Return whether a record has none of these headers."""
-        return f"not coalesce({d.any('headers', f'one.key in {self.headers}')}, false)"
+    """Only records with one of these headers give rows. The others are of other producers. None: all."""
 
 
 WHOLE: Final = Rows()
@@ -51,8 +47,6 @@ class Source(ABC):
 
     prefix: str
     """The prefix of the names of halfway's own topics."""
-    others: int | None = None
-    """The number of records of other producers among those that were read; None if they are not counted."""
 
     def __init__(self, prefix: str, pins: Pins, *, fixed: bool = False) -> None:
         """Begin with pins. If they are fixed, nothing else is pinned."""
@@ -111,9 +105,7 @@ class Source(ABC):
 
     def later(self, topics: Sequence[str], now: Pins, rows: Rows = WHOLE) -> Frame:
         """Return rows of what was committed in these topics between their pins and pins that were taken later."""
-        behind = self.pins.behind(topics, now)
-        parts = [(topic, number, *part) for topic, found in behind.items() for number, part in found.items()]
-        return self._read(LATER, parts, rows)
+        return self._read(LATER, self.pins.behind(topics, now), rows)
 
     def _require_present(self) -> None:
         if self._fixed:
@@ -129,10 +121,6 @@ class Source(ABC):
 
 class Reader(Protocol):
     """What an engine reads records with."""
-
-    @property
-    def others(self) -> int:
-        """The number of records that were read and left out, because they have none of the headers that matter."""
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of the records in parts of topics, at an isolation level."""
@@ -151,13 +139,7 @@ class KafkaSource(Source):
         self._reader = reader
         self._access = access
 
-    @property
-    def others(self) -> int:  # type: ignore[override]
-        """The number of records of other producers among those that were read."""
-        return self._reader.others
-
     def reopened(self) -> KafkaSource:
-        """Return the same topics with nothing pinned."""
         return KafkaSource(self._reader, self._access)
 
     def _present(self, topics: Sequence[str]) -> list[TopicPin]:
@@ -180,7 +162,6 @@ class Archive(Source):
         self._with_later = with_later
 
     def reopened(self) -> Archive:
-        """Return the same archive with what was written while it was made."""
         return Archive(self._reader, self._folder, with_later=True)
 
     def _read(self, what: str, parts: Sequence[Part], rows: Rows) -> Frame:

@@ -137,29 +137,43 @@ class Pins:
         """Return the pins of all but some topics."""
         return replace(self, topics={name: pin for name, pin in self.topics.items() if name not in topics})
 
-    def behind(self, topics: Sequence[str], now: Pins) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return, by topic and partition, the committed range between these pins and later ones."""
-        return {
-            name: {
-                each.partition: (each.end, ends.get(each.partition, each.end)) for each in self.topics[name].partitions
-            }
+    def behind(self, topics: Sequence[str], now: Pins) -> list[tuple[str, int, int, int]]:
+        """Return the topics and partitions with the committed range between these pins and later ones."""
+        return [
+            (name, each.partition, each.end, ends.get(each.partition, each.end))
             for name in topics
             if name in self.topics and name in now.topics
             for ends in [{each.partition: each.end for each in now.topics[name].partitions}]
-        }
+            for each in self.topics[name].partitions
+        ]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The pins as JSON has them."""
+        return {"at": self.at, "topics": [asdict(self.topics[name]) for name in sorted(self.topics)]}
+
+    @classmethod
+    def of(cls, content: Any) -> Pins:
+        """Return the pins of a `content`; SourceError if it is something else."""
+        try:
+            pins = [
+                TopicPin(**{**fields, "partitions": tuple(PartitionPin(**each) for each in fields["partitions"])})
+                for fields in content["topics"]
+            ]
+            return cls(at=int(content["at"]), topics={pin.topic: pin for pin in pins})
+        except (ValueError, KeyError, TypeError) as error:
+            raise SourceError(f"these are no offsets of an earlier run: {error!r}") from None
 
     def to_json(self) -> str:
-        """Return the pins as JSON."""
-        content = {"at": self.at, "topics": [asdict(self.topics[name]) for name in sorted(self.topics)]}
-        return json.dumps(content, indent=1) + "\n"
+        """Return the text of a file of offsets."""
+        return json.dumps(self.content, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Pins:
         """Read the result of `to_json`; SourceError if the text is something else."""
         try:
-            content = json.loads(text)
-            return cls(at=int(content["at"]), topics=_by_name(map(_topic, content["topics"])))
-        except (ValueError, KeyError, TypeError) as error:
+            return cls.of(json.loads(text))
+        except ValueError as error:
             raise SourceError(f"these are no offsets of an earlier run: {error!r}") from None
 
 
@@ -198,26 +212,6 @@ class Ends:
             }
             del kept[min(gaps, key=lambda number: gaps[number])]
         return Ends(seen=tuple(kept))
-
-    def to_json(self) -> str:
-        """Return the ends as JSON."""
-        return json.dumps([json.loads(pins.to_json()) for pins in self.seen]) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Ends:
-        """Read the result of `to_json`; SourceError if the text is something else."""
-        try:
-            return cls(seen=tuple(Pins.from_json(json.dumps(each)) for each in json.loads(text)))
-        except (ValueError, TypeError) as error:
-            raise SourceError(f"these are no ends of earlier audits: {error!r}") from None
-
-
-def _topic(fields: dict[str, Any]) -> TopicPin:
-    return TopicPin(**{**fields, "partitions": tuple(PartitionPin(**pin) for pin in fields["partitions"])})
-
-
-def _by_name(topics: Iterable[TopicPin]) -> dict[str, TopicPin]:
-    return {topic.topic: topic for topic in topics}
 
 
 Place = tuple[str, int]

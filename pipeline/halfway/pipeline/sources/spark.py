@@ -28,7 +28,6 @@ RECORD: Final = (
     "headers array<struct<key: string, value: binary>>"
 )
 """The columns of a record of any source."""
-_OTHERS: Final = "others"
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 
 
@@ -38,18 +37,6 @@ class SparkReader:
     def __init__(self, spark: SparkSession) -> None:
         """Take a session of a job."""
         self._spark = spark
-        self._counting: DataFrame | None = None
-
-    @property
-    def others(self) -> int:
-        """The number of records that were read and left out, of the first rows for which any are, once these are kept.
-
-        Spark counts while it reads. An `Observation` would wait for ever, because it does not look into SQL.
-        """
-        if self._counting is None:
-            return 0
-        found = self._counting._jdf.queryExecution().observedMetrics().get(_OTHERS)  # noqa: SLF001
-        return int(found.get().getLong(0)) if found.isDefined() else 0
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> DataFrame:
         """Return rows of parts of topics.
@@ -74,7 +61,6 @@ class SparkReader:
         return self._rows(found.unionAll(self._through_client(access, rest, level)) if rest else found, rows)
 
     def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> DataFrame:
-        """Return rows of the records in folders."""
         schema = RECORD.replace("topic string, ", "")
         records = [
             self._spark.read.schema(schema).parquet(folder).withColumn("topic", F.lit(topic)).select(*COLUMNS)
@@ -83,14 +69,7 @@ class SparkReader:
         return self._rows(reduce(DataFrame.unionAll, records) if records else nothing(self._spark), rows)
 
     def _rows(self, records: DataFrame, rows: Rows) -> DataFrame:
-        if rows == WHOLE:
-            return records
-        engine, counts = SparkEngine(self._spark), bool(rows.headers) and self._counting is None
-        if counts:
-            records = records.observe(_OTHERS, F.expr(f"count_if({rows.left_out(engine.dialect)})").alias(_OTHERS))
-        found: DataFrame = engine.query(rows.sql, records=records)
-        self._counting = found if counts else self._counting
-        return found
+        return records if rows == WHOLE else SparkEngine(self._spark).query(rows.sql, records=records)
 
     def _through_connector(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
         """Return records as Spark's Kafka connector reads them."""

@@ -26,26 +26,7 @@ _SHOWN_SLOTS: Final = 10_000
 
 
 def verdicts(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
-    """Return one row with exactly one verdict for each transaction.
-
-    | verdict | rule |
-    | --- | --- |
-    | `committed_ok` | op says committed, and each message that it names is in its topic once, as it was prepared |
-    | `rolled_back_ok` | op says rolled back, and no message is in any topic |
-    | `parked` | no outcome; the last record in parked is not a tombstone |
-    | `pending` | no outcome, and the last record in half is not a tombstone; or it is too young to be judged |
-    | `expired_unknown` | there are traces, but the op, or a message that it names, is old enough to be deleted by age |
-    | `unproved` | the traces of a loss or a leak, too young for deletion by age; but records of a log were deleted |
-    | `not_judged` | its outcome cannot be read, or is a commit that names no message |
-    | `contradicted` | op says committed and rolled back, or has an outcome of two times |
-    | `leaked` | a message without a commit that names it |
-    | `lost` | committed, and none of its messages is there; or its half has gone, and no op has an outcome |
-    | `torn` | committed, and some of its messages are missing, or `halfway-message` gives another number of them |
-    | `doubled` | committed, and a message (by `halfway-message`) is there more than once |
-    | `payload_changed` | committed, and a message has another key, value, headers or partition than was prepared |
-    | `reordered` | committed, and messages are in one partition in another order than was prepared |
-    | `unprepared` | op has an outcome, and neither half nor parked has any record of the id, though half must |
-    | `half_left` | op has an outcome, and half still has the half a horizon later: it would be published again |
+    """Return one row with exactly one verdict for each transaction: docs/pipeline.md#verdicts has their meanings.
 
     An anomaly counts only if everything about the transaction is older than the cut, and no record of it is in an
     unsettled part of a log. A message is missing only if its partition (each partition of its topic, if its own is not

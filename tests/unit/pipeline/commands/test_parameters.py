@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from halfway.pipeline import cli
-from halfway.pipeline.commands.parameters import MOMENT, OBJECTIVE
+from halfway.pipeline.commands.parameters import moment, objective
 
 
 @pytest.mark.parametrize(
@@ -18,22 +18,22 @@ from halfway.pipeline.commands.parameters import MOMENT, OBJECTIVE
 )
 def test_a_time_is_utc_if_it_names_no_other_zone(text: str, ms: int) -> None:
     """Dates begin at midnight."""
-    assert MOMENT.convert(text, None, None) == ms
+    assert moment(text) == ms
 
 
 @pytest.mark.parametrize("text, found", [("2", (None, 2_000)), ("shop=0.5", ("shop", 500)), ("a=b=1", ("a=b", 1_000))])
 def test_an_objective_is_of_a_group_or_of_all_others(text: str, found: tuple[str | None, int]) -> None:
     """In seconds; a group's name may have the sign too."""
-    assert OBJECTIVE.convert(text, None, None) == found
+    assert objective(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "shop=", "shop=never", "0", "shop=-1", "nan", "inf"])
 def test_what_is_no_time_is_refused_with_the_remedy(text: str) -> None:
     """As a wrong command."""
     with pytest.raises(click.UsageError, match="give SECONDS, or GROUP=SECONDS"):
-        OBJECTIVE.convert(text, None, None)
+        objective(text)
     with pytest.raises(click.UsageError, match="give 2026-01-31 or"):
-        MOMENT.convert(text, None, None)
+        moment(text)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-1"])

@@ -18,8 +18,8 @@ from tests.support.waiting import GENEROUS_S
     "doing, said",
     [
         (
-            Doing(what="reads orders", done=250_000, total=1_000_000, unit="records", aside=", 9 of them of others"),
-            "reads orders: 250,000 of 1,000,000 records, 9 of them of others, about 30 s left",
+            Doing(what="reads orders", done=250_000, total=1_000_000, unit="records"),
+            "reads orders: 250,000 of 1,000,000 records, about 30 s left",
         ),
         (Doing(what="judges and writes", done=50, total=100), "judges and writes: 50%, about 10 s left"),
         (Doing(what="reads orders", total=7, unit="records"), "reads orders: 0 of 7 records"),

@@ -110,9 +110,10 @@ def test_many_ends_are_thinned_out_and_keep_the_oldest_that_is_still_there() -> 
     assert all(pins.topics["orders"].partitions[0].end >= 600 for pins in ends.followed_by(trimmed).seen)
 
 
-def test_ends_are_read_as_they_were_written() -> None:
+def test_pins_are_read_as_they_were_written() -> None:
     """A file that holds something else is refused."""
-    ends = Ends(seen=(seen(topic(partition(0))), seen(topic(partition(0, start=5)))))
-    assert Ends.from_json(ends.to_json()) == ends
-    with pytest.raises(SourceError, match="ends of earlier audits"):
-        Ends.from_json("7")
+    pins = seen(topic(partition(0, start=5)))
+    assert Pins.from_json(pins.to_json()) == Pins.of(pins.content) == pins
+    for wrong in ("7", "no JSON"):
+        with pytest.raises(SourceError, match="no offsets of an earlier run"):
+            Pins.from_json(wrong)
