@@ -1,16 +1,10 @@
 #!/usr/bin/env bash
-# Tests the chart, the alerts and the workflow with the tools that read them. Those that are not on the PATH are built by Go, for minutes
-# the first time, into build/tools; the schemas of Kubernetes come in a package of Python.
+# Tests the chart, the alerts and the workflow with the tools that read them. The schemas of Kubernetes come in a package of Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export GOBIN=$PWD/build/tools
-export PATH=$GOBIN:$PATH
-
-tool() { # NAME MODULE@VERSION
-    command -v "$1" >/dev/null || { echo "building $1"; go install "$2"; }
-}
+. deploy/tools.sh
 tool actionlint github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
-tool helm helm.sh/helm/v3/cmd/helm@v3.22.0
+helm_tool
 tool kubeconform github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0
 tool promtool github.com/prometheus/prometheus/cmd/promtool@v0.316.0
 versions=(1.30.0 1.36.0)
