@@ -16,6 +16,10 @@ FROM python:3.11.14-slim-bookworm AS base
 RUN groupadd --gid 10001 halfway && useradd --uid 10001 --gid halfway --no-create-home --shell /usr/sbin/nologin halfway
 COPY --from=build /opt/halfway /opt/halfway
 ENV PATH=/opt/halfway/bin:$PATH PYTHONUNBUFFERED=1
+LABEL org.opencontainers.image.title="halfway" \
+    org.opencontainers.image.description="Transactional (half) messages for the Kafka you already run" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.base.name="docker.io/library/python:3.11.14-slim-bookworm"
 USER 10001:10001
 
 # The example order service: `docker compose --profile orders up`.
@@ -32,6 +36,10 @@ WORKDIR /opt/shop
 ENTRYPOINT ["python", "-m", "examples.orders.serve", "--database", "/var/lib/orders/orders.sqlite"]
 
 FROM base AS coordinator
+# docker build --build-arg VERSION=0.1.0 --build-arg REVISION=$(git rev-parse HEAD)
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version=$VERSION org.opencontainers.image.revision=$REVISION
 EXPOSE 8080 8081
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s --retries=3 \
     CMD ["/bin/bash", "-ec", "exec 3<>/dev/tcp/127.0.0.1/8081; printf 'GET /health/live HTTP/1.0\\r\\n\\r\\n' >&3; read -r _ status _ <&3; [ \"$status\" = 200 ]"]

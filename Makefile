@@ -30,7 +30,7 @@ COMPILED := .venv/.compiled
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos upgrade audits model check deploy-test release bench format lock clean
+.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos upgrade audits model check deploy-test compose-test release bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -104,6 +104,9 @@ check: $(STAMP) ## Lint, format, types, layers, and the built distributions
 
 deploy-test: $(STAMP) ## Test deploy/ with helm, kubeconform, promtool and actionlint; needs Go, which builds those that are not installed
 	deploy/test.sh
+
+compose-test: $(STAMP) ## Run docker-compose.yml through failures on a container engine, and judge; root on Debian gets an engine by itself
+	tests/compose/engine.sh $(BIN)/python -m tests.compose.run $(ARGS)
 
 release: $(STAMP) ## Build sdists, wheels, chart, bill of materials and checksums in dist/, and try them; needs Go or helm
 	packaging/release.sh

@@ -54,7 +54,7 @@ DIRECT: Final = "PLAINTEXT"
 _READY_WITHIN_S: Final = 300.0
 _STOP_WITHIN_S: Final = 30.0
 _LOOK_AGAIN_S: Final = 0.2
-_FORGOTTEN: Final = re.compile(r"partitions HashSet\(([^)]*)\).*likely deleted already and hence can be skipped")
+FORGOTTEN: Final = re.compile(r"partitions HashSet\(([^)]*)\).*likely deleted already and hence can be skipped")
 _STARTED: Final = b"] Kafka Server started"
 """The log line of a broker that was admitted to its cluster."""
 _OURS: Final = {
@@ -412,7 +412,7 @@ class BrokerCluster:
         counted: Counter[str] = Counter()
         for broker in self.brokers:
             for line in broker.log_lines():
-                if (named := _FORGOTTEN.search(line)) is not None:
+                if (named := FORGOTTEN.search(line)) is not None:
                     counted.update(named[1].split(", "))
         return counted
 
