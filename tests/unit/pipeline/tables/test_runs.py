@@ -108,6 +108,7 @@ def test_an_error_that_only_speaks_of_concurrency_is_no_conflict(
     engine.close()
 
 
+@pytest.mark.parametrize("engines", ["spark-duckdb", "duckdb-spark"], indirect=True)
 def test_the_tables_are_tidied_without_a_word(
     engines: tuple[Engine, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
