@@ -69,7 +69,6 @@ def test_of_two_runs_the_one_that_commits_second_fails_and_the_other_counts(
         assert (last.run, last.content) == (1, {"of": "second"})
         assert ids(last, VERDICTS) == ["a", "c"]
         assert ids(last, EVENTS) == ["a"]
-    for engine in engines:
         engine.close()
 
 
