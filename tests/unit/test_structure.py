@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_487,
+    "lines of coordinator and adapters": 47_534,
     "files of coordinator and adapters": 207,
     "lines of halfway/protocol": 2_839,
     "lines of halfway/coordinator": 9_041,
@@ -19,14 +19,14 @@ BOUNDS = {
     "lines of halfway/checks": 1_110,
     "lines of halfway/peers": 348,
     "lines of halfway/memory": 1_273,
-    "lines of halfway/simulated": 2_154,
+    "lines of halfway/simulated": 2_201,
     "lines of halfway/embedded": 1_311,
     "lines of halfway/client": 7_341,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 6_974,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_445,
+    "lines of tests": 71_467,
     "lines of bench": 4_107,
     "bytes of pages": 204_759,
     "settings": 51,

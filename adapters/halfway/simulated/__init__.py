@@ -6,8 +6,9 @@ the cluster has no threads. `tests/contract/test_simulated_kafka.py` runs the sa
 
 Where it is simpler than a real cluster with librdkafka:
 
-- Requests take no time. They, or only their answers, are lost where a test cuts off a host, all of them until it
-  heals. An admin client's futures are done at once otherwise.
+- Only a producer's requests take time, where a cluster has a latency, with one batch of a partition on the way.
+  Requests, or only their answers, are lost where a test cuts off a host, all of them until it heals. An admin client's
+  futures are done at once otherwise.
 - Properties of clients are not validated; statistics, logs, throttling and `error_cb` do not exist.
 - A fetch returns at once: `fetch.min.bytes`, `fetch.wait.max.ms` and the sizes of fetches and queues do not matter.
 - Leaders and replicas in sync change only where a test sets them, leader epochs do not exist, and a producer or

@@ -41,16 +41,19 @@ class Cluster:
         clock: Clock | None = None,
         seed: int | None = None,
         brokers: int = 1,
+        latency_s: tuple[float, float] = (0.0, 0.0),
         markers_s: tuple[float, float] = (0.0, 0.002),
         expiry_interval_s: float = 10.0,
     ) -> None:
         """Start without topics.
 
-        `markers_s` is how long a marker takes after its transaction is decided. `expiry_interval_s` is how often the
-        coordinator looks for transactions that have timed out.
+        `latency_s` is how long a producer's request, and its answer, is on the way, `markers_s` how long a marker takes
+        after its transaction is decided, and `expiry_interval_s` how often the coordinator looks for transactions that
+        have timed out.
         """
         self.random = Random(seed)  # noqa: S311 - a seed must give the same run
         self.schedule = Schedule(clock or MachineClock(), self.random)
+        self._latency_s = latency_s
         self.brokers = list(range(1, brokers + 1))
         self.topics: dict[str, Topic] = {}
         self.groups: defaultdict[str, Group] = defaultdict(lambda: Group(self.places))
@@ -61,6 +64,10 @@ class Cluster:
         )
         self._watching: defaultdict[Place, dict[threading.Condition, None]] = defaultdict(dict)
         self.schedule.after(_CLEAN_S, self._clean_again)
+
+    def latency(self) -> float:
+        """Return how long the next request, or answer, is on the way."""
+        return self.random.uniform(*self._latency_s) if self._latency_s[1] else 0.0
 
     def _uuid(self) -> Uuid:
         return Uuid(self.random.getrandbits(62), self.random.getrandbits(62))

@@ -81,6 +81,8 @@ class SimulatedProducer(Client):
         self._fatal: KafkaError | None = None
         self._abortable: KafkaError | None = None
         self._is_pumping_later = False
+        self._in_flight: set[Place] = set()
+        """Partitions with a batch on the way: the next one waits for its answer."""
         self._needs_epoch = False
         """Sequences have a gap: nothing can be sent with this epoch any more."""
         with self._schedule:
@@ -142,7 +144,7 @@ class SimulatedProducer(Client):
             if self._linger_s:
                 self._pump_later(self._linger_s)
             else:
-                self._pump()
+                self._start_pumping()
 
     def _demand_that_it_may_produce(self) -> None:
         if self._fatal is not None:
@@ -172,6 +174,14 @@ class SimulatedProducer(Client):
             self._is_pumping_later = True
             self._schedule.after(seconds, self._pump_now)
 
+    def _start_pumping(self) -> None:
+        """Send at once, or as late as the network says."""
+        latency_s = self._cluster.latency()
+        if latency_s:
+            self._schedule.after(latency_s, self._pump)
+        else:
+            self._pump()
+
     def _pump_now(self) -> None:
         self._is_pumping_later = False
         self._pump()
@@ -181,7 +191,12 @@ class SimulatedProducer(Client):
         now = self._schedule.clock.monotonic()
         self._house(now)
         for place, queue in list(self._queue.items()):
-            while queue and self._may_send(queue[0]) and self._send_batch(place, queue):
+            while (
+                queue
+                and place not in self._in_flight
+                and self._may_send(place, queue[0])
+                and self._send_batch(place, queue)
+            ):
                 pass
             while queue and queue[0].until <= now:
                 self._fail(self._take_batch(queue), KafkaError(KafkaError._MSG_TIMED_OUT))
@@ -192,9 +207,9 @@ class SimulatedProducer(Client):
         elif self._count:
             self._pump_later(_RETRY_S)
 
-    def _may_send(self, first: _Queued) -> bool:
+    def _may_send(self, place: Place, first: _Queued) -> bool:
         """Return whether a record can be sent; after a gap that is with another epoch, once no other is in doubt."""
-        if self._fatal is not None or self._host.loses_requests:
+        if self._fatal is not None or self._host.loses_requests or place in self._in_flight:
             return False
         if not self._needs_epoch or first.sent is not None:
             return True
@@ -244,11 +259,26 @@ class SimulatedProducer(Client):
             base = self._cluster.append(place, batch, self._id)
         except RefusedError as refused:
             return not self._host.loses_answers and self._take_refusal(refused.code, queue, sent)
-        if self._host.loses_answers:
-            for queued in sent:
-                queued.sent = batch.sequence
+        for queued in sent:
+            queued.sent = batch.sequence
+        latency_s = self._cluster.latency()
+        if not latency_s:
+            return self._acknowledge(place, sent, base)
+        self._in_flight.add(place)
+        self._schedule.after(latency_s, partial(self._take_answer, place, sent, base))
+        return False
+
+    def _take_answer(self, place: Place, sent: list[_Queued], base: int) -> None:
+        self._in_flight.discard(place)
+        self._acknowledge(place, sent, base)
+        self._pump()
+
+    def _acknowledge(self, place: Place, sent: list[_Queued], base: int) -> bool:
+        """Report the records of a batch, unless the answer is lost, or they were given up before it came."""
+        queue = self._queue.get(place)
+        if self._host.loses_answers or not queue or queue[0] is not sent[0]:
             return False
-        self._sequences[place] = (batch.sequence + len(sent)) % _SEQUENCES
+        self._sequences[place] = ((sent[0].sent or 0) + len(sent)) % _SEQUENCES
         for number, queued in enumerate(sent):
             queue.popleft()
             self._report(queued, None, base + number, place[1])
@@ -336,7 +366,7 @@ class SimulatedProducer(Client):
     def flush(self, timeout: float = -1) -> int:
         """Send everything, serve events, and return how much is left."""
         with self._schedule:
-            self._pump()
+            self._start_pumping()
             self._schedule.wait(self._condition, timeout, lambda: True if self._count == 0 else None)
         self._serve()
         return len(self)
@@ -365,28 +395,37 @@ class SimulatedProducer(Client):
     def _repeat(self, request: Callable[[], None], timeout: float) -> None:
         """Repeat a request of the transaction coordinator while it is busy; raise KafkaException if it is refused."""
         code = KafkaError._TIMED_OUT
+        wait_until = self._look_later(self._cluster.latency())
+        is_done = False
 
         def attempt() -> bool | None:
-            nonlocal code
-            if self._host.loses_requests:
+            nonlocal code, wait_until, is_done
+            if self._schedule.clock.monotonic() < wait_until or (self._host.loses_requests and not is_done):
                 return None
+            if is_done and not self._host.loses_answers:
+                return True
             try:
                 request()
             except RefusedError as refused:
                 code = refused.code
-                if code in _FENCED:
-                    self._set_fatal(KafkaError._FENCED)
-                elif code in _FATAL:
-                    self._set_fatal(code)
-                elif code == KafkaError.CONCURRENT_TRANSACTIONS:
-                    self._schedule.after(_RETRY_S, self._condition.notify_all)
+                if code == KafkaError.CONCURRENT_TRANSACTIONS:
+                    wait_until = self._look_later(_RETRY_S)
                     return None
-            return None if self._host.loses_answers else True
+                self._set_fatal(KafkaError._FENCED if code in _FENCED else code)
+            is_done = True
+            wait_until = self._look_later(self._cluster.latency())
+            return None if self._host.loses_answers or self._schedule.clock.monotonic() < wait_until else True
 
         if self._schedule.wait(self._condition, timeout, attempt) is None:
             raise failure(code, retriable=True)
         if self._fatal is not None:
             raise KafkaException(self._fatal)
+
+    def _look_later(self, seconds: float) -> float:
+        """Return a time, and look again then."""
+        if seconds:
+            self._schedule.after(seconds, self._condition.notify_all)
+        return self._schedule.clock.monotonic() + seconds
 
     def init_transactions(self, timeout: float = -1) -> None:
         """Fence the id's former users, and begin with the next epoch."""

@@ -36,9 +36,11 @@ class VirtualClock:
 class Bench:
     """One topic with one partition on a virtual clock."""
 
-    def __init__(self, *, seed: int = 1, brokers: int = 1, **settings: str) -> None:
+    def __init__(
+        self, *, seed: int = 1, brokers: int = 1, latency_s: tuple[float, float] = (0, 0), **settings: str
+    ) -> None:
         self.clock = VirtualClock()
-        self.kafka = SimulatedKafka(clock=self.clock, seed=seed, brokers=brokers)
+        self.kafka = SimulatedKafka(clock=self.clock, seed=seed, brokers=brokers, latency_s=latency_s)
         self.host = self.kafka.host()
         config = {name.replace("_", "."): value for name, value in settings.items()}
         [created] = self.host.admin({}).create_topics([NewTopic("t", 1, brokers, config=config)]).values()
@@ -69,7 +71,7 @@ class Bench:
         return results
 
     def read(self, **properties: str) -> list[tuple[int, bytes | None, bytes | None]]:
-        consumer = self.host.consumer({"auto.offset.reset": "earliest", **properties})
+        consumer = self.kafka.host().consumer({"auto.offset.reset": "earliest", **properties})
         consumer.assign([TopicPartition("t", 0, 0)])
         return [(one.offset() or 0, one.key(), one.value()) for one in consumer.consume(100, 0.1)]
 
@@ -245,6 +247,26 @@ def test_a_commit_whose_answer_is_lost_stands() -> None:
     ]
     bench.host.heal()
     assert code_of(lambda: producer.commit_transaction(1)) == KafkaError._FENCED
+
+
+def test_requests_and_answers_take_the_time_of_the_network() -> None:
+    """A host that is cut off meanwhile never hears of what it has appended and committed."""
+    bench = Bench(latency_s=(1.0, 1.0))
+    producer = bench.host.producer({"transactional.id": "x", "linger.ms": 0})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    results: list[int | None] = []
+    producer.produce("t", b"v", b"k", 0, lambda error, one: results.append(error.code() if error else one.offset()))
+    producer.poll(0.5)
+    assert bench.partition.end == 0
+    producer.poll(1)
+    assert (bench.partition.end, results) == (1, [])
+    producer.poll(1)
+    assert results == [0]
+    assert code_of(lambda: producer.commit_transaction(1.5)) == KafkaError._TIMED_OUT
+    bench.host.cut()
+    bench.clock.now += 5
+    assert [value for *_, value in bench.read()] == [b"v"]
 
 
 def test_a_member_that_is_cut_off_loses_its_partitions_after_its_session() -> None:
