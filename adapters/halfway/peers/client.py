@@ -275,6 +275,7 @@ class HttpPeers:
                     continue
                 self._forget(link)
                 return
+            await asyncio.sleep(0)  # until all calls of this turn of the event loop are there
             bodies: list[bytes] = []
             left = self._limits.max_message_bytes
             while True:

@@ -11,12 +11,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from halfway.embedded.broker import is_free
+from halfway.embedded.broker import HOST, is_free, pick_port
+from halfway.protocol.keys import RANDOM_BYTES, key_text
+from halfway.protocol.principal import PrincipalKind
+from tests.support.certificates import Authority
 from tests.support.coordinator.callers import Callers
 from tests.support.coordinator.metrics import samples, total
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster
+from tests.support.ids import new_id
 from tests.support.processes import alive, children
 from tests.support.waiting import eventually, until_true
 
@@ -180,21 +184,69 @@ async def test_workers_end_if_their_supervisor_is_killed(service: CoordinatorPro
 async def test_hosts_with_workers_are_one_cluster(
     new_coordinator: NewCoordinator, connect: Connect, group: str, topic: str
 ) -> None:
-    """Two services of two workers each: every worker owns a shard, and a call through any finds its owner."""
-    shared = {**SETTINGS, "HALFWAY_PEER_CREDENTIAL": "the same on both hosts"}
-    one = new_coordinator(shared).start()
-    other = new_coordinator({**shared, "HALFWAY_KAFKA_PREFIX": one.prefix}).start()
-    rests = [connect(one), connect(other)]
+    """Three services of two workers each: every worker owns a shard, and a call through any finds its owner."""
+    shared = {**SETTINGS, "HALFWAY_SHARDS": "6", "HALFWAY_PEER_CREDENTIAL": "the same on all hosts"}
+    services = [new_coordinator(shared)]
+    services += [new_coordinator({**shared, "HALFWAY_KAFKA_PREFIX": services[0].prefix}) for _ in range(2)]
+    for service in services:
+        service.launch()
+    for service in services:
+        service.wait_until_ready()
+    rests = [connect(service) for service in services]
     for rest in rests:
         await settled(rest, each=1)
     (await rests[0].put_group(group, topics=[topic], policy=QUIET)).expect(201)
     made = await asyncio.gather(*(rests[0].prepared(group, [message(topic)]) for _ in range(30)))
     ended = await asyncio.gather(*(rests[1].end(name, "commit", retry=True) for name in made))
     assert [answer.status for answer in ended] == [200] * len(made)
-    state = (await rests[0].call("GET", "/statistics")).expect(200)
-    assert len({instance["url"] for instance in state["instances"]}) == 4
-    for service in (one, other):
-        assert service.stop() == 0
+    state = (await rests[2].call("GET", "/statistics")).expect(200)
+    assert len({instance["url"] for instance in state["instances"]}) == 6
+    for service in services:
+        service.terminate()
+    assert [await service.exited() for service in services] == [0, 0, 0]
+
+
+async def test_keys_and_certificates_hold_at_every_worker(
+    new_coordinator: NewCoordinator, tmp_path: Path, group: str, topic: str
+) -> None:
+    """Both shared ports speak https, workers call each other by it, and the page of all metrics takes a key."""
+    authority = Authority(tmp_path, "own")
+    certificate, key = authority.sign("port", "CN=halfway", f"IP:{HOST}")
+    operator = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)))
+    port = pick_port()
+    service = new_coordinator(
+        {
+            **SETTINGS,
+            "HALFWAY_PORT": str(port),
+            "HALFWAY_INSTANCE_URL": f"https://{HOST}:{port}",
+            "HALFWAY_TLS_CERTIFICATE_FILE": str(certificate),
+            "HALFWAY_TLS_KEY_FILE": str(key),
+            "HALFWAY_HEALTH_TLS": "true",
+            "HALFWAY_PEER_CA_FILE": str(authority.file),
+            "HALFWAY_CONSOLE": "health",
+            "HALFWAY_MASTER_SECRET": "m" * 32,
+            "HALFWAY_OPERATOR_KEY": operator,
+        }
+    )
+    service.port = port
+    service.start()
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=authority.trusted())
+    async with aiohttp.ClientSession(connector=connector) as session:
+        rest = Rest(session, service.url, service.health_url)
+        assert (await rest.health("/metrics"))[0] == 401
+        session.headers["Authorization"] = f"Bearer {operator}"
+        await settled(rest)
+        (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
+        names = [new_id() for _ in range(30)]
+        for name in names:
+            await rest.prepared(group, [message(topic)], as_id=name, retry=True)
+        for name in names:
+            (await rest.end(name, "commit", retry=True)).expect(200)
+        found = await samples(rest)
+        assert total(found, "halfway_forwarded_total", call="end", result="done") > 0
+        async with session.get(f"{service.health_url}/v1/transactions/{names[0]}") as answer:
+            assert answer.status == 200, "the API is on the port of the console"
+    assert service.stop() == 0
 
 
 @pytest.mark.parametrize("setting", ["HALFWAY_KAFKA__SOCKET_BLAH", "HALFWAY_CHECK_CA_FILE"])

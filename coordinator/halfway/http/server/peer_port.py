@@ -171,6 +171,7 @@ async def _write(socket: web.WebSocketResponse, answers: asyncio.Queue[bytes]) -
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ALIVE_S):
                     frames.append(await answers.get())
+            await asyncio.sleep(0)  # until all answers of this turn of the event loop are there
             while not answers.empty() and size < _MESSAGE_BYTES:
                 frames.append(answers.get_nowait())
                 size += len(frames[-1])
