@@ -1,8 +1,10 @@
 """All calls on one stream: what is in flight when it is cut is repeated, and nothing is doubled or misreported."""
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -92,6 +94,9 @@ async def test_an_end_that_may_overtake_its_prepare_waits_for_it(world: RestWorl
         await asyncio.gather(prepare, return_exceptions=True)
         (rollback,) = client._background
         await eventually(lambda: asyncio.sleep(0, world.requests.counts["end", 404]), lambda refused: refused == 1)
+        current = client._shared._stream
+        assert current is not None
+        await until_true(lambda: current.answered_at, what="the refusal has come")
         assert not rollback.done()
         firewall.cut()
         await rollback
@@ -194,6 +199,148 @@ async def test_a_key_that_is_revoked_ends_the_calls_with_the_reason(world: RestW
         with pytest.raises(UnauthenticatedError, match="revoked") as told:
             await client.prepare([ORDER], id=named_id("a"))
         assert told.value.in_doubt
+
+
+HELLO = {"max_frame_bytes": 2**20, "max_frame_operations": 9, "max_in_flight": 9}
+Talk = Callable[[web.WebSocketResponse], Awaitable[None]]
+
+
+class Tunnel(Proxy):
+    """Passes requests on, and upgrades to a stream of its own."""
+
+    def __init__(self, world: RestWorld, talk: Talk, hello: Any) -> None:
+        super().__init__(world, 101)
+        self._talk = talk
+        self._hello = hello
+        self.upgraded = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path != "/v1/stream":
+            return await super().answer(request)
+        self.upgraded += 1
+        socket = web.WebSocketResponse(protocols=("halfway.stream.v1",))
+        await socket.prepare(request)
+        await socket.send_json({"hello": self._hello})
+        await self._talk(socket)
+        return socket
+
+
+@asynccontextmanager
+async def tunnel_before(world: RestWorld, talk: Talk, hello: Any = HELLO) -> AsyncIterator[tuple[Tunnel, str]]:
+    tunnel = Tunnel(world, talk, hello)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", tunnel.answer)
+    async with serving(app) as url:
+        yield tunnel, url
+
+
+async def cut_at_once(socket: web.WebSocketResponse) -> None:
+    await socket.close()
+
+
+async def cut_at_the_first_frame(socket: web.WebSocketResponse) -> None:
+    await socket.receive()
+    await socket.close()
+
+
+async def swallow(socket: web.WebSocketResponse) -> None:
+    async for _ in socket:
+        pass
+
+
+async def stop_at_once(socket: web.WebSocketResponse) -> None:
+    await socket.send_json({"closing": {"detail": "stopping"}})
+    await swallow(socket)
+
+
+def replying(answer: Any) -> Talk:
+    async def reply(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            for operation in json.loads(message.data)["prepare"]:
+                await socket.send_json({"answers": [answer | {"n": operation["n"]}]})
+
+    return reply
+
+
+@pytest.mark.parametrize("talk", [cut_at_once, cut_at_the_first_frame, swallow, stop_at_once])
+async def test_a_tunnel_that_brings_no_answer_is_left_for_requests(world: RestWorld, talk: Talk) -> None:
+    """Such as a proxy that upgrades, and cuts or holds what follows."""
+    async with tunnel_before(world, talk) as (tunnel, url), patient(url) as client:
+        await asyncio.gather(*(place(client, f"{number:02}") for number in range(8)))
+    assert len(keys(world)) == 8
+    assert tunnel.upgraded == 1
+
+
+@pytest.mark.parametrize("answer", [{}, {"status": 200, "body": [1]}, {"status": None}, {"status": 429, "body": "x"}])
+async def test_an_answer_that_is_none_leaves_no_call_behind(world: RestWorld, answer: Any) -> None:
+    async with tunnel_before(world, replying(answer)) as (_, url), patient(url) as client:
+        await client.prepare([ORDER], id=named_id("a"))
+    assert (await world.show(named_id("a"))).body["state"] == "prepared"
+
+
+@pytest.mark.parametrize("answer", [{}, {"status": 200, "body": [1]}, {"status": None}, 7])
+async def test_an_item_of_a_batch_that_is_no_answer_leaves_no_call_behind(answer: Any) -> None:
+    async def reply(_: web.Request) -> web.Response:
+        return web.json_response({"prepare": [answer]})
+
+    app = web.Application()
+    app.router.add_post("/v1/batch", reply)
+    async with serving(app) as url, Halfway(url, "shop", prepare_timeout_s=0.3, stream=False) as client:
+        with pytest.raises(PrepareUnconfirmedError, match="without a status"):
+            await client.prepare([ORDER], id=named_id("a"))
+
+
+@pytest.mark.parametrize("hello", [None, 7, HELLO | {"max_frame_bytes": None}, HELLO | {"max_in_flight": "many"}])
+async def test_limits_that_are_none_are_no_stream(world: RestWorld, hello: Any) -> None:
+    async with tunnel_before(world, swallow, hello) as (tunnel, url), patient(url) as client:
+        await place(client, "a")
+    assert keys(world) == [b"a"]
+    assert tunnel.upgraded == 1
+
+
+async def test_a_client_that_was_closed_while_its_stream_opened_can_be_opened_again(
+    world: RestWorld, firewall: Firewall
+) -> None:
+    client = patient(firewall.url)
+    async with client:
+        firewall.lets_answers_pass.clear()
+        prepare = asyncio.create_task(client.prepare([ORDER], id=named_id("a")))
+        await until_true(lambda: firewall.accepted, what="the stream is being opened")
+    await asyncio.gather(prepare, return_exceptions=True)
+    firewall.lets_answers_pass.set()
+    async with client:
+        await place(client, "b")
+    assert keys(world) == [b"b"]
+
+
+async def test_ends_that_wait_do_not_delay_prepares(world: RestWorld) -> None:
+    """An end may have to wait for its topic."""
+
+    async def hold_ends(socket: web.WebSocketResponse) -> None:
+        async for message in socket:
+            for operation in json.loads(message.data).get("prepare", ()):
+                await socket.send_json({"answers": [{"n": operation["n"], "status": 201, "body": prepared}]})
+
+    prepared = {"state": "prepared"}
+    async with tunnel_before(world, hold_ends) as (_, url), patient(url) as client:
+        await client.prepare([ORDER], id=client.new_id())
+        for _ in range(20):
+            client.begin_end(client.new_id(), "commit")
+        stream = client._shared._stream
+        assert stream is not None
+        await until_true(lambda: stream.sent, what="ends are under way")
+        await client.prepare([ORDER], id=client.new_id())
+        assert client._shared._stream is stream
+        await client._shared.close()
+
+
+async def test_a_large_call_is_a_request(world: RestWorld) -> None:
+    """On a slow link, small ones and the answers to pings would wait behind it, and the connection be given up."""
+    large = Message(topic="orders", value="x" * 70_000)
+    async with patient(world.url) as client:
+        await asyncio.gather(client.prepare([large], id=named_id("large")), place(client, "small"))
+    assert world.requests.counts["batch", 200] == 1
+    assert world.requests.counts["prepare", 201] == 1  # the small one
 
 
 async def test_large_calls_share_no_frame_and_too_large_ones_are_refused_by_name(world: RestWorld) -> None:

@@ -92,16 +92,17 @@ class Batches:
                 deadline=max(call.deadline for call in calls),
                 attempt_s=max(call.attempt_s for call in calls),
             )
+            if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(calls) > 1:
+                middle = len(calls) // 2
+                await self._send_one(calls[:middle])
+                await self._send_one(calls[middle:])
+                return
+            answers = _answers(reply, self._kind, len(calls))
         except NoAnswerError as error:
             for call in calls:
                 call.fail(error)
             return
-        if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(calls) > 1:
-            middle = len(calls) // 2
-            await self._send_one(calls[:middle])
-            await self._send_one(calls[middle:])
-            return
-        for call, answer in zip(calls, _answers(reply, self._kind, len(calls)), strict=True):
+        for call, answer in zip(calls, answers, strict=True):
             call.answer(answer)
 
 

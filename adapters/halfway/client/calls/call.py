@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from halfway.client.calls.transport import Reply
+from halfway.client.calls.transport import NoAnswerError, Reply
 
 Kind = Literal["prepare", "end"]
 
@@ -70,7 +69,11 @@ def current_span() -> str:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
-def answer_in(item: Mapping[str, Any]) -> Reply:
-    """Return the answer that an item of a batch or of a frame holds."""
-    body = item.get("body") or item.get("problem") or {}
-    return Reply(status=item["status"], body=body, retry_after_s=body.get("retry_after_s"))
+def answer_in(item: Any) -> Reply:
+    """Return the answer that an item of a batch or of a frame holds; raises NoAnswerError if it is none."""
+    try:
+        body = item.get("body") or item.get("problem") or {}
+        retry_after_s = body.get("retry_after_s")
+        return Reply(int(item["status"]), body, None if retry_after_s is None else float(retry_after_s))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise NoAnswerError("the coordinator sent an answer without a status, or that is no object") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Final
 
@@ -126,6 +126,7 @@ class SharedCalls:
         if self._timer is not None:
             self._timer.cancel()
         tasks = [*self._streams.values(), *([] if self._opening is None else [self._opening])]
+        self._opening, self._timer, self._timer_at = None, None, float("inf")  # it may be opened again
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *(each.close() for each in self._batches.values()), return_exceptions=True)
@@ -145,12 +146,12 @@ class SharedCalls:
         if self._stream is not None:
             self._stream.wake()
 
-    def next_call(self, most: int) -> Call | None:
-        """Return the next call for the stream if it has at most so many bytes. Its attempt begins.
+    def next_call(self, kinds: Collection[Kind], most: int) -> Call | None:
+        """Return the next call of these kinds for the stream if it has at most so many bytes. Its attempt begins.
 
         Each coordinator gets its share of the remaining time, and more for a large call.
         """
-        for waiting in self._waiting.values():
+        for waiting in (self._waiting[kind] for kind in kinds):
             while waiting:
                 call = waiting[0]
                 if call.reply.done():  # its caller has given up
@@ -206,8 +207,7 @@ class SharedCalls:
                 self._run(stream)
                 break
         else:
-            self._by_request = True
-            self._try_stream_at = asyncio.get_running_loop().time() + pause_s
+            self._use_requests(pause_s)
         self._opening = None
         self._add_waiting()
 
@@ -219,16 +219,21 @@ class SharedCalls:
 
     def _has_ended(self, stream: Stream) -> None:
         del self._streams[stream]
-        if stream.is_refused:
-            self._by_request = True
-            self._try_stream_at = asyncio.get_running_loop().time() + _REFUSED_S
+        if stream.is_refused and self._stream is stream:
+            self._use_requests(_REFUSED_S)
         self.leave(stream)
+
+    def _use_requests(self, for_s: float) -> None:
+        self._by_request = True
+        self._try_stream_at = asyncio.get_running_loop().time() + for_s
 
     def leave(self, stream: Connection) -> None:
         """Use another stream from now on; this one only brings the answers to what it has sent."""
         stream.give_up()
         if self._stream is stream:
             self._stream = None
+            if not stream.answered_at and not self._by_request:  # a proxy may upgrade, and cut or hold what follows
+                self._use_requests(AVOID_S)
             self._add_waiting()
 
     def _add_waiting(self) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import aiohttp
 
-from halfway.client.calls.call import Call, answer_in
+from halfway.client.calls.call import Call, Kind, answer_in
 from halfway.client.calls.transport import NoAnswerError, Reply, Transport
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ _FINISH_S: Final = 30.0
 """How long a connection that takes no more calls waits for answers: longer than a coordinator may take."""
 _FRAME_BYTES: Final = 24 * 1024
 """With fewer bytes a frame has fewer than the 25,000 fields that a coordinator accepts. A larger call is sent alone."""
+_MAX_CALL_BYTES: Final = 64 * 1024
+"""A larger call is a request: on a slow link, other calls and the answers to pings would wait behind it."""
 _ENVELOPE_BYTES: Final = 200
 """More than a frame adds to its only call."""
 _FATAL: Final = frozenset({1002, 1003, 1007, 1009, 4400})
@@ -34,8 +37,8 @@ _FATAL: Final = frozenset({1002, 1003, 1007, 1009, 4400})
 class Queue(Protocol):
     """What a connection takes calls from."""
 
-    def next_call(self, most: int) -> Call | None:
-        """Return the next call to send if it has at most so many bytes. Its attempt begins."""
+    def next_call(self, kinds: Collection[Kind], most: int) -> Call | None:
+        """Return the next call of these kinds to send if it has at most so many bytes. Its attempt begins."""
 
     def take_answer(self, call: Call, reply: Reply) -> None:
         """Take the answer to a call."""
@@ -60,15 +63,17 @@ class Stream:
         self.url = url
         self.sent: dict[int, Call] = {}
         """The calls without an answer, also those whose caller has given up."""
+        self._in_flight: Counter[Kind] = Counter()
+        """How many of them are of each kind."""
         self.answered_at = 0.0
         self.takes_calls = True
         self.is_refused = False
         """Whether the coordinator has closed it because of what it was sent."""
         self._socket = socket
-        self._max_calls: int = hello["max_frame_operations"]
-        self._max_sent: int = hello["max_in_flight"] - 1
+        self._max_calls = int(hello["max_frame_operations"])
+        self._max_sent = int(hello["max_in_flight"]) - 1
         """With one more the coordinator would read no more, and so answer no ping."""
-        self._max_bytes: int = hello["max_frame_bytes"]
+        self._max_bytes = int(hello["max_frame_bytes"])
         self._has_spans = bool(hello.get("traceparent"))
         self._number = 0
         self._work = asyncio.Event()
@@ -85,7 +90,7 @@ class Stream:
                 raise RefusedStreamError(error.status) from None
             try:
                 return cls(url, socket, _frame_in(await socket.receive())["hello"])
-            except (NoAnswerError, LookupError, TypeError):
+            except (NoAnswerError, LookupError, TypeError, ValueError):
                 await _close(socket)
                 raise RefusedStreamError(HTTPStatus.SWITCHING_PROTOCOLS) from None  # by another server than halfway
             except BaseException:
@@ -93,8 +98,8 @@ class Stream:
                 raise
 
     def accepts(self, call: Call) -> bool:
-        """Return whether a call fits into a frame."""
-        return len(call.body) + _ENVELOPE_BYTES < self._max_bytes
+        """Return whether a call is small enough."""
+        return len(call.body) <= _MAX_CALL_BYTES and len(call.body) + _ENVELOPE_BYTES < self._max_bytes
 
     def wake(self) -> None:
         """Send the calls that wait."""
@@ -135,10 +140,12 @@ class Stream:
         while True:
             frame = _frame_in(await self._socket.receive())
             for item in frame.get("answers", ()):
+                call, reply = self.sent[item["n"]], answer_in(item)
+                del self.sent[item["n"]]
+                self._in_flight[call.kind] -= 1
                 self.answered_at = loop.time()
-                call = self.sent.pop(item["n"])
                 call.settle()
-                queue.take_answer(call, answer_in(item))
+                queue.take_answer(call, reply)
             if "closing" in frame:
                 queue.leave(self)
             if "problem" in frame:
@@ -153,13 +160,17 @@ class Stream:
                 await self._socket.send_frame(frame, aiohttp.WSMsgType.TEXT)
 
     def _next_frame(self, queue: Queue) -> bytes:
-        """Return a frame with the calls that wait, as far as the coordinator takes more; empty if there are none."""
+        """Return a frame with the calls that wait, as far as the coordinator takes more; empty if there are none.
+
+        Each kind takes at most half of what may be in flight: an end that waits for its topic must not delay prepares.
+        """
         parts: dict[str, list[bytes]] = {}
         room, most = min(self._max_calls, self._max_sent - len(self.sent)), self._max_bytes
         now = asyncio.get_running_loop().time()
         left = _FRAME_BYTES
-        while room and left > 0 and (call := queue.next_call(most)) is not None:
+        while room > 0 and left > 0 and (call := queue.next_call(self._kinds(), most)) is not None:
             self._number += 1
+            self._in_flight[call.kind] += 1
             self.sent[self._number] = call
             call.connection, call.sent_at = self, now
             span = b'"traceparent":"%b",' % call.traceparent.encode() if call.traceparent and self._has_spans else b""
@@ -169,6 +180,10 @@ class Stream:
             most = left
         lists = [b'"%b":[%b]' % (kind.encode(), b",".join(calls)) for kind, calls in parts.items()]
         return b"{%b}" % b",".join(lists) if lists else b""
+
+    def _kinds(self) -> Collection[Kind]:
+        most = max(1, self._max_sent // 2)
+        return [kind for kind in ("end", "prepare") if self._in_flight[kind] < most]
 
     def _end(self) -> None:
         self._is_over = True

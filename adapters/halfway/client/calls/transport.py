@@ -177,7 +177,7 @@ class Transport:
         if self._upgrades is None:
             raise aiohttp.ClientConnectionError("the client is not open")
         return await self._upgrades.ws_connect(
-            url + path, protocols=(protocol,), heartbeat=heartbeat_s, compress=0, max_msg_size=0
+            url + path, protocols=(protocol,), heartbeat=heartbeat_s, compress=0, max_msg_size=_MAX_ANSWER_BYTES
         )
 
     def urls(self) -> list[str]:
