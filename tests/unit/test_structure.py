@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_560,
+    "lines of coordinator and adapters": 47_565,
     "files of coordinator and adapters": 207,
     "lines of halfway/protocol": 2_839,
     "lines of halfway/coordinator": 9_041,
@@ -21,14 +21,14 @@ BOUNDS = {
     "lines of halfway/memory": 1_273,
     "lines of halfway/simulated": 2_201,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 7_365,
+    "lines of halfway/client": 7_370,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 6_974,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
     "lines of tests": 71_666,
     "lines of bench": 4_107,
-    "bytes of pages": 204_770,
+    "bytes of pages": 204_766,
     "settings": 51,
     "REST operations": 22,
     "calls between instances": 11,

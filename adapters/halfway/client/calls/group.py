@@ -103,6 +103,7 @@ class GroupCalls:
         """Open the connections in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._transport.open()
+        self._shared.open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -114,6 +114,10 @@ class SharedCalls:
         if self._is_closed:
             raise _closed()
 
+    def open(self) -> None:
+        """Take calls, also after `close`."""
+        self._is_closed = False
+
     async def close(self) -> None:
         """Send no more, and end all calls with ClientClosedError."""
         self._is_closed = True
