@@ -61,7 +61,7 @@ python=$(sed -n 's/^FROM \(python:[^ ]*\) AS base$/\1/p' Dockerfile)
 kafka=$(sed -n 's/^ *image: \(apache\/kafka:.*\)/\1/p' docker-compose.yml | head -1)
 balancer=$(sed -n 's/^ *image: \(haproxy:.*\)/\1/p' docker-compose.yml)
 have "$python" || debian "$python" python3.11,python3.11-venv,ca-certificates -c 'ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt'
-have "$balancer" || debian "$balancer" haproxy -c 'USER haproxy' -c 'ENTRYPOINT ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]'
+have "$balancer" || debian "$balancer" haproxy -c 'USER haproxy' -c 'CMD []' -c 'ENTRYPOINT ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"]'
 if ! have "$kafka"; then
     docker image inspect halfway-java:17 >/dev/null 2>&1 || debian halfway-java:17 openjdk-17-jre-headless
     mkdir -p build/kafka-image && cp -r $here/kafka-image/. build/kafka-image && rm -rf build/kafka-image/libs
