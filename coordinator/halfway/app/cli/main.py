@@ -52,20 +52,19 @@ def serve(config: Path | None, workers: str | None, worker: int | None) -> None:
     from halfway.app.serve.app import run
     from halfway.app.serve.process import configure, log_start_failure
     from halfway.app.serve.supervisor import supervise
-    from halfway.app.serve.worker import Failed, Worker
+    from halfway.app.serve.worker import Worker
 
+    if worker is not None:
+        link = Worker(worker)
+        sys.exit(run(link.settings, worker=link))
     load = partial(configuration.load, file=config, over={} if workers is None else {"workers": workers})
-    link = None if worker is None else Worker(worker)
     try:
         settings = load()
     except ConfigurationError as error:
-        if link is None:
-            configure(level="info")
-            log_start_failure(error.detail)
-        else:
-            link.tell(Failed(detail=error.detail))
+        configure(level="info")
+        log_start_failure(error.detail)
         sys.exit(1)
-    sys.exit(supervise(settings, load) if link is None and settings.workers != 1 else run(settings, worker=link))
+    sys.exit(run(settings) if settings.workers == 1 else supervise(settings, load))
 
 
 @halfway.command()

@@ -80,7 +80,6 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None, 
         warn_of_removed(settings)
     else:
         configure(level=settings.log_level, worker=worker.number, lock=worker.assignment.shared)
-        settings = worker.with_credential(settings)
     collect_rarely()
     try:
         demand_guarded(settings)

@@ -4,7 +4,8 @@ The workers accept from the same listening socket. A connection that waits there
 takes it if a worker is killed. (With SO_REUSEPORT the kernel gives it to one worker at once, and resets it with that
 worker.) A worker that is not ready leaves connections to the others.
 
-Each worker is a new process of the same command, which reads the settings itself. It ends if the supervisor does.
+Each worker is a new process of the same command, with the settings as the supervisor has read them at its start, or at
+the last reload: a file that is being edited is not for one that replaces another. It ends if the supervisor does.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pickle
 import secrets
 import signal
 import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +54,9 @@ PORTS_ABOVE: Final = 100
 _MAX_PORT: Final = 65_535
 _HANGS_S: Final = 12 * BEAT_S
 """A worker whose event loop has not run for this long is killed."""
+_STARTS_S: Final = 300.0
+"""One that says nothing for this long after its start is killed, too: it imports first."""
+_LOOKS: Final = 12
 _STOP_S: Final = STOP_S + 5.0
 """How long a worker may take to stop after its drain: it ends by itself within `STOP_S`."""
 _FIRST_PAUSE_S: Final = 0.5
@@ -59,8 +64,9 @@ _LONGEST_PAUSE_S: Final = 30.0
 _SETTLED_S: Final = 60.0
 """A worker that has run for so long is replaced without a pause that has grown."""
 _LOOK_S: Final = 0.1
-_FIXED: Final = ("host", "port", "health_host", "health_port", "workers")
-"""Settings that a reload cannot change, because they are of the supervisor."""
+_FIXED: Final = ("host", "port", "health_host", "health_port", "workers", "kafka_prefix", "shards")
+"""Settings that a reload does not change: they are of the supervisor, or of the deployment behind the port."""
+_SAID_BYTES: Final = 1024 * 1024
 
 
 def cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -173,7 +179,7 @@ class Supervisor:
         log.info("supervising", workers=self._count, url=url)
         async with self._tasks:
             for number in range(self._count):
-                self._keep(number, first=True)
+                self._keep(number, settings, first=True)
             reloads = self._tasks.create_task(self._reload_when(wanted))
             await self._stopping.wait()
             reloads.cancel()
@@ -207,10 +213,10 @@ class Supervisor:
 
     # --- one worker
 
-    def _keep(self, number: int, *, first: bool = False) -> None:
-        self._keepers[number] = self._tasks.create_task(self._run_and_replace(number, first=first))
+    def _keep(self, number: int, settings: Settings, *, first: bool = False) -> None:
+        self._keepers[number] = self._tasks.create_task(self._run_and_replace(number, settings, first=first))
 
-    async def _run_and_replace(self, number: int, *, first: bool) -> int:
+    async def _run_and_replace(self, number: int, settings: Settings, *, first: bool) -> int:
         """Run the worker of a number, and replace it if it dies, until it is told to stop; return its exit status.
 
         If the `first` one fails before it was ready, the service ends, as one process does. A successor that ends
@@ -219,14 +225,21 @@ class Supervisor:
         loop, pause_s, is_new = asyncio.get_running_loop(), _FIRST_PAUSE_S, True
         while True:
             began = loop.time()
-            child = await self._start(number)
-            status = await self._ended(child)
-            if child.leaves or self._stopping.is_set():
+            child: _Child | None = None
+            status, failure = 1, None
+            try:
+                child = await self._start(number, settings)
+            except OSError as error:  # no process or descriptor is free, or the program is being replaced
+                failure = f"a worker's process could not be started: {error}"
+            else:
+                status = await self._ended(child)
+                failure = child.failure
+            if self._stopping.is_set() or (child is not None and child.leaves):
                 return status
-            why = {"error": child.failure} if child.failure else {"status": status}
-            if is_new and not child.has_been_ready and (not first or status > 0):
+            why = {"error": failure} if failure else {"status": status}
+            if is_new and not (child is not None and child.has_been_ready) and (not first or status > 0):
                 if first:
-                    self._failure = child.failure or "a worker could not start: the log says why"
+                    self._failure = failure or "a worker could not start: the log says why"
                     self._drain_s = 0.0
                     self._stopping.set()
                 else:
@@ -236,29 +249,34 @@ class Supervisor:
             pause_s = _FIRST_PAUSE_S if loop.time() - began > _SETTLED_S else pause_s
             self._replaced[number] += 1
             self._tell_all()
-            log.error("worker_died", worker=number, pid=child.process.pid, again_in_s=pause_s, **why)
+            pid = None if child is None else child.process.pid
+            log.error("worker_died", worker=number, pid=pid, again_in_s=pause_s, **why)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
                     return 0
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _start(self, number: int) -> _Child:
+    async def _start(self, number: int, settings: Settings) -> _Child:
+        """Start a worker; raise OSError if the system has no process for it."""
         ours, theirs = socket.socketpair()
         api, health = ([one.fileno() for one in sockets] for sockets in (self._api, self._health))
-        with theirs:
+        with theirs, ExitStack() as unused:
+            unused.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, *sys.orig_argv[1:], "--worker", str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *api, *health, self._shared],
                 process_group=0,  # a Ctrl-C is for the supervisor
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
+            unused.pop_all()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=_SAID_BYTES)
         child = self._children[number] = _Child(number, process, writer)
         port = self._settings.port
         child.tell(
             Assignment(
                 number=number,
+                settings=pickle.dumps(settings),
                 api=api,
                 health=health,
                 port=port and port + PORTS_ABOVE + number,
@@ -284,21 +302,27 @@ class Supervisor:
         return status
 
     async def _listen(self, child: _Child, reader: asyncio.StreamReader) -> None:
-        """Take what a worker says until it ends; kill it if it says nothing any more."""
-        limit_s: float | None = None  # it says nothing while it imports
+        """Take what a worker says until it ends; kill it if it says nothing any more.
+
+        Its silence is counted look by look, because the supervisor may have stood still itself: that is one look.
+        """
+        look_s = _HANGS_S / _LOOKS
+        looks, most = 0, math.ceil(_STARTS_S / look_s)
         with suppress(ConnectionError):
             while True:
                 try:
-                    async with asyncio.timeout(limit_s):
+                    async with asyncio.timeout(look_s):
                         line = await reader.readline()
                 except TimeoutError:
-                    log.warning("worker_killed", worker=child.number, reason=f"its event loop hangs for {_HANGS_S:g} s")
-                    child.kill()
-                    limit_s = None
+                    looks += 1
+                    if looks == most:
+                        reason = f"its event loop hangs for {looks * look_s:g} s"
+                        log.warning("worker_killed", worker=child.number, reason=reason)
+                        child.kill()
                     continue
-                if not line:
+                if not line.endswith(b"\n"):  # it has ended, maybe while it spoke
                     break
-                limit_s = _HANGS_S
+                looks, most = 0, _LOOKS
                 self._heard(child, FROM_WORKER.decode(line))
         child.silent.set()
 
@@ -326,42 +350,51 @@ class Supervisor:
         while True:
             await wanted.wait()
             wanted.clear()
-            await self._reload()
+            await self._reload(wanted)
 
-    async def _reload(self) -> None:
-        """Replace each worker by one that reads the settings again: first the new one starts, then the old one stops.
+    async def _reload(self, wanted: asyncio.Event) -> None:
+        """Replace each worker by one with the settings read again: first the new one starts, then the old one stops.
 
-        A new one that does not start ends the reload; the old ones stay.
+        If a new one does not start, or is not ready when another reload is `wanted`, this one ends and the old ones
+        stay.
         """
+        fixed = {name: getattr(self._settings, name) for name in _FIXED}
         try:
-            settings = self._load()
+            asked = self._load()
+            settings = asked.model_copy(update=fixed)
             demand_usable(settings)
         except ConfigurationError as error:
             log.warning("reload_failed", error=error.detail)
             return
-        for name in _FIXED:
-            if getattr(settings, name) != getattr(self._settings, name):
+        for name, value in fixed.items():
+            if getattr(asked, name) != value:
                 log.warning("setting_not_reloaded", setting=f"HALFWAY_{name.upper()}", remedy="restart halfway")
         self._drain_s = settings.drain_s
         log.info("reloading")
-        for number, keeper in sorted(self._keepers.items()):
+        for number in sorted(self._keepers):
             free = next(one for one in range(self._count + 1) if one not in self._keepers)
-            self._keep(free)
-            if not await self._became_ready(free):
-                del self._keepers[free]
-                log.warning("reload_failed", error="a new worker did not start, so the others stay")
+            self._keep(free, settings)
+            if not await self._became_ready(free, wanted):
+                await self._end(free, 0.0)
+                why = "is not ready yet, and another reload is wanted" if wanted.is_set() else "did not start"
+                log.warning("reload_failed", error=f"a new worker {why}, so the others stay")
                 return
-            if (old := self._children.get(number)) is not None:
-                old.tell(Stop(drain_s=self._drain_s))
-            else:
-                keeper.cancel()  # it waits to replace one that has died
-            await asyncio.wait([keeper])
-            del self._keepers[number]
+            await self._end(number, self._drain_s)
         log.info("reloaded")
 
-    async def _became_ready(self, number: int) -> bool:
-        """Wait until a new worker is ready, or has ended."""
-        while not self._keepers[number].done():
+    async def _end(self, number: int, drain_s: float) -> None:
+        """End the worker of a number for good."""
+        keeper = self._keepers[number]
+        if (child := self._children.get(number)) is not None:
+            child.tell(Stop(drain_s=drain_s))
+        else:
+            keeper.cancel()  # it waits to replace one that has died
+        await asyncio.wait([keeper])
+        del self._keepers[number]
+
+    async def _became_ready(self, number: int, wanted: asyncio.Event) -> bool:
+        """Wait until a new worker is ready, has ended, or is no longer wanted."""
+        while not (self._keepers[number].done() or wanted.is_set()):
             if (child := self._children.get(number)) is not None and child.ready:
                 return True
             await asyncio.sleep(_LOOK_S)

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import mmap
 import os
+import pickle
 import re
 import socket
 import threading
@@ -58,6 +59,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, tag="assignment"):
     """The first message to a worker."""
 
     number: int
+    settings: bytes
+    """The pickled settings, as the supervisor has read them."""
     api: list[int]
     """The descriptors of the sockets of the API, and those of the health port."""
     health: list[int]
@@ -154,6 +157,7 @@ class Worker:
             raise TypeError(assignment)
         self.assignment = assignment
         self.number = assignment.number
+        self.settings = self.with_credential(pickle.loads(assignment.settings))  # noqa: S301 - of the supervisor
         self.connections = Connections(assignment.shared, assignment.number)
         self.state = State(started=False, workers=[], replaced={})
         self._session: aiohttp.ClientSession | None = None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import socket
 from pathlib import Path
 from unittest.mock import AsyncMock
@@ -145,7 +146,16 @@ def test_pages_are_for_the_other_workers_only() -> None:
     """Everybody on this machine can reach their port, and metrics may need a key."""
     ours, theirs = socket.socketpair()
     shared = os.memfd_create("test")
-    assigned = Assignment(number=1, api=[], health=[], port=0, token="t0ken", credential="c" * 32, shared=shared)
+    assigned = Assignment(
+        number=1,
+        settings=pickle.dumps(load({})),
+        api=[],
+        health=[],
+        port=0,
+        token="t0ken",
+        credential="c" * 32,
+        shared=shared,
+    )
     with ours:
         ours.sendall(encoded(assigned))
         worker = Worker(theirs.detach())
