@@ -374,7 +374,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read the settings file {str(file)!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"the settings file {str(file)!r} is not TOML: {error}") from None
     if isinstance(values.get("kafka"), dict):
         values["kafka"] = {_property(name): _text(value) for name, value in _flat(values["kafka"])}

@@ -119,7 +119,7 @@ def read_file(path: str) -> Declared:
             content = tomllib.load(file)
     except OSError as error:
         fail(f"cannot read {path!r}: {error.strerror}")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         fail(f"the file is not TOML: {error}")
     if unknown := content.keys() - {"groups", "keys"}:
         fail(f"the file has {', '.join(sorted(unknown))}: it may have groups and keys")
@@ -151,12 +151,14 @@ def read_file(path: str) -> Declared:
 def _valid(validation: Validation, where: str, model: Any, table: object, convert: Callable[[Any], Any]) -> Any:
     """Return what a table declares, after the rules of the API."""
     try:
-        return validation.read(model, json.dumps(table, default=str).encode(), convert)
+        return validation.read(model, json.dumps(table, default=str, allow_nan=False).encode(), convert)
     except InvalidRequestError as error:
         errors = error.fields.get("errors") or [{"field": "", "detail": error.detail}]
         fail("\n".join(f"{where}.{one['field']}: {one['detail']}" for one in errors))  # type: ignore[attr-defined]
     except HalfwayError as error:
         fail(f"{where}: {error.detail}")
+    except ValueError:
+        fail(f"{where}: inf and nan are not numbers here")
 
 
 def to_toml(deployment: Deployment) -> str:
@@ -256,7 +258,12 @@ class Changes:
         lines = list(_difference(before, after))
         if before is not None and not lines:
             return None
+        # What the file does not name is not sent: an operator may have changed it since it was read.
         body = after.body() | {"limits": after.limits, "reject_prepares": after.reject_prepares}
+        if before is not None and after.limits == before.limits:
+            del body["limits"]
+        if spec.reject_prepares is None:
+            del body["reject_prepares"]
 
         def act() -> bool:
             self._remote.ask("PUT" if self._prune else "PATCH", path_of("groups", name), body=body)

@@ -48,6 +48,7 @@ R = TypeVar("R")
 P = TypeVar("P", bound=msgspec.Struct)
 Action = TypeVar("Action", bound=models.ActionRequest)
 
+_CREDENTIALS: Final = re.compile(r"//[^/?#]*@")
 _OPERATIONS: Final = (models.StreamPrepare, models.StreamEnd, models.StreamChecks)
 _READ_ONE_BY_ONE: Final = (models.BatchRequest, models.StreamFrame)
 """Bodies whose items are read for themselves."""
@@ -135,7 +136,9 @@ class Validation:
         for number, url in enumerate(check.urls or ()):
             refusal = url_refusal(url)
             if refusal is not None:
-                raise FieldRefusedError(f"check.urls[{number}]", f"{short(url)} is not valid: {refusal}")
+                raise FieldRefusedError(
+                    f"check.urls[{number}]", f"{short(_CREDENTIALS.sub('//...@', url))} is not valid: {refusal}"
+                )
         for number, topic in enumerate(request.topics or ()):
             _demand_topic(topic, self._internal_prefix, f"topics[{number}]")
         return GroupSpec(

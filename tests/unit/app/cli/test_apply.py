@@ -22,6 +22,13 @@ WRONG = {
     "a missing field": ('[groups.shop]\ntopics = ["orders"]', "groups.shop.check"),
     "no check": ('[groups.shop]\ncheck = {}\ntopics = ["orders"]', "groups.shop.check"),
     "a URL": ('[groups.shop]\ncheck = { urls = ["shop"] }\ntopics = ["orders"]', "groups.shop.check.urls[0]"),
+    "a URL with a password": (
+        '[groups.shop]\ncheck = { urls = ["http://a:b@c/"] }\ntopics = ["orders"]',
+        'groups.shop.check.urls[0]: "http://...@c/" is not valid',
+    ),
+    "an infinite limit": (GROUP + "limits = { prepares_per_s = inf }", "groups.shop: inf and nan"),
+    "too many digits": (GROUP + f"limits = {{ pending = {'9' * 5000} }}", "is not TOML"),
+    "too deep": ("x = " + "[" * 5000, "is not TOML"),
     "an unknown limit": (GROUP + "limits = { checks = 1 }", "groups.shop.limits.checks"),
     "a limit of 0": (GROUP + "limits = { pending = 0 }", "groups.shop.limits.pending"),
     "a date": (GROUP + "policy = { max_checks = 1979-05-27 }", "groups.shop.policy.max_checks"),
