@@ -110,9 +110,9 @@ class Halfway(GroupCalls):
         A BarrierMaintenance maintains the barrier. If its barrier has a store, the client starts without halfway too:
         then it returns {}, and goes on registering the group in the background.
         """
+        topics = _list_of("topics", topics)
         coroutines = _services(self, check_urls, decide)
         group: Mapping[str, Any] = {}
-        topics = _list_of("topics", topics)
         register = partial(self.register, topics=topics, check_urls=check_urls, policy=policy, replace=replace)
         try:
             group = await register(timeout_s=timeout_s)
