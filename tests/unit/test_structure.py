@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_610,
+    "lines of coordinator and adapters": 47_624,
     "files of coordinator and adapters": 207,
     "lines of halfway/protocol": 2_839,
     "lines of halfway/coordinator": 9_041,
@@ -21,12 +21,12 @@ BOUNDS = {
     "lines of halfway/memory": 1_273,
     "lines of halfway/simulated": 2_201,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 7_370,
+    "lines of halfway/client": 7_384,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 6_974,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_835,
+    "lines of tests": 71_874,
     "lines of bench": 4_107,
     "bytes of pages": 204_759,
     "settings": 51,

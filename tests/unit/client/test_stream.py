@@ -6,11 +6,14 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
 
 from halfway.client import Halfway, Message, PrepareUnconfirmedError, QueueFullError, SyncHalfway, UnauthenticatedError
+from halfway.client.calls import shared
+from halfway.client.calls.stream import RefusedStreamError, Stream
 from halfway.http.requests.admission import ApiLimits
 from tests.support.client.serving import serving
 from tests.support.client.silent import Firewall, firewall_before
@@ -398,3 +401,39 @@ async def test_an_attempt_that_gets_no_answer_is_over_at_the_deadline(firewall: 
         with pytest.raises(PrepareUnconfirmedError):
             await client.prepare([ORDER], id=named_id("a"))
         firewall.lets_answers_pass.set()
+
+
+async def test_an_old_stream_is_replaced_so_that_a_coordinator_that_was_away_gets_calls_again(
+    world: RestWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a load balancer after a rolling restart. No call waits for it or fails."""
+    monkeypatch.setattr(shared, "_AGE_S", 0.02)
+    async with (
+        firewall_before(world.url) as away,
+        firewall_before(world.url) as other,
+        patient([away.url, other.url]) as client,
+    ):
+        client._transport.avoid(away.url)
+        await place(client, "first")
+        assert away.accepted == 0
+        client._transport._avoided_until.clear()  # it is back
+        number = 0
+        while not away.accepted:
+            number += 1
+            await asyncio.gather(*(place(client, f"{number}/{caller}") for caller in range(CALLERS)))
+    assert len(keys(world)) == 1 + number * CALLERS
+
+
+async def test_a_stream_that_cannot_be_replaced_goes_on(
+    world: RestWorld, firewall: Firewall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with patient(firewall.url) as client:
+        await place(client, "first")
+        stream = client._shared._stream
+        client._shared._open_at = 0.0
+        monkeypatch.setattr(Stream, "connect", AsyncMock(side_effect=RefusedStreamError(503)))
+        for key in ("a", "b", "c"):
+            await place(client, key)
+        assert client._shared._stream is stream
+        assert firewall.accepted == 1
+    assert len(keys(world)) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import chain
@@ -32,6 +33,9 @@ _MAX_BYTES: Final = 256 * 1024 * 1024
 _CONNECT_S: Final = 3.0
 _REFUSED_S: Final = 60.0
 """How long calls are sent in requests after no coordinator has accepted a stream."""
+_AGE_S: Final = 600.0
+"""After this time, or up to twice as long, the next call opens another stream: to a coordinator that was away, or to
+whichever the load balancer chooses now."""
 _TICK_S: Final = 0.02
 """Calls whose time is over within one tick fail together."""
 _OF_ANOTHER_TIME: Final = frozenset({"id_in_future", "outcome_expired"})
@@ -40,8 +44,8 @@ _OF_ANOTHER_TIME: Final = frozenset({"id_in_future", "outcome_expired"})
 class SharedCalls:
     """Sends calls on a stream, and returns to each its own answer.
 
-    The stream is opened for the first call, and again for the next call after it was closed or lost. It goes to the
-    first coordinator that accepts one. If none does, calls share requests for a while (`Batches`), and one of the
+    The stream is opened for the first call, and again for the next one after it was closed, lost or old. It goes to
+    the first coordinator that accepts one. If none does, calls share requests for a while (`Batches`), and one of the
     next calls tries to open a stream again, which no call waits for then.
     """
 
@@ -63,7 +67,8 @@ class SharedCalls:
         self._opening: asyncio.Task[None] | None = None
         self._by_request = not stream
         """Whether no coordinator has accepted a stream when one was opened last."""
-        self._try_stream_at = 0.0
+        self._open_at = 0.0
+        """From when on the next call opens a stream, unless one is being opened."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -139,9 +144,9 @@ class SharedCalls:
 
     def _add(self, call: Call) -> None:
         """Send a call on the stream, or in a request, or let it wait until a stream is open."""
-        if self._stream is None and self._opening is None and self._uses_stream:
+        if self._opening is None and self._uses_stream:
             now = asyncio.get_running_loop().time()
-            if now >= self._try_stream_at:
+            if now >= self._open_at:
                 self._opening = asyncio.get_running_loop().create_task(self._open(call.deadline - now))
         if self._by_request or (self._stream is not None and not self._stream.accepts(call)):
             self._batches[call.kind].add(call)
@@ -211,12 +216,17 @@ class SharedCalls:
                 self._run(stream)
                 break
         else:
-            self._use_requests(pause_s)
+            self._open_later(pause_s)
+            self._by_request = self._stream is None
         self._opening = None
         self._add_waiting()
 
     def _run(self, stream: Stream) -> None:
+        """Send the next calls on this stream. An older one only brings the answers to what it has sent."""
+        if self._stream is not None:
+            self._stream.give_up()
         self._stream = stream
+        self._open_later(_AGE_S * random.uniform(1, 2))  # noqa: S311 - so that the clients of a service take turns
         task = asyncio.get_running_loop().create_task(stream.run(self))
         self._streams[stream] = task
         task.add_done_callback(lambda _: self._has_ended(stream))
@@ -224,20 +234,24 @@ class SharedCalls:
     def _has_ended(self, stream: Stream) -> None:
         del self._streams[stream]
         if stream.is_refused and self._stream is stream:
-            self._use_requests(_REFUSED_S)
+            self._by_request = True
         self.leave(stream)
 
-    def _use_requests(self, for_s: float) -> None:
-        self._by_request = True
-        self._try_stream_at = asyncio.get_running_loop().time() + for_s
+    def _open_later(self, after_s: float) -> None:
+        self._open_at = asyncio.get_running_loop().time() + after_s
 
     def leave(self, stream: Connection) -> None:
         """Use another stream from now on; this one only brings the answers to what it has sent."""
         stream.give_up()
         if self._stream is stream:
             self._stream = None
-            if not stream.answered_at and not self._by_request:  # a proxy may upgrade, and cut or hold what follows
-                self._use_requests(AVOID_S)
+            if self._by_request:
+                self._open_later(_REFUSED_S)
+            elif stream.answered_at:
+                self._open_later(0)
+            else:  # a proxy may upgrade, and cut or hold what follows
+                self._by_request = True
+                self._open_later(AVOID_S)
             self._add_waiting()
 
     def _add_waiting(self) -> None:
