@@ -52,7 +52,6 @@ REMOVED: Final[Mapping[str, str]] = {
     "prepare_timeout_s": "5 s, but at most a third of HALFWAY_REQUEST_TIMEOUT_S",
     "prepare_wait_s": "1 s",
     "reanchor_after": "a twentieth of HALFWAY_MAX_OUTCOMES_PER_SHARD",
-    "reject_prepares": "false; halfway groups refuse --all refuses new transactions, and survives restarts",
     "scan_interval_s": "1 s, or HALFWAY_MIN_CHECK_INTERVAL_S if that is shorter",
     "segment_ms": "1 hour, but at most 4 times HALFWAY_OUTCOME_HORIZON_S",
     "shutdown_timeout_s": "20 s",

@@ -207,7 +207,7 @@ class Preparer(Path[Preparation]):
             self._wait(one, Waits.GROUPS, self._refresh(one))  # another instance may have just changed the group
             return
         group = self._groups.get_for_prepare(request.group)
-        prepare_rules.require_prepares_accepted(group)
+        prepare_rules.require_prepares_accepted(group, self._limits)
         if transaction_id is not None:
             prepare_rules.require_id(transaction_id)
             holder = self._reserved.get(transaction_id)

@@ -41,9 +41,9 @@ HEADER_OVERHEAD_BYTES: Final = 10
 """The most that Kafka's framing adds to each header."""
 
 
-def require_prepares_accepted(group: Group) -> None:
-    """Raise PreparesRejectedError if an operator has the new transactions of a group refused."""
-    if group.reject_prepares:
+def require_prepares_accepted(group: Group, limits: ServiceLimits) -> None:
+    """Raise PreparesRejectedError if an operator has the new transactions of a group, or of all groups, refused."""
+    if group.reject_prepares or limits.reject_prepares:
         raise PreparesRejectedError(group.name)
 
 

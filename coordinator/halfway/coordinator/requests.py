@@ -262,6 +262,8 @@ class ServiceSettings(SharedSettings):
     """Checks in flight for one group."""
     lease_s: Seconds = 30.0
     """How long a fetched check is leased."""
+    reject_prepares: bool = False
+    """Whether new transactions of all groups are refused, also of those that are registered later."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,7 +148,8 @@ class PreparesRejectedError(HalfwayError):
     def __init__(self, group: str) -> None:
         super().__init__(
             f"an operator has the new transactions of group {group!r} refused, and ends still work: send it to the "
-            "deployment that the group moves to, or ask an operator to run halfway groups accept",
+            "deployment that the group moves to, or ask an operator to run halfway groups accept, or to take back "
+            "HALFWAY_REJECT_PREPARES",
             group=group,
         )
 

@@ -99,7 +99,9 @@ async def test_callers_notice_neither_restarts_nor_kills_nor_cuts(
         urls = [member.url for member in fleet.members]
         async with firewall_before(balancer.url) as firewall:
             firewall.bytes_of_next = lambda: chance.randrange(20_000, 2_000_000)
-            async with Halfway(firewall.url, group, prepare_timeout_s=PATIENT_S, end_timeout_s=PATIENT_S) as client:
+            async with Halfway(
+                firewall.url, group, prepare_timeout_s=PATIENT_S, end_timeout_s=PATIENT_S, stream=True
+            ) as client:
                 with (
                     SyncHalfway(urls, group, prepare_timeout_s=PATIENT_S, end_timeout_s=PATIENT_S) as blocking,
                     ThreadPoolExecutor(CALLERS) as pool,

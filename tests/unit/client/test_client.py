@@ -144,8 +144,9 @@ async def run_many(halfway: Halfway, count: int) -> None:
     await asyncio.gather(*(run_one() for _ in range(count)))
 
 
-async def test_callers_share_one_stream(world: RestWorld, halfway: Halfway) -> None:
-    await run_many(halfway, 300)
+async def test_callers_share_one_stream(world: RestWorld) -> None:
+    async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60, stream=True) as client:
+        await run_many(client, 300)
     assert len(written_values(world)) == 300
     assert world.requests.counts == {
         ("putGroup", 201): 1,
@@ -156,7 +157,7 @@ async def test_callers_share_one_stream(world: RestWorld, halfway: Halfway) -> N
 
 
 async def test_without_a_stream_callers_at_one_moment_share_requests(world: RestWorld) -> None:
-    async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60, stream=False) as client:
+    async with Halfway(world.url, "shop", prepare_timeout_s=60, end_timeout_s=60) as client:
         await run_many(client, 300)
     assert len(written_values(world)) == 300
     assert {operation for operation, _ in world.requests.counts} == {"putGroup", "batch"}

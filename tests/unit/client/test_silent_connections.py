@@ -44,7 +44,7 @@ async def test_a_call_is_repeated_on_a_new_connection(
 
 async def test_a_stream_that_nobody_uses_is_asked_whether_it_lives(world: RestWorld) -> None:
     """A ping finds the death of the connection, so that the next call does not have to."""
-    async with firewall_before(world.url) as firewall, Halfway(firewall.url, "shop") as client:
+    async with firewall_before(world.url) as firewall, Halfway(firewall.url, "shop", stream=True) as client:
         await client.prepare([ORDER], id=named_id("first"))
         time = LoopTime()
         for _ in range(10):  # every answer to a ping keeps it

@@ -63,7 +63,7 @@ class GroupCalls:
         max_waiting: int = 10_000,
         max_in_background: int = 10_000,
         connections: int = 16,
-        stream: bool = True,
+        stream: bool = False,
     ) -> None:
         """Configure the client with the coordinators' URLs and the group's name. Nothing is sent yet.
 
@@ -72,7 +72,8 @@ class GroupCalls:
         decides how a transaction ends if its block raised an exception; `register` checks its retention.
         `max_waiting` limits the prepares that wait to be sent, and also the ends.
         `max_in_background` limits the ends that are sent in the background. `connections` limits those for requests.
-        With `stream=False` prepares and ends are requests too. Raises InvalidUrlError and InvalidKeyError.
+        With `stream` prepares and ends go over one WebSocket; otherwise those that wait at once share a request.
+        Raises InvalidUrlError and InvalidKeyError.
         """
         self.group = group
         self.barrier = barrier

@@ -71,8 +71,8 @@ class SyncHalfway:
     """
 
     def __init__(self, urls: str | Sequence[str], group: str, **settings: Unpack[Settings]) -> None:
-        """Take the parameters of `Halfway`. Nothing is sent and no thread is started yet."""
-        self._settings: dict[str, Any] = {"urls": urls, "group": group, **settings}
+        """Take the parameters of `Halfway`; threads share a stream. Nothing is sent and no thread is started yet."""
+        self._settings: dict[str, Any] = {"urls": urls, "group": group, "stream": True, **settings}
         self._settings["key"] = Key.resolve(settings.get("key"))
         self._lock = ForkSafeLock()
         self._thread: _LoopThread | None = None
