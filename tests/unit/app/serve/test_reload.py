@@ -24,14 +24,14 @@ NEVER_READY = 1
 WORKER = """
 import base64, json, os, pickle, select, socket, sys
 link = socket.socket(fileno=int(sys.argv[3]))
-lines = link.makefile("r")
+lines = link.makefile("rb", 0)  # unbuffered, or select would not see what was read beyond a line
 settings = pickle.loads(base64.b64decode(json.loads(lines.readline())["settings"]))
 with open(sys.argv[1], "a") as starts:
     print(os.getpid(), settings.host, settings.max_pending, file=starts, flush=True)
 while True:
     link.sendall(json.dumps({"type": "alive", "ready": settings.max_pending > 1, "pages": 1}).encode() + b"\\n")
     while select.select([link], [], [], 0.1)[0]:
-        if json.loads(lines.readline() or '{"type": "stop"}')["type"] == "stop":
+        if json.loads(lines.readline() or b'{"type": "stop"}')["type"] == "stop":
             sys.exit()
 """
 
