@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_627,
-    "files of coordinator and adapters": 207,
+    "lines of coordinator and adapters": 47_644,
+    "files of coordinator and adapters": 208,
     "lines of halfway/protocol": 2_840,
     "lines of halfway/coordinator": 9_043,
-    "lines of halfway/http": 5_965,
-    "lines of halfway/app": 5_638,
+    "lines of halfway/http": 5_981,
+    "lines of halfway/app": 5_639,
     "lines of halfway/kafka": 10_140,
     "lines of halfway/checks": 1_110,
     "lines of halfway/peers": 349,
@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_974,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_883,
+    "lines of tests": 71_884,
     "lines of bench": 4_107,
     "bytes of pages": 204_756,
     "settings": 52,

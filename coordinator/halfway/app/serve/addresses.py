@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from halfway.http.requests.authentication import AllowedHosts
-from halfway.http.server.server import HttpServer, ServerTls, open_listeners
+from halfway.http.server.acceptor import open_listeners
+from halfway.http.server.server import HttpServer, ServerTls
 from halfway.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from halfway.app.serve.worker import (
 )
 from halfway.app.settings import load
 from halfway.embedded.broker import HOST
-from halfway.http.server.server import HttpServer, open_listeners
+from halfway.http.server.acceptor import open_listeners
+from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ConfigurationError, ForbiddenError
 from tests.support.waiting import until_true
 
