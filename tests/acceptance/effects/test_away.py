@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.effects.test_effects import new_database
+from tests.acceptance.effects.test_effects import SEED, new_database
 from tests.support.brokers.guarded import GuardedKafka
 from tests.support.coordinator.process import NewCoordinator
 from tests.support.coordinator.topics import Cluster
@@ -21,7 +20,6 @@ IS_LONG = "HALFWAY_TEST_EFFECTS_ORDERS" in os.environ
 PAIRS = [("postgresql+psycopg", "sqlite"), ("mysql+pymysql", "sqlite")][: 2 if IS_LONG else 1]
 """The suite has one of them: tests/barrier/test_store.py kills the sender at each of its steps on all databases."""
 ORDERS = int(os.environ.get("HALFWAY_TEST_EFFECTS_ORDERS", "300")) // len(PAIRS)
-SEED = int(os.environ.get("HALFWAY_TEST_EFFECTS_SEED", "") or random.randrange(10**9))
 AWAY_S = float(os.environ.get("HALFWAY_TEST_EFFECTS_AWAY_S", "1"))
 PAUSE_S = 0.0 if IS_LONG else 0.2
 KILLS = max(3, ORDERS // 500)
