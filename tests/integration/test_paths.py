@@ -12,10 +12,10 @@ from tests.support.structure.figures import ROOT
 
 BOUNDS = {
     "functions of a prepare": 164,
-    "modules of a prepare": 36,
+    "modules of a prepare": 38,
     "definitions of one verb of a prepare": 8,
-    "functions of a commit": 180,
-    "modules of a commit": 37,
+    "functions of a commit": 184,
+    "modules of a commit": 39,
     "definitions of one verb of a commit": 12,
     "functions of a check": 275,
     "modules of a check": 45,
