@@ -54,7 +54,7 @@ class MemoryServer(Server):
         caller = await stack.enter_async_context(check_caller(settings))
         ports = memory.ports
         ports["caller"], ports["observer"] = caller, self._metrics
-        coordinator = Coordinator(limits=settings.limits(), **ports)
+        coordinator = Coordinator(limits=settings.service_limits(), **ports)
         scheduler = ScanScheduler(coordinator, memory.clock, interval_s=settings.scan_interval_s)
         stack.push_async_callback(scheduler.stop)
         scheduler.start()

@@ -33,9 +33,11 @@ from halfway.app.settings_sources import (
     KAFKA_SECRETS,
     PREFIX,
     REMOVED,
+    SECTIONS,
     SHOWN,
     SUFFIX,
     TRUTH,
+    Limits,
     Policy,
     Sources,
     explain,
@@ -59,7 +61,7 @@ from halfway.kafka.clients.config import (
 )
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.keys import derived, kind_in
-from halfway.protocol.policy import MAX_SECONDS, CheckPolicy
+from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, LimitOverrides
 from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.urls import base_url_refusal, proxy_refusal
 
@@ -181,6 +183,8 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
 
     policy: Policy = CheckPolicy()
     """The default policy of groups."""
+    limits: Limits = LimitOverrides()
+    """The limits of a group that has none of its own."""
     check_timeout_s: Seconds = 10
     """The time-out of one check over all endpoints; connecting may take three tenths of it."""
     check_demand_nonce: bool = False
@@ -306,8 +310,8 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
         except ConfigurationError as error:
             raise ConfigurationError(with_variables(error.detail, VARIABLES), **error.fields) from None
 
-    def limits(self) -> ServiceLimits:
-        return ServiceLimits(**self._of(ServiceSettings), default_policy=self.policy)
+    def service_limits(self) -> ServiceLimits:
+        return ServiceLimits(**self._of(ServiceSettings), default_policy=self.policy, default_limits=self.limits)
 
     def api_limits(self) -> ApiLimits:
         return ApiLimits(**self._of(ApiSettings), max_body_bytes=self.max_body_bytes)
@@ -329,9 +333,13 @@ _IN_FILES: Final = sorted(_SECRETS - {"kafka"})
 """Settings that may be in a file."""
 
 VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
-    **{PREFIX + name.upper(): (name,) for name in Settings.model_fields if name not in ("kafka", "policy")},
+    **{PREFIX + name.upper(): (name,) for name in Settings.model_fields if name not in ("kafka", *SECTIONS)},
     **{PREFIX + (name + SUFFIX).upper(): (name + SUFFIX,) for name in _IN_FILES},
-    **{f"{PREFIX}POLICY__{name.upper()}": ("policy", name) for name in CheckPolicy.__struct_fields__},
+    **{
+        f"{PREFIX}{section}__{name}".upper(): (section, name)
+        for section, struct in SECTIONS.items()
+        for name in struct.__struct_fields__
+    },
 }
 """The variable of each setting, and its path in the file. Kafka properties are not listed."""
 
@@ -433,7 +441,7 @@ def _text(value: object) -> str:
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = {**below, **above}
-    for name in ("kafka", "policy"):
+    for name in ("kafka", *SECTIONS):
         if isinstance(below.get(name), dict) and isinstance(above.get(name), dict):
             merged[name] = {**below[name], **above[name]}
     return merged

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import ConfigDict, Field, GetPydanticSchema, SecretStr, ValidationError, create_model
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from halfway.protocol.policy import CheckPolicy
+from halfway.protocol.policy import CheckPolicy, LimitOverrides
 
 PREFIX: Final = "HALFWAY_"
 SHOWN: Final = 80
@@ -33,6 +33,9 @@ REMOVED: Final[Mapping[str, str]] = {
     "check_host_rate": "64 times HALFWAY_CHECK_CONCURRENCY",
     "check_queue": "64 times HALFWAY_CHECK_CONCURRENCY",
     "check_private_networks": "true; HALFWAY_CHECK_NETWORKS=public closes private networks",
+    "group_bytes_in_flight": "HALFWAY_LIMITS__BYTES_IN_FLIGHT",
+    "group_max_pending": "HALFWAY_LIMITS__PENDING",
+    "group_prepares_per_s": "HALFWAY_LIMITS__PREPARES_PER_S",
     "lane_max_bytes": "16 MiB",
     "lane_max_ends": "1,000",
     "lane_queue": "10,000",
@@ -69,6 +72,12 @@ _RENAMED: Final[Mapping[str, tuple[bool, str, str]]] = {
     "open_metrics": (True, "open_access", "metrics"),
 }
 """Removed settings that another one has taken over: at which value, and what that is there."""
+_MOVED: Final[Mapping[str, str]] = {
+    "group_bytes_in_flight": "bytes_in_flight",
+    "group_max_pending": "pending",
+    "group_prepares_per_s": "prepares_per_s",
+}
+"""Removed settings whose values are now in `limits`, under these names."""
 
 
 def rename(values: dict[str, Any], plain: Mapping[str, str]) -> list[str]:
@@ -87,6 +96,8 @@ def rename(values: dict[str, Any], plain: Mapping[str, str]) -> list[str]:
             faults.append(f"{old} is {str(given[old][1])[:SHOWN]!r}: it must be true or false; {new} has taken it over")
         elif said is at and (set_to in (None, "", [], ()) or TRUTH.get(str(set_to).lower()) is False):
             values[name] = value
+    if moved := {new: given[old][1] for old, new in _MOVED.items() if old in given}:
+        values["limits"] = moved | dict(values.get("limits") or {})
     return faults
 
 
@@ -128,8 +139,8 @@ def explain(
                 name = f"{variable} (did you mean {near}?)"
                 if in_file is not None and near in variables:
                     in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"
-        # What is not a setting may be the misspelt name of a secret.
-        if path[0] != "kafka" and path[0] not in secrets and problem["type"] != "extra_forbidden":
+        # What is not a setting may be the misspelt name of a secret, and a value may be that of a removed setting.
+        if value is not None and path[0] != "kafka" and path[0] not in secrets and problem["type"] != "extra_forbidden":
             name = f"{name} is {str(value)[:SHOWN]!r}"
         lines.append(f"{name}: {fault}" if in_file is None else f"{name}: {fault} ({in_file})")
     return "; ".join(lines)
@@ -254,22 +265,29 @@ def _read(values: dict[str, Any], name: str, file_name: str, section: str) -> st
 
 
 def _field(field: msgspec.structs.FieldInfo) -> tuple[Any, Any]:
-    """Return the pydantic type of a policy field, with its bounds, and its default."""
-    kind, *metas = get_args(field.type) or (field.type,)
+    """Return the pydantic type of a field, with its bounds, and its default."""
+    kind: Any = next(iter(get_args(field.type)), field.type) if field.default is None else field.type
+    kind, *metas = get_args(kind) or (kind,)
     bounds = [Field(gt=meta.gt, ge=meta.ge, le=meta.le) for meta in metas]
-    return (Annotated[kind, *bounds] if bounds else kind), field.default
+    bounded = Annotated[kind, *bounds] if bounds else kind
+    return (bounded if field.default is not None else bounded | None), field.default
 
 
-_PolicyFields: Any = create_model(
-    "_PolicyFields",
-    __config__=ConfigDict(extra="forbid", allow_inf_nan=False),
-    **dict[str, Any]({field.name: _field(field) for field in msgspec.structs.fields(CheckPolicy)}),
-)
-Policy = Annotated[
-    CheckPolicy,
-    GetPydanticSchema(
+def _schema_of(struct: type[msgspec.Struct]) -> GetPydanticSchema:
+    """Return how pydantic reads a section of the settings: with the fields and the bounds of a struct."""
+    fields: Any = create_model(
+        struct.__name__,
+        __config__=ConfigDict(extra="forbid", allow_inf_nan=False),
+        **dict[str, Any]({field.name: _field(field) for field in msgspec.structs.fields(struct)}),
+    )
+    return GetPydanticSchema(
         lambda _, handler: no_info_after_validator_function(
-            lambda fields: CheckPolicy(**dict(fields)), handler.generate_schema(_PolicyFields)
+            lambda given: struct(**dict(given)), handler.generate_schema(fields)
         )
-    ),
-]
+    )
+
+
+Policy = Annotated[CheckPolicy, _schema_of(CheckPolicy)]
+Limits = Annotated[LimitOverrides, _schema_of(LimitOverrides)]
+SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {"policy": CheckPolicy, "limits": LimitOverrides}
+"""Settings that are sections: their variables are `HALFWAY_<SECTION>__<FIELD>`."""

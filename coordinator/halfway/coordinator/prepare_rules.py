@@ -165,9 +165,7 @@ class GroupLimits:
     """
 
     def __init__(self, limits: ServiceLimits, shards: ShardTable, groups: Groups) -> None:
-        self._pending = limits.group_max_pending
-        self._rate = limits.group_prepares_per_s
-        self._bytes = limits.group_bytes_in_flight
+        self._default = limits.default_limits
         self._shards = shards
         self._groups = groups
         self._buckets: dict[str, _Bucket] = {}
@@ -182,8 +180,8 @@ class GroupLimits:
         known = self._groups.find(group)
         if known is None:
             return 0  # it is refused anyway, and a bucket for every unknown name would fill the memory
-        most = known.limits.bytes_in_flight or self._bytes
-        rate = known.limits.prepares_per_s or self._rate
+        most = known.limits.bytes_in_flight or self._default.bytes_in_flight
+        rate = known.limits.prepares_per_s or self._default.prepares_per_s
         size = 0
         if most is not None:
             size = size_of(request.messages)
@@ -207,7 +205,7 @@ class GroupLimits:
 
         Call it directly before a prepare is stored: from then on the prepare counts.
         """
-        limit = group.limits.pending or self._pending
+        limit = group.limits.pending or self._default.pending
         if limit is None:
             return
         served = [number for number in self._shards.served if self._shards.serves(number)]

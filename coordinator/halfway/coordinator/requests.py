@@ -250,12 +250,6 @@ class ServiceSettings(SharedSettings):
     """Outcomes that a shard holds in memory; more shorten the horizon."""
     max_pending: Count = 2_000_000
     """Pending and parked transactions of one instance; above it prepares get 429."""
-    group_max_pending: Count | None = None
-    """Transactions that a group without a limit of its own may have pending, over all instances."""
-    group_prepares_per_s: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
-    """Prepares per second that such a group may send to one instance."""
-    group_bytes_in_flight: Count | None = None
-    """Bytes of payload of such a group's prepares that one instance is storing."""
     min_check_interval_s: Seconds = 1.0
     """The lower bound of every group's `check_interval_s`; a lower value is raised to it."""
     check_concurrency: Count = 16
@@ -271,6 +265,7 @@ class ServiceLimits(ServiceSettings):
     """The limits of the service: the settings, and what nobody sets."""
 
     default_policy: CheckPolicy = field(default_factory=CheckPolicy)
+    default_limits: LimitOverrides = field(default_factory=LimitOverrides)
     max_groups: int = 4000
     checks_per_place: int = 64
     max_waiting_polls: int = 100

@@ -262,14 +262,13 @@ class GroupLimitedError(RetryableError):
         super().__init__(
             f"group {group!r} has reached its limit {limit} of {most:g}: {_REMEDIES.get(limit, '')}wait as long as "
             "Retry-After says, or ask an operator to raise the group's own limit, or that of all others "
-            f"(HALFWAY_GROUP_{_SETTINGS[limit]})",
+            f"(HALFWAY_LIMITS__{limit.upper()})",
             group=group,
             limit=limit,
         )
         self.retry_after_s = retry_after_s
 
 
-_SETTINGS = {"pending": "MAX_PENDING", "prepares_per_s": "PREPARES_PER_S", "bytes_in_flight": "BYTES_IN_FLIGHT"}
 _REMEDIES = {"pending": "end some pending or parked transactions, "}
 
 

@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 
 from halfway.app.settings import VARIABLES, Settings
+from halfway.app.settings_sources import SECTIONS
 
 PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
 FIRST, LAST = "| variable | default | |\n| --- | --- | --- |\n", "\n\n<!-- end of the settings -->"
@@ -43,7 +44,7 @@ def table() -> str:
     """Return the rows, those of a secret with a mark: it may be in a file."""
     told, rows = meanings(), []
     for name, field in Settings.model_fields.items():
-        if name not in {"kafka", "policy"}:
+        if name not in {"kafka", *SECTIONS}:
             mark = "†" if f"HALFWAY_{name.upper()}_FILE" in VARIABLES else ""
             rows.append(f"| `HALFWAY_{name.upper()}`{mark} | {_shown(field.default)} | {told[name].rstrip('.')} |")
     return "\n".join(sorted(rows))

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.app.settings import load
 from halfway.protocol.errors import ConfigurationError
-from halfway.protocol.policy import OnExhausted
+from halfway.protocol.policy import LimitOverrides, OnExhausted
 
 LISTED = ip_network("10.0.0.0/8")
 BOOTSTRAP = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:9092"}
@@ -27,7 +27,7 @@ def test_environment_reaches_every_part() -> None:
             "HALFWAY_OUTCOME_HORIZON_S": "60",
         }
     )
-    config, limits = settings.kafka_config("http://here"), settings.limits()
+    config, limits = settings.kafka_config("http://here"), settings.service_limits()
     assert config.properties == {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "open sesame"}
     assert (config.prefix, config.shards, config.outcome_horizon_s) == ("_other.", 4, 60)
     assert (limits.shards, limits.outcome_horizon_s, limits.lease_s) == (4, 60, 7)
@@ -157,6 +157,13 @@ def test_a_setting_of_an_earlier_release_is_ignored_and_known(tmp_path: Path) ->
         ({"OPEN_METRICS": "true", "OPEN_ACCESS": "false"}, "open_access", "metrics"),
         ({"OPEN_METRICS": "true", "OPEN_ACCESS": "true"}, "open_access", True),
         ({"OPEN_METRICS": "false", "OPEN_ACCESS": "true"}, "open_access", True),
+        ({"GROUP_MAX_PENDING": "7"}, "limits", LimitOverrides(pending=7)),
+        ({"GROUP_MAX_PENDING": "7", "LIMITS__PENDING": "8"}, "limits", LimitOverrides(pending=8)),
+        (
+            {"GROUP_BYTES_IN_FLIGHT": "9", "LIMITS__PREPARES_PER_S": "0.5"},
+            "limits",
+            LimitOverrides(bytes_in_flight=9, prepares_per_s=0.5),
+        ),
     ],
 )
 def test_a_setting_that_another_one_has_taken_over_holds_as_before(
@@ -172,6 +179,12 @@ def test_a_setting_that_another_one_has_taken_over_holds_as_before(
 def test_a_wrong_value_of_a_setting_that_was_taken_over_ends_the_start(name: str) -> None:
     with pytest.raises(ConfigurationError, match="must be true or false"):
         load(BOOTSTRAP | {name: "perhaps"})
+
+
+@pytest.mark.parametrize("name", ["HALFWAY_LIMITS__PENDING", "HALFWAY_GROUP_MAX_PENDING"])
+def test_a_wrong_default_limit_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"HALFWAY_LIMITS__PENDING( is '0')?: it must be greater than"):
+        load(BOOTSTRAP | {name: "0"})
 
 
 def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:

@@ -12,6 +12,7 @@ from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
 from halfway.memory import Memory
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import shard_of
+from halfway.protocol.policy import LimitOverrides
 from halfway.protocol.records import Message, Op
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.ids import named_id
@@ -20,7 +21,7 @@ from tests.support.service.world import LIMITS, SHARDS, World
 
 LISTS = 50
 SENT = [named_id(f"sent-{number}") for number in range(30)]
-LIMITED = dataclasses.replace(LIMITS, group_bytes_in_flight=4000, group_max_pending=5000)
+LIMITED = dataclasses.replace(LIMITS, default_limits=LimitOverrides(bytes_in_flight=4000, pending=5000))
 
 
 async def two_instances() -> list[World]:

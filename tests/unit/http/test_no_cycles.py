@@ -12,6 +12,7 @@ import pytest
 import halfway.http
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
+from halfway.protocol.policy import LimitOverrides
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld
@@ -62,7 +63,8 @@ def cycles() -> Iterator[Callable[[], list[object]]]:
 @pytest.fixture
 async def limited(new_world: NewWorld, monkeypatch: pytest.MonkeyPatch) -> RestWorld:
     """Provide an interface whose group `shop` has reached its limit."""
-    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.0001))
+    limited = partial(ServiceLimits, default_limits=LimitOverrides(prepares_per_s=0.0001))
+    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", limited)
     world = await new_world(ApiLimits(prepare_wait_s=0.01))
     await world.put_shop()
     assert (await world.prepare(id=named_id("rolled-back"))).status == 201

@@ -345,7 +345,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
         check_secrets = CheckSecrets(settings.master_secrets)
         caller = await stack.enter_async_context(check_caller(settings, check_secrets.of))
         coordinator = Coordinator(
-            limits=settings.limits(),
+            limits=settings.service_limits(),
             lane=cluster.lane,
             half_log=half_log,
             cursors=cursors,

@@ -20,9 +20,13 @@ from tests.support.ids import named_id
 from tests.support.service.world import LIMITS, SHARDS, World
 
 
+def _service_limits(max_pending: int = LIMITS.max_pending, **of_groups: Any) -> ServiceLimits:
+    return dataclasses.replace(LIMITS, max_pending=max_pending, default_limits=LimitOverrides(**of_groups))
+
+
 async def start_limited(memory: Memory | None = None, **limits: Any) -> World:
-    changed: ServiceLimits = dataclasses.replace(LIMITS, **limits)
-    world = await World.start(memory, limits=changed)
+    """Start a world whose service has a limit of its own, `max_pending`, or default limits of a group."""
+    world = await World.start(memory, limits=_service_limits(**limits))
     for name in ("shop", "other"):
         await world.group(name)
     return world
@@ -51,13 +55,13 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
 
 
 async def test_prepares_a_second_are_taken_in_bursts_of_one_second(seconds: Seconds) -> None:
-    world = await start_limited(group_prepares_per_s=5.0)
+    world = await start_limited(prepares_per_s=5.0)
     for _ in range(5):
         await world.prepare()
     error = await refusal(world)
     assert error.fields == {"group": "shop", "limit": "prepares_per_s"}
     assert 0 < error.retry_after_s <= 0.2
-    assert "HALFWAY_GROUP_PREPARES_PER_S" in error.detail
+    assert "HALFWAY_LIMITS__PREPARES_PER_S" in error.detail
     await world.prepare(group="other")
     seconds.now += error.retry_after_s
     await world.prepare()
@@ -66,7 +70,7 @@ async def test_prepares_a_second_are_taken_in_bursts_of_one_second(seconds: Seco
 
 
 async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
-    world = await start_limited(group_max_pending=4)
+    world = await start_limited(pending=4)
     made = [await world.prepare() for _ in range(4)]
     assert (await refusal(world)).fields["limit"] == "pending"
     await world.prepare(group="other")
@@ -77,7 +81,7 @@ async def test_pending_transactions_are_limited_until_they_are_ended() -> None:
 
 async def test_prepares_that_wait_for_facts_about_a_topic_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them counts before it is stored, so all of them would pass at once."""
-    world = await start_limited(group_max_pending=4)
+    world = await start_limited(pending=4)
     monkeypatch.setattr(type(world.memory.topics), "known", lambda _topics, _names: None)
     results = await asyncio.gather(*[world.prepare() for _ in range(20)], return_exceptions=True)
     refused = [result for result in results if isinstance(result, GroupLimitedError)]
@@ -88,7 +92,7 @@ async def test_prepares_that_wait_for_facts_about_a_topic_are_limited_too(monkey
 
 async def test_a_repeat_of_a_pending_prepare_is_answered_at_the_limit() -> None:
     """It adds nothing, and its caller must learn that it is stored."""
-    world = await start_limited(group_max_pending=1)
+    world = await start_limited(pending=1)
     made = await world.prepare(transaction_id=named_id("order-1"))
     assert (await refusal(world)).fields["limit"] == "pending"
     repeated = await world.prepare(transaction_id=named_id("order-1"))
@@ -96,7 +100,7 @@ async def test_a_repeat_of_a_pending_prepare_is_answered_at_the_limit() -> None:
     await world.stop()
 
 
-@pytest.mark.parametrize("limit", ["group_max_pending", "max_pending"])
+@pytest.mark.parametrize("limit", ["pending", "max_pending"])
 async def test_parked_transactions_count_until_they_are_ended(limit: str) -> None:
     """Otherwise a group without verdicts would fill the memory. Parked transactions can still be resumed and ended."""
     changed: dict[str, Any] = {limit: 2}
@@ -126,7 +130,7 @@ async def test_parked_transactions_count_until_they_are_ended(limit: str) -> Non
 
 
 async def test_prepares_on_their_way_count_as_pending() -> None:
-    world = await start_limited(group_max_pending=4)
+    world = await start_limited(pending=4)
     made = await asyncio.gather(*(world.prepare() for _ in range(20)), return_exceptions=True)
     assert sum(isinstance(one, GroupLimitedError) for one in made) == 16
     await world.stop()
@@ -138,7 +142,7 @@ async def two_instances(**limits: Any) -> list[World]:
     second = Memory(shards=SHARDS, owns={1}, log=first.log, clock=first.clock)
     worlds = []
     for memory in (first, second):
-        coordinator = Coordinator(limits=dataclasses.replace(LIMITS, **limits), **memory.ports)
+        coordinator = Coordinator(limits=_service_limits(**limits), **memory.ports)
         memory.peers.serve(coordinator.peer_handler)
         await memory.membership.start(coordinator.shards)
         world = World(memory, coordinator)
@@ -150,7 +154,7 @@ async def two_instances(**limits: Any) -> list[World]:
 
 async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
     """Each instance has the share of the shards that it serves."""
-    worlds = await two_instances(group_max_pending=6)
+    worlds = await two_instances(pending=6)
     taken = 0
     ids = [named_id(f"t-{number}") for number in range(40)]
     for world, transaction_id in zip(worlds * 20, [None, *ids], strict=False):  # the owner of an id may be the other
@@ -172,9 +176,9 @@ async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> 
     """Pending transactions and bytes in flight count at the owner, the rate at the instance that gets the request."""
     large = Message(topic="orders", key=b"k", value=b"v" * 700)
     for limits, taken in (
-        ({"group_max_pending": 6}, 3),
-        ({"group_bytes_in_flight": 1000}, 1),
-        ({"group_prepares_per_s": 4.0}, 4),
+        ({"pending": 6}, 3),
+        ({"bytes_in_flight": 1000}, 1),
+        ({"prepares_per_s": 4.0}, 4),
     ):
         asked, owner = await two_instances(**limits)
         names = [name for name in map(named_id, map(str, range(100))) if shard_of(name, SHARDS) == 1][:10]
@@ -189,7 +193,7 @@ async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> 
 
 
 async def test_bytes_in_flight_are_limited_and_given_back() -> None:
-    world = await start_limited(group_bytes_in_flight=1000)
+    world = await start_limited(bytes_in_flight=1000)
     large = Message(topic="orders", key=b"k", value=b"v" * 700)
     made = await asyncio.gather(*(world.prepare(large) for _ in range(3)), return_exceptions=True)
     assert sum(isinstance(one, GroupLimitedError) for one in made) == 2
@@ -200,7 +204,7 @@ async def test_bytes_in_flight_are_limited_and_given_back() -> None:
 
 
 async def test_a_prepare_that_fails_gives_its_bytes_back() -> None:
-    world = await start_limited(group_bytes_in_flight=1000)
+    world = await start_limited(bytes_in_flight=1000)
     missing = Message(topic="missing", key=b"k", value=b"v" * 700)
     for _ in range(3):
         with pytest.raises(Exception, match="missing"):
@@ -210,7 +214,7 @@ async def test_a_prepare_that_fails_gives_its_bytes_back() -> None:
 
 async def test_a_limit_of_the_groups_own_overrides_the_setting(seconds: Seconds) -> None:
     """It may be higher or lower, holds from the change on, and leaves the other groups as they are."""
-    world = await start_limited(group_max_pending=4, group_prepares_per_s=3.0)
+    world = await start_limited(pending=4, prepares_per_s=3.0)
     await world.group("shop", limits=LimitOverrides(pending=40, prepares_per_s=2.0))
     for _ in range(2):
         await world.prepare()

@@ -16,6 +16,7 @@ from halfway.protocol.errors import (
     OutcomeUnknownError,
     UnknownGroupError,
 )
+from halfway.protocol.policy import LimitOverrides
 from halfway.protocol.records import Foreign, Half, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
@@ -136,7 +137,7 @@ async def test_what_a_prepare_holds_is_given_back_if_its_caller_goes_away_while_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every prepare is answered once, even if no caller waits."""
-    world = await World.start(limits=ServiceLimits(shards=SHARDS, group_bytes_in_flight=10))
+    world = await World.start(limits=ServiceLimits(shards=SHARDS, default_limits=LimitOverrides(bytes_in_flight=10)))
     await world.group()
     asked, go_on, describe = asyncio.Event(), asyncio.Event(), world.memory.topics.describe
 

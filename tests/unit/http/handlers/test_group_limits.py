@@ -1,19 +1,16 @@
 """The answers to a caller whose group is at a limit."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
+from halfway.protocol.policy import LimitOverrides
 from tests.unit.http.conftest import NewWorld
 
 ORDER = {"group": "shop", "messages": [{"topic": "orders", "value": "v" * 600}]}
-LIMITS: dict[str, dict[str, Any]] = {
-    "pending": {"group_max_pending": 1},
-    "prepares_per_s": {"group_prepares_per_s": 0.01},
-}
+LIMITS = {"pending": LimitOverrides(pending=1), "prepares_per_s": LimitOverrides(prepares_per_s=0.01)}
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -21,7 +18,7 @@ async def test_a_refusal_names_the_limit_and_when_to_come_back(
     new_world: NewWorld, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """In the header of a single call, and in the problem of a batch item."""
-    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, **LIMITS[limit]))
+    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, default_limits=LIMITS[limit]))
     world = await new_world(ApiLimits(prepare_wait_s=0.01))
     await world.put_shop()
     assert (await world.call("POST", "/v1/transactions", ORDER)).status == 201

@@ -11,6 +11,7 @@ import pytest
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses.slices import Unsent
+from halfway.protocol.policy import LimitOverrides
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.ids import named_id
 from tests.support.loop_time import LoopTime
@@ -253,7 +254,8 @@ async def test_a_group_at_its_limit_is_refused_late_and_disturbs_nobody(
     new_world: NewWorld, opened: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that sends the next prepare at once is slowed down; other operations of its connection continue."""
-    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", partial(ServiceLimits, group_prepares_per_s=0.0001))
+    limited = partial(ServiceLimits, default_limits=LimitOverrides(prepares_per_s=0.0001))
+    monkeypatch.setattr("tests.support.rest.client.ServiceLimits", limited)
     world = await new_world(ApiLimits(prepare_wait_s=200))
     await world.put_shop()
     stream = await opened(world)
