@@ -16,19 +16,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
-
-if TYPE_CHECKING:
-    from aiohttp.client_reqrep import ConnectionKey
-    from aiohttp.http import RawResponseMessage
-    from aiohttp.http_parser import HttpParser
-    from aiohttp.streams import StreamReader
-    from yarl import URL
-
+from aiohttp.client_reqrep import ConnectionKey
+from aiohttp.http import RawResponseMessage
+from aiohttp.http_parser import HttpParser
+from aiohttp.streams import StreamReader
+from yarl import URL
 
 MAX_RECEIVED_BYTES = 1024 * 1024
 """The largest answer with framing: the largest verdict in chunks of one byte, after the most headers that are read."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import click
 import structlog
@@ -27,15 +27,12 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from halfway.app.serve.addresses import cannot_listen
 from halfway.app.serve.app import Ready, run
 from halfway.app.serve.backend import check_authorities
+from halfway.app.settings import Settings
 from halfway.app.terminal import complain, json_line, say
 from halfway.checks import LOOPBACK_NETWORKS
 from halfway.kafka.clients.librdkafka_events import LibrdkafkaLog
 from halfway.kafka.topics.admin_requests import admin_client
 from halfway.protocol.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from halfway.app.settings import Settings
-
 
 log = structlog.get_logger(__name__)
 

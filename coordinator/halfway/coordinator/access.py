@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 import structlog
 
 from halfway.coordinator.logging import Instant
+from halfway.coordinator.ports import Authority, Clock, KeyStore
 from halfway.protocol.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -28,13 +30,6 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.keys import LONGEST, RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, kind_in, public_id
 from halfway.protocol.principal import ANYBODY, RULES, Permission, Principal, PrincipalKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from halfway.coordinator.ports import Authority, Clock, KeyStore
-    from halfway.protocol.keys import MasterSecret
-
 
 FIRST_OPERATOR = "first"
 """The name of the operator whose key is a setting."""

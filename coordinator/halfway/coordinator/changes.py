@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -23,10 +25,6 @@ from halfway.protocol.policy import COMMIT_SAID
 from halfway.protocol.principal import Permission
 from halfway.protocol.records import NO_BARRIER, Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.protocol.transactions import TRANSITIONS, Action, Cause, Outcome, State, conflict
-
-if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Callable
 
 ACTIONS = {Outcome.COMMIT: Action.COMMIT, Outcome.ROLLBACK: Action.ROLLBACK, Outcome.UNKNOWN: Action.UNKNOWN}
 """The action for each outcome of a caller or of a check."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from halfway.coordinator.changes import Change
 from halfway.coordinator.logging import LogSummary
-from halfway.coordinator.shards.shard_table import CommitVerdict
-from halfway.protocol.entries import Ended
+from halfway.coordinator.shards.shard_table import CommitVerdict, ShardTable
+from halfway.protocol.entries import Ended, Entry
 from halfway.protocol.errors import (
     AlreadyEndedError,
     HalfwayError,
@@ -17,15 +18,7 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownTransactionError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from halfway.coordinator.changes import Change
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.entries import Entry
-    from halfway.protocol.transactions import Cause
-
+from halfway.protocol.transactions import Cause
 
 log = structlog.get_logger(__name__)
 

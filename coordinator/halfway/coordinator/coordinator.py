@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any
 
+from halfway.coordinator.access import Keys
+from halfway.coordinator.changes import Change
 from halfway.coordinator.checkback.dispatcher import CheckDispatcher
 from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected, always
 from halfway.coordinator.checkback.scan import Scan
@@ -12,7 +16,24 @@ from halfway.coordinator.cluster.peers import PeerHandler
 from halfway.coordinator.cluster.statistics import ClusterStatistics
 from halfway.coordinator.ending import Ending
 from halfway.coordinator.fairness import Turns
-from halfway.coordinator.prepare import Preparer
+from halfway.coordinator.operations import Operation
+from halfway.coordinator.ports import (
+    AuditTrail,
+    Authority,
+    CheckCaller,
+    Clock,
+    CursorStore,
+    GroupStore,
+    HalfLog,
+    History,
+    Lane,
+    Observer,
+    OwnerHint,
+    Owners,
+    Peers,
+    Topics,
+)
+from halfway.coordinator.prepare import Preparation, Preparer
 from halfway.coordinator.queries.action_log import Auditor, describe_group_change
 from halfway.coordinator.queries.activity import Activity
 from halfway.coordinator.queries.history import Histories
@@ -22,56 +43,30 @@ from halfway.coordinator.records import (
     EndCall,
     FiguresCall,
     GetCall,
+    HistoryView,
     PrepareCall,
     ResumeCall,
 )
+from halfway.coordinator.requests import (
+    End,
+    EndResult,
+    GroupPage,
+    GroupSpec,
+    GroupView,
+    LeasedCheck,
+    ListQuery,
+    Page,
+    Prepare,
+    Prepared,
+    ServiceLimits,
+    TransactionView,
+)
 from halfway.coordinator.shards.groups import Groups
 from halfway.coordinator.shards.shard_table import ShardTable
-from halfway.protocol.errors import OutcomeExpiredError, UnknownTransactionError
+from halfway.protocol.errors import HalfwayError, NotServedError, OutcomeExpiredError, UnknownTransactionError
 from halfway.protocol.keys import CheckSecrets
 from halfway.protocol.principal import ANYBODY, Permission, Principal
 from halfway.protocol.records import Audited
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
-
-    from halfway.coordinator.access import Keys
-    from halfway.coordinator.changes import Change
-    from halfway.coordinator.operations import Operation
-    from halfway.coordinator.ports import (
-        AuditTrail,
-        Authority,
-        CheckCaller,
-        Clock,
-        CursorStore,
-        GroupStore,
-        HalfLog,
-        History,
-        Lane,
-        Observer,
-        OwnerHint,
-        Owners,
-        Peers,
-        Topics,
-    )
-    from halfway.coordinator.prepare import Preparation
-    from halfway.coordinator.records import HistoryView
-    from halfway.coordinator.requests import (
-        End,
-        EndResult,
-        GroupPage,
-        GroupSpec,
-        GroupView,
-        LeasedCheck,
-        ListQuery,
-        Page,
-        Prepare,
-        Prepared,
-        ServiceLimits,
-        TransactionView,
-    )
-    from halfway.protocol.errors import HalfwayError, NotServedError
 
 
 class Coordinator:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import structlog
@@ -20,11 +21,14 @@ from halfway.coordinator.changes import ACTIONS, Change, Record, decide, note_er
 from halfway.coordinator.commit_verdicts import CommitVerdicts, leaves_nothing_to_keep
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.operations import Deadlines, Path, Waits, log_late, tick_of
-from halfway.coordinator.ports import LaneAnswers, LaneWrite, Written
-from halfway.coordinator.queries.queries import view
-from halfway.coordinator.requests import EndResult
-from halfway.coordinator.shards.shard import not_served
-from halfway.protocol.entries import Ended, Entry, Pending
+from halfway.coordinator.ports import Authority, Clock, Lane, LaneAnswers, LaneWrite, Written
+from halfway.coordinator.queries.activity import Activity
+from halfway.coordinator.queries.queries import Lookup, view
+from halfway.coordinator.requests import End, EndResult, TransactionView
+from halfway.coordinator.shards.groups import Groups
+from halfway.coordinator.shards.shard import Shard, not_served
+from halfway.coordinator.shards.shard_table import CommitVerdict, ShardTable
+from halfway.protocol.entries import Ended, Entry, Pending, Unresolved
 from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,
@@ -42,18 +46,6 @@ from halfway.protocol.errors import (
 from halfway.protocol.ids import canonical
 from halfway.protocol.principal import ANYBODY, Permission, Principal, PrincipalKind
 from halfway.protocol.transactions import Action, Cause, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from halfway.coordinator.ports import Authority, Clock, Lane
-    from halfway.coordinator.queries.activity import Activity
-    from halfway.coordinator.queries.queries import Lookup
-    from halfway.coordinator.requests import End, TransactionView
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard import Shard
-    from halfway.coordinator.shards.shard_table import CommitVerdict, ShardTable
-    from halfway.protocol.entries import Unresolved
 
 log = structlog.get_logger(__name__)
 _late_ends: Final = LogSummary(log, "info", "late_end_failed")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from halfway.protocol.errors import HalfwayError
+from halfway.protocol.errors import HalfwayError
 
 _MOST: Final = 2
 """All callers together hold at most this many times the bound."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
 
 EVERY_S: Final = 60.0
 MAX_KINDS: Final = 200

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import structlog
 
 from halfway.coordinator.logging import LogSummary
+from halfway.coordinator.ports import Authority
 from halfway.protocol.errors import HalfwayError, NotServedError
-from halfway.protocol.principal import ANYBODY
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-
-    from halfway.coordinator.ports import Authority
-    from halfway.protocol.principal import Principal
+from halfway.protocol.principal import ANYBODY, Principal
 
 log = structlog.get_logger(__name__)
 _late: Final = LogSummary(log, "info", "operation_late")

@@ -6,21 +6,18 @@ the loop's own clock (`loop.time()`), passed down unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from halfway.coordinator.records import PeerCall, Quarantined
-    from halfway.protocol.keys import Key, KeyTable
-    from halfway.protocol.principal import Permission, Principal
-    from halfway.protocol.records import AuditEvent, Foreign, Group, Half, Message, Op, Parked
-    from halfway.protocol.shard import ShardState
-    from halfway.protocol.transactions import Outcome, State
+from halfway.coordinator.records import PeerCall, Quarantined
+from halfway.protocol.keys import Key, KeyTable
+from halfway.protocol.principal import Permission, Principal
+from halfway.protocol.records import AuditEvent, Foreign, Group, Half, Message, Op, Parked
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import Outcome, State
 
 
 class Tombstone(Enum):

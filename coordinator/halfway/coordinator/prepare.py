@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 
 from halfway.coordinator import prepare_rules, tracing
 from halfway.coordinator.changes import Record
+from halfway.coordinator.ending import Ending
 from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, log_late, tick_of
+from halfway.coordinator.ports import Authority, Clock, HalfLog, TopicFacts, Topics
 from halfway.coordinator.prepare_rules import GroupLimits
-from halfway.coordinator.requests import Moment, Prepare, Prepared
-from halfway.coordinator.shards.groups import check_at, look_and_check_at
+from halfway.coordinator.queries.activity import Activity
+from halfway.coordinator.queries.queries import Lookup
+from halfway.coordinator.requests import Moment, Prepare, Prepared, ServiceLimits
+from halfway.coordinator.shards.groups import Groups, check_at, look_and_check_at
+from halfway.coordinator.shards.shard import Shard
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.entries import Entry, Pending
 from halfway.protocol.errors import (
     HalfwayError,
@@ -25,23 +32,9 @@ from halfway.protocol.errors import (
     RetryableError,
 )
 from halfway.protocol.ids import IdMaker
-from halfway.protocol.principal import Permission
+from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import Half, Origin, fingerprint
 from halfway.protocol.transactions import State
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from halfway.coordinator.ending import Ending
-    from halfway.coordinator.ports import Authority, Clock, HalfLog, TopicFacts, Topics
-    from halfway.coordinator.queries.activity import Activity
-    from halfway.coordinator.queries.queries import Lookup
-    from halfway.coordinator.requests import ServiceLimits
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard import Shard
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.principal import Principal
-
 
 log = structlog.get_logger(__name__)
 

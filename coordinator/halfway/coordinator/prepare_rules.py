@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
+from halfway.coordinator.ports import TopicFacts
+from halfway.coordinator.requests import Prepare, ServiceLimits
+from halfway.coordinator.shards.groups import Groups
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.errors import (
     GroupLimitedError,
     IdInFutureError,
@@ -21,17 +26,7 @@ from halfway.protocol.errors import (
     UnknownTopicError,
 )
 from halfway.protocol.ids import AHEAD_MS, ID, birth_of
-from halfway.protocol.records import rfc3339, size_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from halfway.coordinator.ports import TopicFacts
-    from halfway.coordinator.requests import Prepare, ServiceLimits
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.records import Group, Message
-
+from halfway.protocol.records import Group, Message, rfc3339, size_of
 
 MIN_TOPIC_MESSAGE_BYTES: Final = 65_536
 """The size of the lane's batches: a topic that accepts less would refuse them."""

@@ -12,22 +12,19 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
 from msgspec import structs
 
+from halfway.coordinator.changes import Change
+from halfway.coordinator.ports import CheckReply, CheckRequest, LaneAnswers
 from halfway.coordinator.requests import End, Prepare, Prepared, TraceContext
+from halfway.protocol.records import Half, Message
 from halfway.protocol.transactions import Action
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-
-    from halfway.coordinator.changes import Change
-    from halfway.coordinator.ports import CheckReply, CheckRequest, LaneAnswers
-    from halfway.protocol.records import Half, Message
 
 log = structlog.get_logger(__name__)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from sys import intern
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from halfway.protocol.records import Half, Op, OpKind, Origin, Parked, digest, size_of
 from halfway.protocol.transactions import Cause, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 KEY_BYTES = 8
 

@@ -5,10 +5,8 @@ A class's docstring is its message if no detail is given. The REST layer maps ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import ClassVar
 
 
 class HalfwayError(Exception):

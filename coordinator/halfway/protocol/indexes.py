@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 _SLACK = 64
 _SECOND_MS = 1000

@@ -11,7 +11,7 @@ they are in the log: the owner may have acknowledged it before it read the other
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterator, Mapping
 
 import msgspec
 
@@ -20,9 +20,6 @@ from halfway.protocol.ids import AHEAD_MS, BORN_AFTER_END_MS, ID, birth_of
 from halfway.protocol.indexes import IndexedHeap, OffsetOrder
 from halfway.protocol.outcomes import Outcomes
 from halfway.protocol.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
 
 
 class ShardState:

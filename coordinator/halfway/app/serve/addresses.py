@@ -6,18 +6,16 @@ import errno
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
+from aiohttp import web
+
+from halfway.app.settings import Settings
 from halfway.http.requests.authentication import AllowedHosts
 from halfway.http.server.acceptor import open_listeners
 from halfway.http.server.server import HttpServer, ServerTls
 from halfway.protocol.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from halfway.app.settings import Settings
 
 _LOCAL: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - to connect to, not to listen on
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import structlog
 from aiohttp import web
@@ -34,6 +34,7 @@ from halfway.app.serve.process import (
     supervised,
 )
 from halfway.app.serve.worker import LOOPBACK, Failed, ServicePort, Worker
+from halfway.app.settings import Settings
 from halfway.coordinator import tracing
 from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import PATH, HealthWarning
@@ -48,9 +49,6 @@ from halfway.http.server.server import HttpServer, ServerTls
 from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.protocol.errors import ConfigurationError, ShardUnavailableError
 from halfway.protocol.principal import Permission
-
-if TYPE_CHECKING:
-    from halfway.app.settings import Settings
 
 log = structlog.get_logger(__name__)
 

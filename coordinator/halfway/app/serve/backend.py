@@ -8,42 +8,37 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from halfway.app.serve.process import supervised
 from halfway.app.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.app.settings import Settings
 from halfway.checks import Destinations, HttpCheckCaller
 from halfway.coordinator.access import KeyedAccess, KeyFreshness, Keys, OpenAccess
 from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.ports import Authority, Clock, Observer, OwnerHint, Owners
 from halfway.coordinator.queries.activity import Activity
 from halfway.coordinator.queries.queries import TailFreshness
 from halfway.coordinator.records import HealthWarning
+from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.audit_trail import KafkaAuditTrail
 from halfway.kafka.log.compacted_table import CompactedTable, KafkaOwners
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.log.history import KafkaHistory
 from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
-from halfway.kafka.ownership.membership import KafkaCluster
+from halfway.kafka.ownership.membership import KafkaCluster, MembershipStatus
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.peers import HttpPeers
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 from halfway.protocol.keys import CheckSecrets, MasterSecret
 from halfway.protocol.principal import PrincipalKind
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from halfway.app.settings import Settings
-    from halfway.coordinator.ports import Authority, Clock, Observer, OwnerHint, Owners
-    from halfway.kafka.clients.config import KafkaConfig
-    from halfway.kafka.ownership.membership import MembershipStatus
 
 _WATCH_S: Final = 1.0
 

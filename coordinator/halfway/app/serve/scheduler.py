@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
-if TYPE_CHECKING:
-    from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.ports import Clock, ShardListener
-    from halfway.protocol.shard import ShardState
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.ports import Clock, ShardListener
+from halfway.protocol.shard import ShardState
 
 log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
@@ -42,10 +42,8 @@ from halfway.app.serve.worker import (
     Stop,
     encoded,
 )
+from halfway.app.settings import Settings
 from halfway.protocol.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from halfway.app.settings import Settings
 
 log = structlog.get_logger(__name__)
 

@@ -16,9 +16,10 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -29,15 +30,10 @@ from prometheus_client.registry import Collector
 from pydantic import SecretStr
 from yarl import URL
 
-from halfway.app.settings import MAX_WORKERS
+from halfway.app.settings import MAX_WORKERS, Settings
 from halfway.http.server.health_port import HealthPort
+from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ForbiddenError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from halfway.app.settings import Settings
-    from halfway.http.server.server import HttpServer
 
 BEAT_S: Final = 5.0
 """How often a worker tells its supervisor that its event loop runs."""

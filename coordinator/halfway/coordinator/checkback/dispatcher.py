@@ -9,38 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
 
 from halfway.coordinator import tracing
-from halfway.coordinator.ending import WRITE_LIMIT_S, background_deadline
+from halfway.coordinator.ending import WRITE_LIMIT_S, Ending, background_deadline
 from halfway.coordinator.logging import LogSummary
-from halfway.coordinator.ports import CheckReply, CheckRequest
-from halfway.coordinator.queries.queries import view
-from halfway.coordinator.shards.groups import look_at
-from halfway.protocol.entries import Pending
+from halfway.coordinator.ports import CheckCaller, CheckReply, CheckRequest, Clock
+from halfway.coordinator.queries.activity import Activity
+from halfway.coordinator.queries.queries import Lookup, view
+from halfway.coordinator.requests import ServiceLimits, TransactionView
+from halfway.coordinator.shards.groups import Groups, look_at
+from halfway.coordinator.shards.shard import Shard
+from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.protocol.entries import Entry, Pending
 from halfway.protocol.errors import AlreadyEndedError, HalfwayError, InvalidRequestError
-from halfway.protocol.principal import Permission
+from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import CheckMode
 from halfway.protocol.transactions import TRANSITIONS, Action, Cause, Outcome, conflict
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from halfway.coordinator.ending import Ending
-    from halfway.coordinator.ports import CheckCaller, Clock
-    from halfway.coordinator.queries.activity import Activity
-    from halfway.coordinator.queries.queries import Lookup
-    from halfway.coordinator.requests import ServiceLimits, TransactionView
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard import Shard
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.entries import Entry
-    from halfway.protocol.principal import Principal
 
 
 class Breaker:

@@ -5,27 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from halfway.coordinator.checkback.dispatcher import RETRY_MS, CheckQueue, check_id
-from halfway.coordinator.requests import LeasedCheck, Moment
-from halfway.coordinator.shards.groups import look_at
+from halfway.coordinator.checkback.dispatcher import RETRY_MS, CheckDispatcher, CheckQueue, check_id
+from halfway.coordinator.ports import Clock, Observer
+from halfway.coordinator.queries.queries import Lookup
+from halfway.coordinator.requests import LeasedCheck, Moment, ServiceLimits
+from halfway.coordinator.shards.groups import Groups, look_at
+from halfway.coordinator.shards.shard import Shard
+from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.protocol.entries import Pending
 from halfway.protocol.errors import HalfwayError, InvalidRequestError, OverloadedError
 from halfway.protocol.ids import shard_of
 from halfway.protocol.principal import Permission, Principal
-from halfway.protocol.records import CheckMode, Group
-
-if TYPE_CHECKING:
-    from halfway.coordinator.checkback.dispatcher import CheckDispatcher
-    from halfway.coordinator.ports import Clock, Observer
-    from halfway.coordinator.queries.queries import Lookup
-    from halfway.coordinator.requests import ServiceLimits
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard import Shard
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.entries import Pending
-    from halfway.protocol.records import Half
-
+from halfway.protocol.records import CheckMode, Group, Half
 
 IsConnected = Callable[[], bool]
 """Returns whether the caller of a poll still waits for the checks."""

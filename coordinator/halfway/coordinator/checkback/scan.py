@@ -5,30 +5,33 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
 from halfway.coordinator.changes import Record
-from halfway.coordinator.ending import WRITE_LIMIT_S
+from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+from halfway.coordinator.ending import WRITE_LIMIT_S, Ending
 from halfway.coordinator.logging import LogSummary
-from halfway.coordinator.ports import Cursors
-from halfway.coordinator.shards.groups import jitter, look_at
+from halfway.coordinator.ports import Clock, Cursors, CursorStore, Observer
+from halfway.coordinator.requests import ServiceLimits
+from halfway.coordinator.shards.groups import Groups, jitter, look_at
+from halfway.coordinator.shards.shard import Shard
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.entries import Pending, Unresolved
 from halfway.protocol.errors import HalfwayError, OvertakenError
-from halfway.protocol.policy import Check, Park, ReAnchor, RollBack, decide, is_of_wrong_clock, reanchor_distance
+from halfway.protocol.policy import (
+    Check,
+    Decision,
+    Park,
+    ReAnchor,
+    RollBack,
+    decide,
+    is_of_wrong_clock,
+    reanchor_distance,
+)
 from halfway.protocol.records import CheckMode
 from halfway.protocol.transactions import Action
-
-if TYPE_CHECKING:
-    from halfway.coordinator.checkback.dispatcher import CheckDispatcher
-    from halfway.coordinator.ending import Ending
-    from halfway.coordinator.ports import Clock, CursorStore, Observer
-    from halfway.coordinator.requests import ServiceLimits
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard import Shard
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.policy import Decision
 
 log = structlog.get_logger(__name__)
 

@@ -7,13 +7,15 @@ docs/protocol.md#forwarding.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from halfway.coordinator.checkback.fetching import LOOK_EVERY_S, always
-from halfway.coordinator.queries.queries import encode_cursor, sort_key
+from halfway.coordinator.checkback.fetching import LOOK_EVERY_S, FetchedChecks, IsConnected, always
+from halfway.coordinator.ports import Observer, OwnerHint, Owners, Peers
+from halfway.coordinator.queries.queries import Queries, encode_cursor, sort_key
 from halfway.coordinator.records import (
     CountCall,
     DueCall,
@@ -26,7 +28,9 @@ from halfway.coordinator.records import (
     PrepareCall,
     ResumeCall,
 )
-from halfway.coordinator.requests import LeasedCheck, ListQuery, Page
+from halfway.coordinator.requests import LeasedCheck, ListQuery, Page, TransactionView
+from halfway.coordinator.shards.groups import Groups
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.errors import (
     EndUnconfirmedError,
     HalfwayError,
@@ -35,18 +39,7 @@ from halfway.protocol.errors import (
     PeerLostError,
     ShardUnavailableError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
-
-    from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected
-    from halfway.coordinator.ports import Observer, OwnerHint, Owners, Peers
-    from halfway.coordinator.queries.queries import Queries
-    from halfway.coordinator.requests import TransactionView
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.principal import Principal
-
+from halfway.protocol.principal import Principal
 
 _HELD_BACK_S = 0.25
 """How much earlier the deadline of a forwarded call is than its caller's, to leave time for the answer."""

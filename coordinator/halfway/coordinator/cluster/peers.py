@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 import msgspec
 
+from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+from halfway.coordinator.checkback.fetching import FetchedChecks
+from halfway.coordinator.ending import Ending
+from halfway.coordinator.fairness import Turns
+from halfway.coordinator.prepare import Preparer
+from halfway.coordinator.queries.queries import Queries
 from halfway.coordinator.records import (
     ANSWERS,
     CheckCall,
@@ -30,19 +36,10 @@ from halfway.coordinator.records import (
     ShardCall,
 )
 from halfway.coordinator.requests import Moment
+from halfway.coordinator.shards.groups import Groups
 from halfway.protocol import errors
 from halfway.protocol.errors import HalfwayError, NotServedError, RetryableError, ShardUnavailableError
 from halfway.protocol.principal import PEER, Permission, Principal, PrincipalKind
-
-if TYPE_CHECKING:
-    from halfway.coordinator.checkback.dispatcher import CheckDispatcher
-    from halfway.coordinator.checkback.fetching import FetchedChecks
-    from halfway.coordinator.ending import Ending
-    from halfway.coordinator.fairness import Turns
-    from halfway.coordinator.prepare import Preparer
-    from halfway.coordinator.queries.queries import Queries
-    from halfway.coordinator.shards.groups import Groups
-
 
 _LONGEST_WAIT_S = 10.0
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
-from halfway.coordinator.queries.activity import MAX_ENTRIES
+from halfway.coordinator.checkback.dispatcher import CheckDispatcher
+from halfway.coordinator.cluster.forward import Forwarder
+from halfway.coordinator.ports import Authority, Clock, Lane, OwnerHint
+from halfway.coordinator.queries.activity import MAX_ENTRIES, Activity
 from halfway.coordinator.records import (
     Away,
     Counts,
     Failures,
     FiguresCall,
     GroupFigures,
+    HealthWarning,
     InstanceFigures,
     InstanceState,
     ShardFigures,
@@ -28,21 +33,10 @@ from halfway.coordinator.records import (
     Totals,
 )
 from halfway.coordinator.requests import Moment, moment
+from halfway.coordinator.shards.groups import Groups
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.errors import HalfwayError
-from halfway.protocol.principal import ANYBODY, PEER, Permission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from halfway.coordinator.checkback.dispatcher import CheckDispatcher
-    from halfway.coordinator.cluster.forward import Forwarder
-    from halfway.coordinator.ports import Authority, Clock, Lane, OwnerHint
-    from halfway.coordinator.queries.activity import Activity
-    from halfway.coordinator.records import HealthWarning
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.principal import Principal
-
+from halfway.protocol.principal import ANYBODY, PEER, Permission, Principal
 
 MAX_GROUPS: Final = 100
 """Groups in the statistics; those with the most parked and pending transactions."""

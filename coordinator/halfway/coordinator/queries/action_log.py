@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
 from yarl import URL
 
+from halfway.coordinator.changes import Change
 from halfway.coordinator.logging import LogSummary
-from halfway.coordinator.requests import EndResult
+from halfway.coordinator.ports import AuditTrail, Clock
+from halfway.coordinator.requests import EndResult, GroupView
 from halfway.protocol.errors import ForbiddenError, HalfwayError, UnauthenticatedError
-from halfway.protocol.records import Audited, AuditEvent
-
-if TYPE_CHECKING:
-    from halfway.coordinator.changes import Change
-    from halfway.coordinator.ports import AuditTrail, Clock
-    from halfway.coordinator.requests import GroupView
-    from halfway.protocol.policy import CheckPolicy
-    from halfway.protocol.principal import Principal
-    from halfway.protocol.records import Group
-
+from halfway.protocol.policy import CheckPolicy
+from halfway.protocol.principal import Principal
+from halfway.protocol.records import Audited, AuditEvent, Group
 
 log = structlog.get_logger(__name__)
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from halfway.coordinator.ports import CheckReply, Clock, LaneWrite, Observer
 from halfway.coordinator.records import Endpoint, FailingTopic, LaneFailure, RefusedWrite, Skipped
 from halfway.coordinator.requests import Moment
 from halfway.protocol.transactions import Action, State
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from halfway.coordinator.ports import CheckReply, Clock, LaneWrite, Observer
-
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from halfway.coordinator.fairness import Places
+from halfway.coordinator.ports import History, LoggedOp
 from halfway.coordinator.records import HistoryEvent, HistoryView, MessagePlace
-from halfway.coordinator.requests import Moment
+from halfway.coordinator.requests import Moment, TransactionView
+from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.protocol.errors import OverloadedError
 from halfway.protocol.ids import birth_of
-from halfway.protocol.records import OpKind
+from halfway.protocol.principal import Principal
+from halfway.protocol.records import Op, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from halfway.coordinator.ports import History, LoggedOp
-    from halfway.coordinator.requests import TransactionView
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.principal import Principal
-    from halfway.protocol.records import Op
-
 
 MAX_EVENTS: Final = 500
 _MAX_WAITING_OF_ONE_GROUP: Final = 16

@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import structlog
 
+from halfway.coordinator.fairness import Turns
 from halfway.coordinator.logging import Instant
+from halfway.coordinator.ports import Authority, Clock, HalfLog
 from halfway.coordinator.records import ListResult
-from halfway.coordinator.requests import ListQuery, Moment, TransactionView, moment
-from halfway.coordinator.shards.groups import check_at
-from halfway.coordinator.shards.shard import not_served
-from halfway.protocol.entries import Ended, Entry, ParkedEntry, short_key_hash
+from halfway.coordinator.requests import ListQuery, Moment, ServiceLimits, TransactionView, moment
+from halfway.coordinator.shards.groups import Groups, check_at
+from halfway.coordinator.shards.shard import Shard, not_served
+from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.protocol.entries import Ended, Entry, ParkedEntry, Unresolved, short_key_hash
 from halfway.protocol.errors import (
     HalfwayError,
     InvalidRequestError,
@@ -32,21 +36,9 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.ids import birth_of
 from halfway.protocol.principal import Permission, Principal
+from halfway.protocol.records import Half, Message
+from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import State
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-
-    from halfway.coordinator.fairness import Turns
-    from halfway.coordinator.ports import Authority, Clock, HalfLog
-    from halfway.coordinator.requests import ListQuery, ServiceLimits
-    from halfway.coordinator.shards.groups import Groups
-    from halfway.coordinator.shards.shard import Shard
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.entries import Entry, Unresolved
-    from halfway.protocol.principal import Permission, Principal
-    from halfway.protocol.records import Half, Message
-    from halfway.protocol.shard import ShardState
 
 
 class Filter:

@@ -6,14 +6,17 @@ import asyncio
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 import msgspec
 from yarl import URL
 
+from halfway.coordinator.ports import Authority, CheckCaller, Clock, GroupStore
 from halfway.coordinator.records import GroupCounts
-from halfway.coordinator.requests import GroupCheck, GroupPage, GroupSpec, GroupView, Moment
+from halfway.coordinator.requests import GroupCheck, GroupPage, GroupSpec, GroupView, Moment, ServiceLimits
+from halfway.coordinator.shards.shard_table import ShardTable
+from halfway.protocol.entries import Pending
 from halfway.protocol.errors import (
     ForbiddenError,
     GroupInUseError,
@@ -22,16 +25,9 @@ from halfway.protocol.errors import (
     OverloadedError,
     UnknownGroupError,
 )
-from halfway.protocol.policy import LimitOverrides, is_of_wrong_clock, next_check_at, next_look_at
+from halfway.protocol.policy import CheckPolicy, LimitOverrides, is_of_wrong_clock, next_check_at, next_look_at
 from halfway.protocol.principal import Permission, Principal
 from halfway.protocol.records import MAX_TOPICS, CheckMode, Group
-
-if TYPE_CHECKING:
-    from halfway.coordinator.ports import Authority, CheckCaller, Clock, GroupStore
-    from halfway.coordinator.requests import ServiceLimits
-    from halfway.coordinator.shards.shard_table import ShardTable
-    from halfway.protocol.entries import Pending
-    from halfway.protocol.policy import CheckPolicy
 
 HOLD_S: Final = 10.0
 """How long a group that is being deleted accepts no prepares: longer than writing and reading the deletion may take."""

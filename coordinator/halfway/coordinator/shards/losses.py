@@ -7,19 +7,15 @@ docs/verification.md#the-internal-topics.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import structlog
 
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from halfway.protocol.shard import ShardState
-
+from halfway.protocol.shard import ShardState
 
 log = structlog.get_logger(__name__)
 

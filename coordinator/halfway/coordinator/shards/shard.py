@@ -6,22 +6,17 @@ import asyncio
 import math
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from halfway.coordinator.ports import TOMBSTONE, Tombstone
+from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Tombstone, Written
 from halfway.coordinator.shards.losses import OutcomeWindow
 from halfway.protocol.entries import Pending
 from halfway.protocol.errors import KafkaUnavailableError, NotServedError
 from halfway.protocol.indexes import Agenda
-from halfway.protocol.records import Half
-
-if TYPE_CHECKING:
-    from halfway.coordinator.ports import LaneWrite, Written
-    from halfway.protocol.records import Group
-    from halfway.protocol.shard import ShardState
-
+from halfway.protocol.records import Group, Half
+from halfway.protocol.shard import ShardState
 
 _MAX_OWN: Final = 100_000
 """Own records of one shard that the tail has not passed yet."""

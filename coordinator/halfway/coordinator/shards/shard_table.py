@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import structlog
 
-from halfway.coordinator.ports import KnownLog, Tombstone
+from halfway.coordinator.changes import Change
+from halfway.coordinator.ports import Clock, KnownLog, LaneWrite, LogLoss, Tombstone, Written
+from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.losses import Losses, Missing, ends_before, missing
 from halfway.coordinator.shards.shard import Shard, ShardStats, not_served, stats_of
-from halfway.protocol.entries import Pending
+from halfway.protocol.entries import Ended, Pending, Unresolved
 from halfway.protocol.errors import (
     NotServedError,
     ShardUnavailableError,
     UnknownTransactionError,
 )
 from halfway.protocol.ids import shard_of
-from halfway.protocol.records import Half
+from halfway.protocol.records import Foreign, Half
+from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Cause
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from halfway.coordinator.changes import Change
-    from halfway.coordinator.ports import Clock, LaneWrite, LogLoss, Written
-    from halfway.coordinator.requests import ServiceLimits
-    from halfway.protocol.entries import Ended, Unresolved
-    from halfway.protocol.records import Foreign
-    from halfway.protocol.shard import ShardState
-    from halfway.protocol.transactions import Cause
 
 
 class CommitVerdict(msgspec.Struct, kw_only=True, eq=False):

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import structlog
 from msgspec import UNSET
 
 from halfway.coordinator import tracing
-from halfway.coordinator.operations import results_of
+from halfway.coordinator.operations import Operation, results_of
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, TransactionView
+from halfway.http.handlers.handlers import Call
 from halfway.http.requests import models
 from halfway.http.requests.validation import cause_of, to_action, to_batch_end
 from halfway.http.responses.problems import Answer, InternalError, answer, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import canonical
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from halfway.coordinator.operations import Operation
-    from halfway.http.handlers.handlers import Call
-    from halfway.protocol.principal import Principal
-    from halfway.protocol.transactions import Cause
+from halfway.protocol.principal import Principal
+from halfway.protocol.transactions import Cause
 
 log = structlog.get_logger(__name__)
 

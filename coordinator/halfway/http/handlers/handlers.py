@@ -10,15 +10,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPMethod, HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 from msgspec import UNSET
 
 from halfway.coordinator import tracing
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.fairness import Places
 from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import (
+    Validation,
     cause_of,
     parameters,
     path_parameter,
@@ -30,24 +34,15 @@ from halfway.http.requests.validation import (
 from halfway.http.responses import problems
 from halfway.http.responses.problems import (
     Answer,
+    RefusalLog,
     UpgradeRequiredError,
     answer,
     answer_in_pieces,
 )
-from halfway.http.responses.slices import is_large, with_messages
+from halfway.http.responses.slices import GiveWay, Unsent, is_large, with_messages
 from halfway.protocol import errors
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.fairness import Places
-    from halfway.http.requests.validation import Validation
-    from halfway.http.responses.problems import Answer, RefusalLog
-    from halfway.http.responses.slices import GiveWay, Unsent
-    from halfway.protocol.errors import HalfwayError
-    from halfway.protocol.principal import Permission, Principal
-
+from halfway.protocol.errors import HalfwayError
+from halfway.protocol.principal import Permission, Principal
 
 SUBPROTOCOL: Final = "halfway.stream.v1"
 """The subprotocol of the WebSocket (docs/api.md#connect)."""

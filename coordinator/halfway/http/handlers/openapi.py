@@ -13,18 +13,15 @@ from functools import cache
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
 from halfway.coordinator.requests import INTERNAL, Moment
-from halfway.http.handlers.handlers import ALWAYS
+from halfway.http.handlers.handlers import ALWAYS, Operation
 from halfway.http.requests.validation import CAUSE_HEADER
 from halfway.http.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
-
-if TYPE_CHECKING:
-    from halfway.http.handlers.handlers import Operation
-    from halfway.protocol.errors import HalfwayError
+from halfway.protocol.errors import HalfwayError
 
 _JSON: Final = "application/json"
 _SCALARS: Final = ("string", "integer", "number", "boolean")

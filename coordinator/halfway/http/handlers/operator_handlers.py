@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from halfway.coordinator.access import KeySpec
+from halfway.coordinator.access import Keys, KeySpec, NewKey
 from halfway.coordinator.requests import Moment, moment
+from halfway.http.handlers.handlers import Call
 from halfway.http.requests import models
 from halfway.http.requests.validation import parameters, path_parameter, transaction_parameter
 from halfway.http.responses.problems import Answer, answer
 from halfway.protocol.errors import AccessControlOffError
+from halfway.protocol.keys import Key
 from halfway.protocol.principal import PrincipalKind
 from halfway.protocol.records import Audited
-
-if TYPE_CHECKING:
-    from halfway.coordinator.access import Keys, NewKey
-    from halfway.http.handlers.handlers import Call
-    from halfway.protocol.keys import Key
-
 
 M = TypeVar("M")
 T = TypeVar("T")

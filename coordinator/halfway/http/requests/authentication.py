@@ -7,21 +7,18 @@ what a browser may not do for a page of another site.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from aiohttp import web
+
+from halfway.coordinator.ports import Authority
 from halfway.http.requests.bodies import short
 from halfway.protocol.errors import ForbiddenError
 from halfway.protocol.principal import ANYBODY, Permission, Principal
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from aiohttp import web
-
-    from halfway.coordinator.ports import Authority
 
 _SCHEME: Final = "bearer"
 _SHORT: Final = {

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta
 
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
 from halfway.http.requests.bodies import Data
-from halfway.http.responses.slices import with_messages
+from halfway.http.responses.slices import GiveWay, with_messages
 from halfway.protocol.policy import MAX_SECONDS, LimitOverrides, PolicyOverrides, Seconds
 from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
 from halfway.protocol.transactions import Cause, Outcome, State
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from halfway.http.responses.slices import GiveWay
 
 # `$(?!\n)`: Python's `$` alone also matches before a final line feed.
 _END = r"$(?!\n)"

@@ -6,8 +6,9 @@ It takes one pass of msgspec, the conversion, and a count of strings, which show
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -27,17 +28,13 @@ from halfway.http.requests.bodies import (
     wording,
 )
 from halfway.http.responses.problems import EmptyBodyError, MalformedJsonError, invalid
+from halfway.protocol.errors import InvalidRequestError
 from halfway.protocol.ids import canonical
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode
 from halfway.protocol.records import Message as Payload
 from halfway.protocol.transactions import Cause
 from halfway.protocol.urls import url_refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from halfway.protocol.errors import InvalidRequestError
 
 CAUSE_HEADER: Final = "Halfway-Cause"
 MAX_ERRORS: Final = 50

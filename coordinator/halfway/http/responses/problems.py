@@ -7,28 +7,23 @@ minute, with a sample.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPMethod, HTTPStatus
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 import structlog
 from aiohttp import HttpVersion10, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_writer import StreamWriter
 
 from halfway.coordinator.logging import LogSummary
 from halfway.protocol import errors
 from halfway.protocol.errors import HalfwayError, InvalidRequestError, RetryableError, UnauthenticatedError
 from halfway.protocol.records import rfc3339
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http_writer import StreamWriter
-
-    from halfway.protocol.errors import HalfwayError
 
 
 class MalformedJsonError(HalfwayError):

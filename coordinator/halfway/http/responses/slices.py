@@ -5,18 +5,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from halfway.coordinator.fairness import Shares
 from halfway.http.responses.problems import ENCODER, RareLog
-from halfway.protocol.records import ShownMessage, is_plain, shown_data, shown_message
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from halfway.protocol.records import Message
-
+from halfway.protocol.records import Message, ShownMessage, is_plain, shown_data, shown_message
 
 GiveWay = Callable[[], Awaitable[None]]
 """Returns when the next slice may be made."""

@@ -10,13 +10,14 @@ from functools import partial
 from http import HTTPMethod
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import structlog
 from aiohttp import web
 from aiohttp.web_exceptions import HTTPException
 
+from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.fairness import Places
 from halfway.http.handlers import openapi
 from halfway.http.handlers.handlers import Call, Operation, Site
@@ -49,9 +50,6 @@ from halfway.protocol.errors import (
     ShuttingDownError,
 )
 from halfway.protocol.principal import RULES
-
-if TYPE_CHECKING:
-    from halfway.coordinator.coordinator import Coordinator
 
 log = structlog.get_logger(__name__)
 

@@ -7,12 +7,19 @@ import hmac
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPMethod, HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from aiohttp import WSMsgType, web
 
-from halfway.coordinator.cluster.peers import CallFrame, decode_call, decode_calls, encode_answer, encode_message
+from halfway.coordinator.cluster.peers import (
+    CallFrame,
+    PeerHandler,
+    decode_call,
+    decode_calls,
+    encode_answer,
+    encode_message,
+)
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
     MAX_ANSWER_BYTES,
@@ -23,9 +30,6 @@ from halfway.coordinator.records import (
 )
 from halfway.http.responses.problems import RareLog
 from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
-
-if TYPE_CHECKING:
-    from halfway.coordinator.cluster.peers import PeerHandler
 
 log = structlog.get_logger(__name__)
 

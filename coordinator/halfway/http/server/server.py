@@ -11,10 +11,12 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http import WebSocketReader
 from aiohttp.web_protocol import RequestHandler
 
 from halfway.http.console.console import Console, serves
@@ -22,12 +24,6 @@ from halfway.http.responses.problems import CONTENT_TYPE, BadHttpError, Internal
 from halfway.http.responses.slices import Unsent
 from halfway.http.server.acceptor import HANDSHAKE_S, Acceptor, Balance, open_listeners
 from halfway.protocol.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import ssl
-    from pathlib import Path
-
-    from aiohttp.http import WebSocketReader
 
 log = structlog.get_logger(__name__)
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from halfway.coordinator import tracing
+from halfway.coordinator.requests import End, EndResult, LeasedCheck, Prepare, Prepared
 from halfway.http.requests import models
-from halfway.http.requests.validation import to_batch_end
+from halfway.http.requests.validation import Validation, to_batch_end
 from halfway.http.responses.problems import ENCODER, MalformedJsonError, encoded, invalid, standing_alone
-from halfway.http.responses.slices import is_large
+from halfway.http.responses.slices import GiveWay, is_large
 from halfway.protocol.errors import HalfwayError
-
-if TYPE_CHECKING:
-    from halfway.coordinator.requests import End, EndResult, LeasedCheck, Prepare, Prepared
-    from halfway.http.requests.validation import Validation
-    from halfway.http.responses.slices import GiveWay
-    from halfway.protocol.transactions import Cause
+from halfway.protocol.transactions import Cause
 
 VERSION: Final = 1
 

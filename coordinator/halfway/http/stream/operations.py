@@ -9,25 +9,19 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import structlog
 
-from halfway.coordinator.operations import Waits
-from halfway.http.requests.admission import held_s
-from halfway.http.responses.problems import InternalError, status_of
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.operations import Operation, Waits
+from halfway.http.requests.admission import Admission, InFlight, held_s
+from halfway.http.responses.problems import InternalError, RefusalLog, status_of
 from halfway.http.stream import frames
+from halfway.http.stream.frames import Answer, FrameOperations
 from halfway.protocol.errors import GroupLimitedError, HalfwayError
-
-if TYPE_CHECKING:
-    from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.operations import Operation
-    from halfway.http.requests.admission import Admission, InFlight
-    from halfway.http.responses.problems import RefusalLog
-    from halfway.http.stream.frames import Answer, FrameOperations
-    from halfway.protocol.principal import Principal
-
+from halfway.protocol.principal import Principal
 
 log = structlog.get_logger(__name__)
 

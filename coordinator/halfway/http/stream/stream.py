@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from aiohttp import WSMsgType, web
 
-from halfway.http.handlers.handlers import SUBPROTOCOL
-from halfway.http.requests.admission import SMALL_BYTES
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.requests import LeasedCheck
+from halfway.http.handlers.handlers import SUBPROTOCOL, Call
+from halfway.http.requests.admission import SMALL_BYTES, ApiLimits, InFlight
 from halfway.http.requests.bodies import demand_few_members
+from halfway.http.requests.models import StreamChecks
 from halfway.http.requests.validation import cause_of
 from halfway.http.responses.problems import InternalError, RareLog, invalid
 from halfway.http.stream import frames
-from halfway.http.stream.frames import FrameReader, ServerFrame
-from halfway.http.stream.operations import ArrivingPayload
+from halfway.http.stream.frames import Answer, FrameReader, ServerFrame
+from halfway.http.stream.operations import ArrivingPayload, StreamOperations
 from halfway.protocol.errors import (
     ForbiddenError,
     HalfwayError,
@@ -31,21 +35,7 @@ from halfway.protocol.errors import (
     ShuttingDownError,
     UnauthenticatedError,
 )
-from halfway.protocol.principal import Permission
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
-
-    from aiohttp import web
-
-    from halfway.coordinator.coordinator import Coordinator
-    from halfway.coordinator.requests import LeasedCheck
-    from halfway.http.handlers.handlers import Call
-    from halfway.http.requests.admission import ApiLimits, InFlight
-    from halfway.http.requests.models import StreamChecks
-    from halfway.http.stream.frames import Answer, FrameReader
-    from halfway.http.stream.operations import StreamOperations
-    from halfway.protocol.principal import Principal
+from halfway.protocol.principal import Permission, Principal
 
 log = structlog.get_logger(__name__)
 
