@@ -13,7 +13,7 @@ import pytest
 from halfway.client import Halfway, HalfwayError, Message, SyncHalfway
 from tests.support.brokers.fixtures import Kafka
 from tests.support.client.silent import firewall_before
-from tests.support.coordinator.balancer import Balancer, Server
+from tests.support.coordinator.balancer import Balancer
 from tests.support.coordinator.fleet import Fleet, settled
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest
@@ -90,8 +90,8 @@ async def test_callers_notice_neither_restarts_nor_kills_nor_cuts(
     try:
         fleet.start(3)
         await settled([connect(member) for member in fleet.members])
-        balancer = Balancer([Server(member.port, member.health_port) for member in fleet.members], tmp_path)
-        balancer.wait_until_ready()
+        balancer = Balancer(fleet.members, tmp_path / "balancer")
+        await balancer.until_all_are_ready()
         async with aiohttp.ClientSession() as session:
             rest = Rest(session, balancer.url, "")
             (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
