@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_442,
+    "lines of coordinator and adapters": 47_499,
     "files of coordinator and adapters": 208,
     "lines of halfway/protocol": 2_830,
-    "lines of halfway/coordinator": 8_906,
-    "lines of halfway/http": 5_922,
-    "lines of halfway/app": 5_646,
+    "lines of halfway/coordinator": 8_914,
+    "lines of halfway/http": 5_927,
+    "lines of halfway/app": 5_690,
     "lines of halfway/kafka": 10_140,
     "lines of halfway/checks": 1_107,
     "lines of halfway/peers": 349,
@@ -26,9 +26,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_974,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_940,
+    "lines of tests": 71_969,
     "lines of bench": 4_107,
-    "bytes of pages": 204_509,
+    "bytes of pages": 204_591,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 11,

@@ -259,6 +259,8 @@ class Coordinator:
 
     async def put_group(self, spec: GroupSpec, *, deadline: float, principal: Principal = ANYBODY) -> GroupView:
         """Register a group, replace it, or add to it. Answer when this instance has read it back from the log."""
+        if spec.validate_only:
+            return self._groups.would_be(spec, principal)
         describe = describe_group_change(self._groups.find(spec.name), self._groups.policy(spec.name))
         work = self._groups.put(spec, deadline=deadline, principal=principal)
         return await self.auditor.audit(

@@ -102,6 +102,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A PATCH: add the topics, and replace only the given parts of the policy."""
     keeps_checks: bool = False
     """A PATCH without `check`: a registered group keeps its mode and URLs."""
+    validate_only: bool = False
+    """Change nothing, and say what would be."""
 
 
 class GroupCheck(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,6 +75,9 @@ def test_a_file_is_applied_once_and_replayed_elsewhere(new_coordinator: NewCoord
         assert shown in planned
     assert "hidden" not in planned
     assert "--keys-dir" in first.apply(text, status=1)
+    wrong = text.replace("127.0.0.1", "169.254.169.254")
+    for option in ("--dry-run", "--show-keys"):
+        assert "refused, so nothing is changed: + group shop" in first.apply(wrong, option, status=1)
     assert first.export() == empty
 
     done = first.apply(text, "--keys-dir", str(folder), status=0)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tomllib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -200,7 +201,22 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     act: Callable[[], bool]
+    try_out: Callable[[], object] = bool
+    """Has the coordinator refuse the call if it would; nothing for a call that cannot be tried out."""
     makes_key: bool = False
+
+    @property
+    def headline(self) -> str:
+        return self.text.partition("\n")[0]
+
+    def is_accepted(self) -> bool:
+        """Try it out, and say what is refused."""
+        try:
+            self.try_out()
+        except SystemExit:
+            complain(f"refused, so nothing is changed: {self.headline}")
+            return False
+        return True
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,11 +281,12 @@ class Changes:
         if spec.reject_prepares is None:
             del body["reject_prepares"]
 
-        def act() -> bool:
-            self._remote.ask("PUT" if self._prune else "PATCH", path_of("groups", name), body=body)
+        def act(**over: bool) -> bool:
+            self._remote.ask("PUT" if self._prune else "PATCH", path_of("groups", name), body=body | over)
             return True
 
-        return Step(text="\n".join([f"{'+' if before is None else '~'} group {name}", *lines]), act=act)
+        text = "\n".join([f"{'+' if before is None else '~'} group {name}", *lines])
+        return Step(text=text, act=act, try_out=partial(act, validate_only=True))
 
     def _wanted(self, name: str, spec: GroupSpec, before: State | None) -> State:
         """Return the group after the change: without --prune it keeps what the file does not name."""
@@ -290,7 +307,11 @@ class Changes:
 
     def _new_key(self, key: Key, request: KeyRequest) -> Step:
         def act() -> bool:
-            self._write(self._remote, key, msgspec.to_builtins(request))
+            try:
+                self._write(self._remote, key, msgspec.to_builtins(request))
+            except SystemExit:
+                complain(f"if `halfway keys list --name {key[1]}` shows this key, nobody has it: revoke it first")
+                raise
             return True
 
         return Step(text=f"+ {_key_text(key)}", act=act, makes_key=request.certificate is None)
@@ -365,6 +386,9 @@ def apply(
     plan = Changes(remote, now, declared, prune=prune, write=write).plan(own_key)
     for step in plan.steps:
         _say(step.text)
+    refusals = [step for step in plan.steps if not step.is_accepted()]
+    if refusals:
+        return 1
     for text in plan.kept:
         _say(f"  kept, though the file does not name it (--prune removes it): {text}")
     if not plan.steps:
@@ -375,9 +399,17 @@ def apply(
         return PENDING_CHANGES
     if keys_dir is None and not show_keys and any(step.makes_key for step in plan.steps):
         fail("keys are to be made: say where they go, --keys-dir DIRECTORY, or --show-keys to print them once")
-    done = sum([step.act() for step in plan.steps])
-    say(f"{done} of {len(plan.steps)} changes are done")
-    return 0 if done == len(plan.steps) else 1
+    left, refused = deque(plan.steps), 0
+    try:
+        while left:
+            refused += not left[0].act()
+            left.popleft()
+    except SystemExit:
+        complain("\n".join(["not done:", *(step.headline for step in left), "Run this again: what is done stays"]))
+        raise
+    finally:
+        say(f"{len(plan.steps) - len(left) - refused} of {len(plan.steps)} changes are done")
+    return min(refused, 1)
 
 
 def _say(text: str) -> None:

@@ -150,6 +150,10 @@ class Groups:
         await self._store.change(spec.name, decide, deadline=deadline)
         return views[-1]
 
+    def would_be(self, spec: GroupSpec, principal: Principal) -> GroupView:
+        """Return the group as `put` would make it now, and change nothing; errors as for `put`."""
+        return self._view_of(self._changed(spec, self._store.get(spec.name), principal), created=False)
+
     def _changed(self, spec: GroupSpec, before: Group | None, principal: Principal) -> Group:
         """Return the new version of a group; errors as for `put`. The caller's current rights apply."""
         self._authority.require(principal, Permission.PUT_GROUP, spec.name)

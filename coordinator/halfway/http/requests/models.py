@@ -234,6 +234,8 @@ class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """All limits of the group's own, from an operator. If it is left out, they stay as they are."""
     reject_prepares: bool | None = None
     """Whether new transactions are refused, from an operator. If it is left out, it stays as it is."""
+    validate_only: bool = False
+    """Whether nothing is changed: the answer is 200 with what would be, or the refusal."""
 
 
 class GroupAdditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -248,6 +250,8 @@ class GroupAdditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """All limits of the group's own, from an operator."""
     reject_prepares: bool | None = None
     """Whether new transactions are refused, from an operator."""
+    validate_only: bool = False
+    """Whether nothing is changed: the answer is 200 with what would be, or the refusal."""
 
 
 class ListParameters(msgspec.Struct, frozen=True, kw_only=True):

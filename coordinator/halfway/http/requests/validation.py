@@ -148,6 +148,7 @@ class Validation:
             reject_prepares=request.reject_prepares,
             adds=isinstance(request, models.GroupAdditions),
             keeps_checks=request.check is None,
+            validate_only=request.validate_only,
         )
 
 
