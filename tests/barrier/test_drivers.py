@@ -2,15 +2,20 @@
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from uuid import uuid4
 
 import asyncmy
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -68,11 +73,58 @@ async def closing_async_engine(address: str) -> AsyncIterator[AsyncEngine]:
         await engine.dispose()
 
 
+def dialect_of(driver: str) -> str:
+    return "mysql" if "my" in driver.lower() else "postgresql"
+
+
+SYNCHRONOUS_DRIVERS = ["psycopg", "psycopg_pool", "psycopg2", "pymysql", "postgresql+psycopg", "mysql+pymysql"]
+# mysqlclient has no wheel: a machine with a C compiler and MariaDB's headers can install it.
+SYNCHRONOUS_DRIVERS += ["MySQLdb"] if find_spec("MySQLdb") else []
+ASYNCHRONOUS_DRIVERS = ["asyncpg", "psycopg", "psycopg_pool", "asyncmy", "asyncmy_pool"]
+ASYNCHRONOUS_DRIVERS += ["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
+
+
+def committing(connect: Callable[[], Any]) -> Begin:
+    """Let a connection of PEP 249 commit when its context exits, as docs/python.md asks for."""
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with closing(connect()) as connection:
+            yield connection
+            connection.commit()
+
+    return begin
+
+
+def committing_async(connect: Callable[[], Any]) -> Begin:
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        async with connect() as connection:
+            yield connection
+            await connection.commit()
+
+    return begin
+
+
 @contextmanager
 def sync_driver(servers: Servers, driver: str) -> Iterator[tuple[Begin, Begin]]:
     """Give what connects for a check, and what begins a local transaction."""
+    folder, socket = str(servers["postgresql"].folder), servers["mysql"].socket
     if driver == "psycopg":
         yield servers["postgresql"].psycopg, servers["postgresql"].psycopg
+        return
+    if driver == "psycopg_pool":
+        with ConnectionPool(f"host={folder} user={USER} dbname=postgres", min_size=1, max_size=2, open=True) as pool:
+            yield pool.connection, pool.connection
+        return
+    if "+" not in driver:
+        by_name: dict[str, Callable[[], Any]] = {
+            "psycopg2": lambda: psycopg2.connect(host=folder, user=USER, dbname="postgres"),
+            "pymysql": servers["mysql"].pymysql,
+            "MySQLdb": lambda: import_module("MySQLdb").connect(unix_socket=socket, user=USER, database="test"),
+        }
+        begin = committing(by_name[driver])
+        yield begin, begin
         return
     with closing_engine(url(servers, driver), isolation_level="SERIALIZABLE") as engine:
 
@@ -98,6 +150,10 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
                         yield connection
 
                 yield pool.acquire, local
+        case "psycopg_pool":
+            address = f"host={folder} user={USER} dbname=postgres"
+            async with AsyncConnectionPool(address, min_size=1, max_size=2, open=False) as psycopg_pool:
+                yield psycopg_pool.connection, psycopg_pool.connection
         case "psycopg":
 
             @asynccontextmanager
@@ -106,15 +162,13 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
                     yield one
 
             yield connect, connect
-        case "asyncmy":
-
-            @asynccontextmanager
-            async def connect_mysql() -> AsyncIterator[Any]:
-                async with asyncmy.connect(unix_socket=socket, user=USER, database="test") as connection:
-                    yield connection
-                    await connection.commit()
-
-            yield connect_mysql, connect_mysql
+        case "asyncmy" | "asyncmy_pool":
+            async with AsyncExitStack() as stack:
+                acquire: Callable[[], Any] = partial(asyncmy.connect, unix_socket=socket, user=USER, database="test")
+                if driver == "asyncmy_pool":
+                    my_pool = asyncmy.create_pool(unix_socket=socket, user=USER, database="test", minsize=0)
+                    acquire = (await stack.enter_async_context(my_pool)).acquire
+                yield committing_async(acquire), committing_async(acquire)
         case _:
             async with closing_async_engine(url(servers, driver)) as engine:
 
@@ -126,12 +180,12 @@ async def async_driver(servers: Servers, driver: str) -> AsyncIterator[tuple[Beg
                 yield engine.begin, session
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "postgresql+psycopg", "mysql+pymysql"])
+@pytest.mark.parametrize("driver", SYNCHRONOUS_DRIVERS)
 def test_a_synchronous_driver(servers: Servers, driver: str) -> None:
     with sync_driver(servers, driver) as (connect, begin):
-        barrier = Barrier("mysql" if "my" in driver else "postgresql", connect)
+        barrier = Barrier(dialect_of(driver), connect)
         with pytest.raises(MissingTableError, match="nowhere does not exist"):
-            Barrier("mysql" if "my" in driver else "postgresql", connect, table="nowhere").learn()
+            Barrier(dialect_of(driver), connect, table="nowhere").learn()
         barrier.create()
         committed, late, still_open = (f"{uuid4()}" for _ in range(3))
         with begin() as connection:
@@ -149,14 +203,12 @@ def test_a_synchronous_driver(servers: Servers, driver: str) -> None:
         assert barrier.clean(10) == 0
 
 
-@pytest.mark.parametrize(
-    "driver", ["asyncpg", "psycopg", "asyncmy", "postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy"]
-)
+@pytest.mark.parametrize("driver", ASYNCHRONOUS_DRIVERS)
 async def test_an_asynchronous_driver(servers: Servers, driver: str) -> None:
     async with async_driver(servers, driver) as (connect, begin):
-        barrier = AsyncBarrier("mysql" if "my" in driver else "postgresql", connect)
+        barrier = AsyncBarrier(dialect_of(driver), connect)
         with pytest.raises(MissingTableError, match="nowhere does not exist"):
-            await AsyncBarrier("mysql" if "my" in driver else "postgresql", connect, table="nowhere").learn()
+            await AsyncBarrier(dialect_of(driver), connect, table="nowhere").learn()
         await barrier.create()
         await barrier.learn()
         committed, late, still_open = (f"{uuid4()}" for _ in range(3))

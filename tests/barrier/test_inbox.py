@@ -1,7 +1,6 @@
 """The inbox on real servers: of two transactions that take note of one message, one is first."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -70,20 +69,3 @@ def test_old_rows_are_deleted_in_batches(servers: Servers, driver: str) -> None:
     assert [inbox.clean(3), inbox.clean(3), inbox.clean(3)] == [3, 2, 0]
     with inbox.connect() as session:
         assert not inbox.insert(session, "points", "young/1")
-
-
-@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg", "mysql+pymysql"])
-def test_rows_of_an_earlier_release_count_for_records_of_their_time(servers: Servers, driver: str) -> None:
-    """The server compares the time of the row with that of the record."""
-    inbox = inbox_of(servers, driver, "inbox_former")
-    group, now = driver.replace("+", "-"), time.time()
-    with inbox.connect() as session:
-        assert inbox.insert(session, group, "#~3-01/1/of-this-release")
-    assert not inbox.has_former_rows(group)
-    with inbox.connect() as session:
-        assert inbox.insert(session, group, "3-01/1")
-        assert inbox.was_recorded(session, group, "3-01/1", now - 3600)
-        assert not inbox.was_recorded(session, group, "3-01/1", now + 3600)
-        assert not inbox.was_recorded(session, group, "3-01/2", 0.0)
-    assert inbox.has_former_rows(group)
-    assert not inbox.has_former_rows("another")

@@ -99,17 +99,42 @@ def run_postgresql() -> Iterator[Server]:
             files.extractall(folder / "software")  # noqa: S202
         commands, data = folder / "software" / "bin", folder / "data"
         _run([commands / "initdb", "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-sync"], folder)
-        settings = {
-            "listen_addresses": "",
-            "unix_socket_directories": str(folder),
-            "max_connections": "200",
-            "shared_buffers": "32MB",
-            "fsync": "off",
-        }
-        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        with _serving([commands / "postgres", "-D", data, *options], folder, signal.SIGINT) as server:
-            _wait(server, server.psycopg)
+        with _postgres(commands / "postgres", data, folder) as server:
             yield server
+
+
+@contextmanager
+def run_standby(primary: Server) -> Iterator[Server]:
+    """Run a replica of a PostgreSQL, in recovery, that has what the primary has committed and gets nothing more."""
+    with _folder("standby") as folder, primary.psycopg() as connection:
+        data = folder / "data"
+        connection.execute("SELECT pg_backup_start('standby', true)")
+        _run(["cp", "-a", primary.folder / "data", data], folder)
+        label = connection.execute("SELECT labelfile FROM pg_backup_stop(false)").fetchone()
+        _run(["cp", "-a", primary.folder / "data" / "pg_wal", data], folder)
+        assert label is not None
+        (data / "postmaster.pid").unlink()
+        (data / "backup_label").write_text(str(label[0]))
+        (data / "standby.signal").touch()
+        for name in ("backup_label", "standby.signal"):
+            _own(data / name)
+        with _postgres(primary.folder / "software" / "bin" / "postgres", data, folder) as server:
+            yield server
+
+
+@contextmanager
+def _postgres(command: Path, data: Path, folder: Path) -> Iterator[Server]:
+    settings = {
+        "listen_addresses": "",
+        "unix_socket_directories": str(folder),
+        "max_connections": "200",
+        "shared_buffers": "32MB",
+        "fsync": "off",
+    }
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    with _serving([command, "-D", data, *options], folder, signal.SIGINT) as server:
+        _wait(server, server.psycopg)
+        yield server
 
 
 @contextmanager
@@ -246,7 +271,7 @@ def _own(folder: Path) -> None:
 
 
 def fetch_jar(group: str, artifact: str, version: str, *, classifier: str = "", packaging: str = "jar") -> Path:
-    """Return the jar, from the local Maven repository or from Maven Central."""
+    """Return the jar, or another package, from the local Maven repository or from Maven Central."""
     from jgo.maven import MavenContext
 
     found = MavenContext().project(group, artifact).at_version(version).artifact(classifier, packaging)
@@ -254,7 +279,7 @@ def fetch_jar(group: str, artifact: str, version: str, *, classifier: str = "", 
         # Another process may fetch the same jar, and the first bytes of it are there under its name.
         with only_worker(Path(tempfile.gettempdir()) / f"halfway-fetch-{os.getuid()}.lock"):
             jar = found.resolve()
-            if not zipfile.is_zipfile(jar):
+            if not (tarfile.is_tarfile(jar) if packaging == "tar.gz" else zipfile.is_zipfile(jar)):
                 jar.unlink()
                 jar = found.resolve()
     except Exception as error:

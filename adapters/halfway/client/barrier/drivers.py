@@ -16,6 +16,8 @@ Execute = Callable[[Any, Statement], Result]
 ExecuteAsync = Callable[[Any, Statement], Awaitable[Result]]
 
 _SERVER_STATUS_IN_TRANSACTION: Final = 1
+_LIBPQ_IN_TRANSACTION: Final = (1, 2, 3)
+"""Active, idle in a transaction, and in one that has failed."""
 
 
 class UnsupportedConnectionError(HalfwayError, TypeError):
@@ -162,10 +164,11 @@ async def _cursor_async(connection: Any, statement: Statement) -> Result:
 
 
 async def _asyncpg(connection: Any, statement: Statement) -> Result:
-    prepared = await connection.prepare(_numbered(statement.sql))
-    rows = await prepared.fetch(*statement.parameters)
-    count = (prepared.get_statusmsg() or "").rsplit(" ", 1)[-1]
-    return Result([tuple(row) for row in rows], int(count) if count.isdigit() else 0)
+    sql = _numbered(statement.sql)
+    if sql.startswith("SELECT"):
+        return Result([tuple(row) for row in await connection.fetch(sql, *statement.parameters)], 0)
+    count = str(await connection.execute(sql, *statement.parameters)).rsplit(" ", 1)[-1]
+    return Result((), int(count) if count.isdigit() else 0)
 
 
 def _numbered(sql: str) -> str:
@@ -180,7 +183,11 @@ def _sqlite3_commits(connection: Any) -> bool:
 
 
 def _psycopg_commits(connection: Any) -> bool:
-    return bool(connection.autocommit) and connection.info.transaction_status.name == "IDLE"
+    return bool(connection.autocommit) and not _psycopg_is_open(connection)
+
+
+def _psycopg_is_open(connection: Any) -> bool:
+    return connection.info.transaction_status in _LIBPQ_IN_TRANSACTION
 
 
 def _mysql_commits(connection: Any) -> bool:
@@ -207,7 +214,9 @@ def _sqlalchemy_is_open(connection: Any) -> bool:
 SYNCHRONOUS: Final[Mapping[str, Execute]] = {
     "sqlite3": _dbapi("?"),
     "psycopg": _dbapi("%s"),
+    "psycopg2": _dbapi("%s"),
     "pymysql": _dbapi("%s"),
+    "MySQLdb": _dbapi("%s"),
     "django": _dbapi("%s"),
     "sqlalchemy": _sqlalchemy,
 }
@@ -220,6 +229,8 @@ ASYNCHRONOUS: Final[Mapping[str, ExecuteAsync]] = {
 COMMITS_EACH_STATEMENT: Final[Mapping[str, Callable[[Any], bool]]] = {
     "sqlite3": _sqlite3_commits,
     "psycopg": _psycopg_commits,
+    "psycopg2": _psycopg_commits,
+    "MySQLdb": lambda connection: bool(connection.get_autocommit()),
     "pymysql": _mysql_commits,
     "asyncmy": _mysql_commits,
     "asyncpg": _asyncpg_commits,
@@ -228,7 +239,9 @@ COMMITS_EACH_STATEMENT: Final[Mapping[str, Callable[[Any], bool]]] = {
 }
 IS_OPEN: Final[Mapping[str, Callable[[Any], bool]]] = {
     "sqlite3": lambda connection: bool(connection.in_transaction),
-    "psycopg": lambda connection: connection.info.transaction_status.name in {"ACTIVE", "INTRANS", "INERROR"},
+    "psycopg": _psycopg_is_open,
+    "psycopg2": _psycopg_is_open,
+    "MySQLdb": lambda connection: bool(connection.open),  # it does not tell more
     "pymysql": _mysql_is_open,
     "asyncmy": _mysql_is_open,
     "asyncpg": lambda connection: bool(connection.is_in_transaction()),

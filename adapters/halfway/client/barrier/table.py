@@ -51,10 +51,12 @@ class Statements:
     read_mark: str
     begin: str | None = None
     insert: str
+    take_place: str | None = None
     look: str
-    read_lock_wait: str
-    bound_lock_wait: str
-    restore_lock_wait: str
+    read_lock_wait: str = ""
+    bound_lock_wait: str = ""
+    restore_lock_wait: str = ""
+    read_only: str | None = None
     remove: str
     clean: str
     elect: str | None = None
@@ -115,6 +117,10 @@ class ConflictError(HalfwayError):
 
 class MissingTableError(HalfwayError):
     """The barrier's table does not exist: create it with `barrier.create()`, or in a migration."""
+
+
+class ReadOnlyDatabaseError(Exception):
+    """The barrier's connections reach a read replica, which must not answer checks: a check gets `unknown`."""
 
 
 class UncountedRowsError(HalfwayError, TypeError):
@@ -262,7 +268,7 @@ class BarrierTable(SqlTable):
     def look(self, transaction_id: str) -> Steps[Outcome | None]:
         """Return the outcome in the table, None if there is none yet."""
         select = _step(self._statement(self.sql.look, canonical(transaction_id)))
-        result = yield from self._with_short_lock_wait(select) if self._dialect is not Dialect.POSTGRESQL else select
+        result = yield from self._with_short_lock_wait(select) if self.sql.read_lock_wait else select
         if not result.rows:
             return None
         return "commit" if result.rows[0][0] == _COMMITTED else "rollback"
@@ -278,9 +284,18 @@ class BarrierTable(SqlTable):
     def take_place(self, transaction_id: str) -> Steps[bool]:
         """Insert a rollback unless there is a row, so that the local transaction fails; return whether it was inserted.
 
-        Waits at most a second for an open local transaction; then the driver raises its error.
+        Waits at most a second for an open local transaction; then the driver raises its error. Raises
+        ReadOnlyDatabaseError, or the driver's error, on a read replica.
         """
-        result = yield from self._with_short_lock_wait(self._insert_rollback(transaction_id))
+        if self.sql.read_only is not None and (yield Statement(self.sql.read_only)).rows[0][0]:
+            raise ReadOnlyDatabaseError(
+                "the database is read-only, so it may be a replica that lacks what has just committed: give the"
+                " barrier connections to the primary"
+            )
+        if self.sql.take_place is not None:
+            result = yield self._statement(self.sql.take_place, transaction_id, _ROLLED_BACK)
+        else:
+            result = yield from self._with_short_lock_wait(self._insert_rollback(transaction_id))
         return rows_written(result) > 0
 
     def overrule(self, transaction_id: str, new_id: str) -> Steps[None]:
@@ -316,7 +331,7 @@ class BarrierTable(SqlTable):
         try:
             result = yield from steps
         except Exception:
-            with contextlib.suppress(Exception):  # PostgreSQL refuses it, and has already restored the setting
+            with contextlib.suppress(Exception):  # the connection may be lost
                 yield restore
             raise
         yield restore

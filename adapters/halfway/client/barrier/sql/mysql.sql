@@ -1,6 +1,7 @@
 -- The barrier in MySQL and MariaDB, for a service in any language. The Python client runs these statements too.
 --
--- Each ? is a parameter. postgresql.sql says how to decide with these statements, and what each is for; here is what differs.
+-- Each ? is a parameter. postgresql.sql says how to decide with these statements, and what each is for; here is what differs:
+-- in place of take_place, read_only and bound_lock_wait, then insert ('rollback'), then restore_lock_wait.
 
 -- name: exists
 -- A query of the catalogue takes no lock on the table.
@@ -41,6 +42,11 @@ SET SESSION innodb_lock_wait_timeout = IF(LOCATE('MariaDB', VERSION()) > 0, 0, 1
 
 -- name: restore_lock_wait
 SET SESSION innodb_lock_wait_timeout = {value};
+
+-- name: read_only
+-- Returns 1 on a read replica, which must not answer: it does not know yet what has committed, and lets an administrator write.
+-- Compared as text, because newer releases of MariaDB have OFF and ON in place of 0 and 1.
+SELECT CONCAT(@@GLOBAL.read_only, '') NOT IN ('0', 'OFF');
 
 -- name: remove
 DELETE FROM halfway_barrier WHERE transaction_id = ?;

@@ -9,7 +9,7 @@
 --   1. look: if there is a row, its outcome is the answer. So the same check always gets the same answer.
 --   2. If the transaction was prepared longer ago than half the retention of `clean`, answer unknown and write nothing: its
 --      row may have been deleted.
---   3. bound_lock_wait, then insert ($1 the id, $2 'rollback'), and commit: a local transaction that comes later fails.
+--   3. take_place ($1 the id, $2 'rollback'), and commit: a local transaction that comes later fails.
 --   4. look again: only a committed row is an answer. If there is none, or a statement failed, answer unknown.
 
 -- name: exists
@@ -46,27 +46,22 @@ INSERT INTO halfway_barrier VALUES ('#table', substr(md5(CAST(random() AS text))
 SELECT outcome FROM halfway_barrier WHERE transaction_id = '#table';
 
 -- name: insert
--- $1 is the id, $2 'commit' as the first statement of the local transaction, or 'rollback' for a check. If it writes no row, the
--- transaction is decided already: roll the local transaction back.
--- DO NOTHING and not an error, so that a check can go on in its transaction. It waits for an open transaction that has
--- written the same id: that one's commit or rollback decides.
+-- $1 is the id, $2 'commit': the first statement of the local transaction. If it writes no row, the transaction is decided
+-- already: roll the local transaction back. It waits for an open transaction that has written the same id: that one's commit
+-- or rollback decides.
 INSERT INTO halfway_barrier (transaction_id, outcome) VALUES ($1, $2) ON CONFLICT (transaction_id) DO NOTHING;
 
 -- name: look
 -- Returns the outcome, or no row. It never sees what is not committed.
 SELECT outcome FROM halfway_barrier WHERE transaction_id = $1;
 
--- name: read_lock_wait
--- What `restore_lock_wait` puts back in place of {value}, on a connection that others use too.
-SELECT setting FROM pg_settings WHERE name = 'lock_timeout';
-
--- name: bound_lock_wait
--- A check waits half a second for an open local transaction; then `insert` fails, and the answer is unknown.
--- Not SET LOCAL, which has no effect on a connection that commits each statement. A rollback restores the setting.
-SET lock_timeout = 500;
-
--- name: restore_lock_wait
-SET lock_timeout = {value};
+-- name: take_place
+-- `insert` for a check: it waits half a second for an open local transaction; then it fails, and the answer is unknown. On a
+-- read replica it fails too, which is right: a replica does not know yet what has committed.
+-- `true` makes the setting local to the transaction, so that pgbouncer hands it to nobody else. Its own statement would have no
+-- effect on a connection that commits each statement. MATERIALIZED, so that it takes effect before the row is written.
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '500', true))
+  INSERT INTO halfway_barrier (transaction_id, outcome) SELECT $1, $2 FROM bound ON CONFLICT (transaction_id) DO NOTHING;
 
 -- name: remove
 -- Deletes the row of a trial that belongs to no transaction.

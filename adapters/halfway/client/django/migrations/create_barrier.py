@@ -1,4 +1,4 @@
-"""Creates the barrier's table with the SQL of the project's database."""
+"""Creates the tables with the SQL of the project's database."""
 
 from typing import Any
 
@@ -8,24 +8,28 @@ from django.db.migrations.operations.base import Operation
 from halfway.client.barrier import TABLE, migration
 
 
-class CreateBarrier(Operation):
-    """Creates the table in databases for which the routers allow this application."""
+class CreateTable(Operation):
+    """Creates the barrier's table, or its store's, in databases for which the routers allow this application."""
+
+    def __init__(self, *, store: bool = False) -> None:
+        self._store = store
+        self._table = f"{TABLE}_stored" if store else TABLE
 
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Change no model."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
         """Create the table and its index."""
-        for sql in migration(schema_editor.connection.vendor):
+        for sql in migration(schema_editor.connection.vendor, store=self._store):
             self._execute(app_label, schema_editor, sql)
 
     def database_backwards(self, app_label: str, schema_editor: Any, *_states: Any) -> None:
         """Drop the table."""
-        self._execute(app_label, schema_editor, f"DROP TABLE {TABLE}")
+        self._execute(app_label, schema_editor, f"DROP TABLE {self._table}")
 
     def describe(self) -> str:
         """Return the text for `migrate --plan`."""
-        return f"Create the table {TABLE}"
+        return f"Create the table {self._table}"
 
     def _execute(self, app_label: str, schema_editor: Any, sql: str) -> None:
         if router.allow_migrate(schema_editor.connection.alias, app_label):
@@ -33,7 +37,7 @@ class CreateBarrier(Operation):
 
 
 class Migration(migrations.Migration):
-    """The first and only migration."""
+    """The barrier's table."""
 
     initial = True
-    operations = (CreateBarrier(),)
+    operations = (CreateTable(),)
