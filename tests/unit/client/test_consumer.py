@@ -44,7 +44,7 @@ def test_a_message_of_halfway_is_recognised_wherever_it_stands() -> None:
     headers: list[tuple[str, bytes | None]] = [("halfway-transaction-id", b"3-01"), ("halfway-message", b"2/4")]
     assert record(*headers).id == record(*headers, ("more", b"x"), partition=2, offset=9, timestamp_ms=8).id
     assert record(*headers).id.startswith("#3-01/2/")
-    assert (record(*headers).transaction_id, record(*headers).former_id) == ("3-01", "3-01/2")
+    assert record(*headers).transaction_id == "3-01"
     headers.insert(0, ("halfway-transaction-id", b"of-the-producer-itself"))
     assert record(*headers).id.startswith("#3-01/2/")
 
@@ -84,24 +84,6 @@ def test_a_place_and_a_message_have_ids_that_no_other_record_can_have() -> None:
     assert record(topic="3-01").id != record(*GENUINE).id
 
 
-def test_a_message_that_an_earlier_release_recorded_takes_no_effect_again(inbox: Inbox) -> None:
-    """One that came an hour and more after that uses the id again, and takes effect."""
-    consumer = Consumer(KAFKA, group="points", topics=["orders"], handle=lambda _r, _c: None, inbox=inbox)
-    now_ms = round(time.time() * 1000)
-    known, place = record(*GENUINE, timestamp_ms=now_ms - 1000), record(timestamp_ms=now_ms - 1000)
-    later = record(*GENUINE, ("halfway-prepared-at", b"1760009000000"), timestamp_ms=now_ms + 2 * 3_600_000)
-    assert not inbox.has_former_rows("points")
-    with inbox.connect() as connection:
-        for one in (known, place):
-            assert inbox.insert(connection, "points", one.former_id)
-    assert inbox.has_former_rows("points")
-    assert not inbox.has_former_rows("cart")
-    consumer._has_former_rows = True
-    for one, is_new in ((known, False), (place, False), (later, True), (later, False), (known, False)):
-        with inbox.connect() as connection:
-            assert consumer._insert(connection, one) is is_new
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -113,7 +95,7 @@ def test_a_message_that_an_earlier_release_recorded_takes_no_effect_again(inbox:
     ],
 )
 def test_any_other_record_is_recognised_by_its_place(headers: list[tuple[str, bytes | None]]) -> None:
-    assert (record(*headers).id, record(*headers).former_id) == ("#orders/1/7/5", "orders/1/7/5")
+    assert record(*headers).id == "#orders/1/7/5"
 
 
 def test_cleaning_goes_through_the_index(inbox: Inbox) -> None:

@@ -44,8 +44,6 @@ _GROUP: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _POLL_S: Final = 0.5
 _DELIVERY_POLL_S: Final = 0.02
 """How long to wait for messages while a dead letter is being delivered."""
-_CLOCKS_DIFFER_S: Final = 3600.0
-"""A row of an earlier release counts for a record that is at most this much younger. A younger one reuses its id."""
 _RESERVED: Final = frozenset(
     {"group.id", "isolation.level", "enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof"}
 )
@@ -139,7 +137,6 @@ class Consumer:
         self._paused: dict[Partition, _PendingRecord] = {}
         self._stopping = threading.Event()
         self._inbox_commits = False
-        self._has_former_rows = False
 
     def stop(self) -> None:
         """Make `run` return after the current message. Call it from any thread, or from a signal handler."""
@@ -237,12 +234,11 @@ class Consumer:
         try:
             if not self._inbox_commits:
                 self._inbox.demand_commits()
-                self._has_former_rows = self._inbox.has_former_rows(self._group)
                 self._inbox_commits = True
             # Step 1: a transaction of the service's own database.
             with self._inbox.connect() as connection:
                 # Step 2: the row. The insert waits for a consumer that is processing the same message.
-                if self._insert(connection, record):
+                if self._inbox.insert(connection, self._group, record.id):
                     # Step 3: the effect.
                     is_handling = True
                     afterwards = self._handle(record, connection)
@@ -318,18 +314,9 @@ class Consumer:
         """Return whether a record has a committed row; wait for a transaction that may still write it."""
         has_row = False
         with suppress(_RollbackError), self._inbox.connect() as connection:
-            has_row = not self._insert(connection, record)
+            has_row = not self._inbox.insert(connection, self._group, record.id)
             raise _RollbackError
         return has_row
-
-    def _insert(self, connection: Any, record: Record) -> bool:
-        """Record a message in the transaction on this connection; return False if it has already taken effect."""
-        if not self._inbox.insert(connection, self._group, record.id):
-            return False
-        if not self._has_former_rows:
-            return True
-        since_s = max(0.0, record.timestamp_ms / 1000 - _CLOCKS_DIFFER_S)
-        return not self._inbox.was_recorded(connection, self._group, record.former_id, since_s)
 
     def _retry_later(self, pending: _PendingRecord, failures: int) -> None:
         self._pause(pending, time.monotonic() + self._retries.pause_s(failures))

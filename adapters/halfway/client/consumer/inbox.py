@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -37,82 +36,46 @@ from halfway.client.barrier.table import (
 from halfway.client.consumer.record import connection_settings, loggable
 from halfway.client.errors import HalfwayError
 
-_INSERT_ONCE: Final = (
-    "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Statements:
-    """The statements of one dialect. `{p}` is replaced by a driver's placeholder, `{table}` by the table's name."""
-
-    create: tuple[str, ...]
-    insert: str = _INSERT_ONCE
-    """Parameters: consumer, message. An existing row stays unchanged, and the row count is 0."""
-    former: str
-    """Returns a row if a message was recorded under its former id. Parameters: consumer, former id, seconds since the
-    epoch: an older row is that of another message."""
-
-
-_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message = {p} AND processed_at >= "
-_ANY_FORMER: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message > '$' LIMIT 1"
-"""Ids of this release begin with #, which is before $; those of earlier releases begin with what is behind it."""
-_REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
-
-_STATEMENTS: Final = {
-    Dialect.POSTGRESQL: _Statements(
-        create=(
-            (
-                'CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) COLLATE "C" NOT NULL,'
-                ' message varchar(300) COLLATE "C" NOT NULL,'
-                " processed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (consumer, message))"
-            ),
-            INDEX,
+_CREATE: Final = {
+    Dialect.POSTGRESQL: (
+        (
+            'CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) COLLATE "C" NOT NULL,'
+            ' message varchar(300) COLLATE "C" NOT NULL,'
+            " processed_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (consumer, message))"
         ),
-        former=_FORMER + "to_timestamp({p})",
+        INDEX,
     ),
-    Dialect.MYSQL: _Statements(
-        create=(
-            (
-                "CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) NOT NULL, message varchar(300) NOT NULL,"
-                " processed_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), PRIMARY KEY (consumer, message),"
-                " KEY {table}_processed_at (processed_at)) ENGINE=InnoDB CHARACTER SET ascii COLLATE ascii_bin"
-            ),
+    Dialect.MYSQL: (
+        (
+            "CREATE TABLE IF NOT EXISTS {table} (consumer varchar(128) NOT NULL, message varchar(300) NOT NULL,"
+            " processed_at timestamp(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3), PRIMARY KEY (consumer, message),"
+            " KEY {table}_processed_at (processed_at)) ENGINE=InnoDB CHARACTER SET ascii COLLATE ascii_bin"
         ),
-        insert="INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})",
-        former=_FORMER + "FROM_UNIXTIME({p})",
     ),
-    Dialect.SQLITE: _Statements(
-        create=(
-            (
-                "CREATE TABLE IF NOT EXISTS {table} (consumer text NOT NULL, message text NOT NULL,"
-                " processed_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),"
-                " PRIMARY KEY (consumer, message)) WITHOUT ROWID"
-            ),
-            INDEX,
+    Dialect.SQLITE: (
+        (
+            "CREATE TABLE IF NOT EXISTS {table} (consumer text NOT NULL, message text NOT NULL,"
+            " processed_at real NOT NULL DEFAULT ((julianday('now') - 2440587.5) * 86400.0),"
+            " PRIMARY KEY (consumer, message)) WITHOUT ROWID"
         ),
-        former=_FORMER + "{p}",
+        INDEX,
     ),
 }
+_INSERT: Final = "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
+_INSERT_IGNORE: Final = "INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})"
+_REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
 
 
 class InboxTable(SqlTable):
     """The inbox's table in one dialect. `insert` runs in the transaction of the effect."""
 
     def __init__(self, dialect: Dialect | str, name: str) -> None:
-        creation = {each: statements.create for each, statements in _STATEMENTS.items()}
-        super().__init__(dialect, name, creation, key="consumer, message", time="processed_at")
-        self._sql = _STATEMENTS[self._dialect]
+        super().__init__(dialect, name, _CREATE, key="consumer, message", time="processed_at")
+        self._insert = _INSERT_IGNORE if self._dialect is Dialect.MYSQL else _INSERT
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
-        result = yield self._statement(self._sql.insert, consumer, message)
-        return rows_written(result) > 0
-
-    def has_former_rows(self, consumer: str) -> Steps[bool]:
-        return bool((yield self._statement(_ANY_FORMER, consumer)).rows)
-
-    def was_recorded(self, consumer: str, former_id: str, since_s: float) -> Steps[bool]:
-        return bool((yield self._statement(self._sql.former, consumer, former_id, since_s)).rows)
+        """Return False, and leave the row as it is, if there is one."""
+        return rows_written((yield self._statement(self._insert, consumer, message))) > 0
 
     def remove(self, consumer: str, message: str) -> Steps[None]:
         yield self._statement(_REMOVE, consumer, message)
@@ -161,14 +124,6 @@ class Inbox:
         """Record a message in the transaction on this connection; return False if it has already taken effect."""
         require_transaction(connection)
         return carry_out(self._table.insert(consumer, message), connection)
-
-    def has_former_rows(self, consumer: str) -> bool:
-        """Return whether an earlier release recorded messages that are still there."""
-        return self._in_transaction(self._table.has_former_rows(consumer))
-
-    def was_recorded(self, connection: Any, consumer: str, former_id: str, since_s: float) -> bool:
-        """Return whether an earlier release recorded a message, at this time (since the epoch) or later."""
-        return carry_out(self._table.was_recorded(consumer, former_id, since_s), connection)
 
     def demand_commits(self) -> None:
         """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits."""

@@ -143,20 +143,11 @@ class Record:
         """
         message = self._message
         if message is None:
-            return f"#{self._place}"
+            return f"#{self.topic}/{self.partition}/{self.offset}/{self.timestamp_ms}"
         digest = hashlib.sha256()
         for part in (self.topic.encode(), *map(self.header, _SET_BY_HALFWAY), self.key, self.value):
             digest.update(b"-" if part is None else b"%d:%b" % (len(part), part))
         return f"#{message}/{digest.hexdigest()}"
-
-    @property
-    def former_id(self) -> str:
-        """The id that earlier releases gave the record. No id of this release equals one of them."""
-        return self._message or self._place
-
-    @property
-    def _place(self) -> str:
-        return f"{self.topic}/{self.partition}/{self.offset}/{self.timestamp_ms}"
 
     @property
     def _message(self) -> str | None:
