@@ -49,7 +49,15 @@ class Scene:
     """A service in one language, with a coordinator and a database that can lose answers."""
 
     def __init__(
-        self, rest: Rest, cluster: Cluster, places: Crossings, service: ServiceProcess, database: str, topic: str
+        self,
+        rest: Rest,
+        cluster: Cluster,
+        places: Crossings,
+        service: ServiceProcess,
+        database: str,
+        *,
+        topic: str,
+        group: str,
     ) -> None:
         self.places = places
         self.service = service
@@ -59,6 +67,7 @@ class Scene:
         self._cluster = cluster
         self._database = database
         self._topic = topic
+        self._group = group
         self._ids: set[str] = set()
 
     async def order(self, order: str) -> int:
@@ -106,6 +115,24 @@ class Scene:
     async def placed(self, order: str) -> int:
         """Place an order again as long as its outcome is not known."""
         return await eventually(partial(self.order, order), lambda status: status != 503)
+
+    async def park_after_one_check(self) -> None:
+        answer = await self._rest.call("PATCH", f"/groups/{self._group}", {"policy": {"max_checks": 1}})
+        answer.expect(200)
+
+    async def parked(self, order: str) -> None:
+        """Let halfway check an order until its transaction is parked."""
+        transaction = self._id_of(order)
+        await self._rest.check(transaction)
+
+        async def state() -> object:
+            return (await self._rest.get(transaction)).expect(200)["state"]
+
+        await eventually(state, lambda found: found == "parked")
+
+    async def resume(self, order: str) -> None:
+        (await self._rest.resume(self._id_of(order))).expect(200)
+        await self.decided(order)
 
     def execute(self, sql: str) -> list[Any]:
         """Run a statement past the proxy, and return the first column of its rows."""
@@ -170,7 +197,7 @@ async def scene(
             proxied = f"postgresql://{USER}@127.0.0.1:{places.database_port}{urlsplit(database).path}?sslmode=disable"
             settings = {"HALFWAY_URL": places.halfway_url, "HALFWAY_KEY": key, "DATABASE_URL": proxied}
             service = ServiceProcess(command, {**settings, "GROUP": group, "TOPIC": topic}, tmp_path / "service.log")
-            scene = Scene(rest, cluster, places, service, database, topic)
+            scene = Scene(rest, cluster, places, service, database, topic=topic, group=group)
             url, headers = f"{signing.url}/v1/groups/{group}/check-secrets", {"Authorization": f"Bearer {key}"}
             async with session.get(url, headers=headers) as answer:
                 scene.secret = (await answer.json())["secrets"][0]
@@ -234,6 +261,21 @@ async def test_the_first_decision_about_an_order_wins(scene: Scene) -> None:
     assert await scene.settled() == ["open"]
     assert await scene.check("forgotten", age=timedelta(days=4)) == "unknown"
     assert await scene.decided("forgotten") == "rollback"
+
+
+async def test_an_order_whose_transaction_is_parked_is_not_placed_again(scene: Scene) -> None:
+    """Its outcome is not known: it may be in the database or not. An end resolves it, or an operator resumes it."""
+    await scene.park_after_one_check()
+    gate = scene.places.gate("before the commit")
+    placing = asyncio.create_task(scene.order("parked"))
+    await _reached(gate, placing)
+    await scene.parked("parked")
+    assert await scene.order("parked") == 503
+    gate.release()
+    if await placing == 503:  # a slow machine: the service has given up the commit
+        await scene.resume("parked")
+    assert await scene.placed("parked") == 200
+    assert await scene.settled() == ["parked"]
 
 
 async def test_an_order_has_the_same_message_after_a_restart(scene: Scene) -> None:
