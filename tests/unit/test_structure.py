@@ -9,8 +9,8 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_499,
-    "files of coordinator and adapters": 208,
+    "lines of coordinator and adapters": 47_508,
+    "files of coordinator and adapters": 209,
     "lines of halfway/protocol": 2_830,
     "lines of halfway/coordinator": 8_914,
     "lines of halfway/http": 5_927,
@@ -21,14 +21,14 @@ BOUNDS = {
     "lines of halfway/memory": 1_273,
     "lines of halfway/simulated": 2_201,
     "lines of halfway/embedded": 1_311,
-    "lines of halfway/client": 7_385,
+    "lines of halfway/client": 7_394,
     "lines of halfway/testing": 372,
     "lines of halfway/pipeline": 6_974,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 71_969,
+    "lines of tests": 72_392,
     "lines of bench": 4_107,
-    "bytes of pages": 204_591,
+    "bytes of pages": 204_588,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 11,

@@ -42,7 +42,7 @@ from halfway.client.errors import (
     WrongEventLoopError,
 )
 from halfway.client.ids import InvalidIdError, transaction_id
-from halfway.client.messages import Data, Message, Outcome, UnserialisableMessageError, Value
+from halfway.client.messages import Data, Message, Outcome, SerializationContext, UnserialisableMessageError
 from halfway.client.producer.client import CheckWorker, Halfway
 from halfway.client.producer.listener import (
     SyncTransactionListener,
@@ -91,6 +91,7 @@ __all__ = [
     "PreparesRejectedError",
     "QueueFullError",
     "RefusedError",
+    "SerializationContext",
     "SyncHalfway",
     "SyncTransaction",
     "SyncTransactionListener",
@@ -104,7 +105,6 @@ __all__ = [
     "UnknownGroupError",
     "UnknownTransactionError",
     "UnserialisableMessageError",
-    "Value",
     "WrongEventLoopError",
     "WsgiChecks",
     "answer_check",

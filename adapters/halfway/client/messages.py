@@ -8,16 +8,35 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
+from typing import Any, Final, Literal, TypedDict
 
 from halfway.client.errors import HalfwayError
 
 Data = str | bytes | None
 """Text is sent as UTF-8, bytes are sent unchanged, None is null."""
-Value = Data | Mapping[str, Any] | Sequence[Any]
-"""A mapping or a list is sent as JSON; None is a tombstone."""
+Serializer = Callable[[Any, Any], Data]
+"""Takes a key or value and a `SerializationContext`, as confluent_kafka's `AvroSerializer` does."""
+
+
+@dataclass(frozen=True)
+class SerializationContext:
+    """What a serializer is told, with the names of `confluent_kafka.serialization`."""
+
+    topic: str
+    field: Literal["key", "value"]
+    headers: dict[str, Data]
+    """Those of the message; a serializer may add some."""
+
+
+class MessageOptions(TypedDict, total=False):
+    """The keyword parameters of `send`, which are those of `Message`."""
+
+    headers: Mapping[str, Data]
+    partition: int | None
+    serializer: Serializer | None
+    key_serializer: Serializer | None
 
 
 class UnserialisableMessageError(HalfwayError, TypeError):
@@ -29,11 +48,26 @@ class Message:
     """A message that a transaction writes to a topic when it commits."""
 
     topic: str
-    value: Value = None
-    key: Data = None
+    value: Any = None
+    """Text, bytes, None (a tombstone), or a mapping or list, which is sent as JSON; any object with a serializer."""
+    key: Any = None
+    """Text, bytes or None; any object with a serializer."""
     headers: Mapping[str, Data] = field(default_factory=dict)
     partition: int | None = None
     """None lets halfway choose the partition by the key, as Kafka's Java client does."""
+    serializer: InitVar[Serializer | None] = None
+    key_serializer: InitVar[Serializer | None] = None
+
+    def __post_init__(self, serializer: Serializer | None, key_serializer: Serializer | None) -> None:
+        """Serialise once, so that a repeat of a prepare has the same content; raises what the serializer raises."""
+        headers = dict(self.headers)
+        if key_serializer is not None:
+            object.__setattr__(self, "key", key_serializer(self.key, SerializationContext(self.topic, "key", headers)))
+        if serializer is not None:
+            object.__setattr__(
+                self, "value", serializer(self.value, SerializationContext(self.topic, "value", headers))
+            )
+        object.__setattr__(self, "headers", headers)
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the format of `POST /v1/transactions` (docs/api.md, "Prepare")."""
@@ -127,10 +161,15 @@ def is_conflict(error: BaseException | None) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     return (
         (isinstance(code, int) and code & 0xFF in _SQLITE_BUSY)
-        or getattr(error, "sqlstate", None) in _CONFLICT_STATES
+        or _sqlstate(error) in _CONFLICT_STATES
         or bool(error.args and error.args[0] in _CONFLICT_NUMBERS)
         or is_conflict(original)
     )
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)  # psycopg2's name
+    return state if isinstance(state, str) else None
 
 
 def _is_uncertain(error: BaseException) -> bool:
@@ -139,8 +178,7 @@ def _is_uncertain(error: BaseException) -> bool:
         return _is_uncertain(original)
     if not isinstance(error, Exception) or isinstance(error, OSError | asyncio.CancelledError):
         return True
-    state = getattr(error, "sqlstate", None)
-    if isinstance(state, str):
+    if (state := _sqlstate(error)) is not None:
         return state.startswith(_UNCERTAIN_STATES)
     if not any(kind.__name__ in _UNCERTAIN for kind in type(error).__mro__):
         return False

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from sqlalchemy import TwoPhaseTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
@@ -12,7 +12,7 @@ from sqlalchemy.util import await_only
 
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.barrier.drivers import is_asynchronous, require_transaction, sqlalchemy_connection
-from halfway.client.messages import Data, Message, Outcome, Value
+from halfway.client.messages import Message, MessageOptions, Outcome
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.sync import SyncHalfway
 from halfway.client.producer.transaction import (
@@ -59,11 +59,9 @@ class SessionProducer:
         self,
         session: Session | scoped_session[Any] | Connection,
         topic: str,
-        key: Data = None,
-        value: Value = None,
-        *,
-        headers: Mapping[str, Data] | None = None,
-        partition: int | None = None,
+        key: Any = None,
+        value: Any = None,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Send a message if the open transaction commits; return the id of the halfway transaction.
 
@@ -71,7 +69,7 @@ class SessionProducer:
         fails, the commit rolls the database transaction back and raises the error of `SyncHalfway.prepare`. Raises
         NestedTransactionError inside a `transaction` of the same client.
         """
-        message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
+        message = Message(topic=topic, key=key, value=value, **options)
         self._client.demand_no_block()
         return _send(self._client, self._barrier, session, message, confirm=self._confirm, store=self._store)
 
@@ -90,14 +88,12 @@ class AsyncSessionProducer:
         self,
         session: AsyncSession | AsyncConnection,
         topic: str,
-        key: Data = None,
-        value: Value = None,
-        *,
-        headers: Mapping[str, Data] | None = None,
-        partition: int | None = None,
+        key: Any = None,
+        value: Any = None,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Same as `SessionProducer.send`."""
-        message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
+        message = Message(topic=topic, key=key, value=value, **options)
         self._client.demand_no_block()
         return await session.run_sync(
             lambda inner: _send(self._client, self._barrier, inner, message, confirm=self._confirm, store=self._store)

@@ -274,7 +274,7 @@ async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: 
     with pytest.raises(UnserialisableMessageError, match="value cannot be serialised as JSON"):
         await halfway.prepare([Message(topic="orders", value={"at": object()})], id=SOME_ID)
     with pytest.raises(UnserialisableMessageError, match="key is int"):
-        await halfway.prepare([Message(topic="orders", key=42)], id=SOME_ID)  # type: ignore[arg-type]  # on purpose
+        await halfway.prepare([Message(topic="orders", key=42)], id=SOME_ID)
     with pytest.raises(ClientClosedError, match="async with"):
         await Halfway(world.url, "shop").prepare([ORDER], id=SOME_ID)
     async with Halfway(world.url, "nobody") as client:

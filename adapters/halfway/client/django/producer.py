@@ -6,10 +6,10 @@ The barrier is in a database of the Django project, and the check endpoint is a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.http import HttpResponse
@@ -17,7 +17,7 @@ from django.http import HttpResponse
 from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError, Store
 from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, CheckVerifier, DecideSync
 from halfway.client.checks.endpoints import Endpoint, answer_request
-from halfway.client.messages import Data, Message, Outcome, Value
+from halfway.client.messages import Message, MessageOptions, Outcome
 from halfway.client.producer.sync import SyncHalfway
 from halfway.client.producer.transaction import MixedProducersError, NoBarrierError, Sending, WhenAway, store_when_away
 
@@ -57,11 +57,9 @@ class AtomicProducer:
     def send(
         self,
         topic: str,
-        key: Data = None,
-        value: Value = None,
-        *,
-        headers: Mapping[str, Data] | None = None,
-        partition: int | None = None,
+        key: Any = None,
+        value: Any = None,
+        **options: Unpack[MessageOptions],
     ) -> str:
         """Send a message if the open atomic block commits; return the id of the halfway transaction.
 
@@ -73,7 +71,7 @@ class AtomicProducer:
         connection = connections[self._using]
         if not connection.in_atomic_block:
             raise NoTransactionError("no transaction is open: send inside `transaction.atomic()`")
-        message = Message(topic=topic, key=key, value=value, headers=headers or {}, partition=partition)
+        message = Message(topic=topic, key=key, value=value, **options)
         message.as_json()  # a message that cannot be serialised fails here, not at the commit
         earlier = _pending_messages(connection)
         if earlier and earlier[0].producer is not self:
