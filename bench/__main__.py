@@ -34,26 +34,15 @@ class Run(NamedTuple):
 
 RUNS: Final[dict[str, Run]] = {
     "bench": Run("the main scenarios, each with its raw limit", scenarios.Options(), scenarios.run),
-    "client": Run(
-        "the Python client beside bare REST",
-        scenarios.Options(seconds=20.0, turns=4),
-        partial(scenarios.run, rows="client"),
-    ),
-    "beside": Run(
-        "a load beside 1,000 groups, and beside 1,000,000 pending transactions",
-        scenarios.Options(seconds=24.0, turns=4),
-        partial(scenarios.run, rows="beside"),
-    ),
-    "instances": Run(
-        "one, two and three instances, and what a forwarded call costs",
-        scenarios.Options(seconds=15.0, lead=2.0, turns=1),
-        partial(scenarios.run, rows="instances"),
-    ),
-    "workers": Run(
-        "one worker and two",
-        scenarios.Options(seconds=40.0, turns=8),
-        partial(scenarios.run, rows="workers"),
-    ),
+    **{
+        rows: Run(text, scenarios.Options(seconds=seconds, lead=lead, turns=turns), partial(scenarios.run, rows=rows))
+        for rows, seconds, lead, turns, text in (
+            ("client", 20.0, 1.0, 4, "the Python client beside bare REST"),
+            ("beside", 24.0, 1.0, 4, "a load beside 1,000 groups, and beside 1,000,000 pending transactions"),
+            ("instances", 15.0, 2.0, 1, "one, two and three instances, and what a forwarded call costs"),
+            ("workers", 40.0, 1.0, 8, "one worker and two"),
+        )
+    },
     "overload": Run("many times the maximum, or a steady load", overload.Options(), overload.run),
     "checks": Run("check-backs to a fast endpoint", checks.Options(), checks.run),
     "recovery": Run("starts with a backlog, or a history", recovery.Options(), recovery.run),

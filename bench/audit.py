@@ -50,7 +50,7 @@ class Journal:
         for transaction in transactions:
             self._write(b"?%d %b\n" % transaction)
 
-    def unanswered(self, contents: Iterable[int], *, brought: bytes = b"") -> None:
+    def unanswered(self, contents: Iterable[int], brought: bytes = b"") -> None:
         """Record prepares that may be stored or not; `brought` is the id if the caller chose it."""
         for content in contents:
             self._write(b"!%d %b\n" % (content, brought))
@@ -165,11 +165,6 @@ class Auditor:
 
     def audit(self, journals: Sequence[Path], payloads: Sequence[tuple[str, str]]) -> Audit:
         """Judge the topics by the journals of the load, whose messages have these keys and values."""
-        contents = [content(self._topic, key, value) for key, value in payloads]
+        contents = [content_of(self._topic, key.encode(), value.encode()) for key, value in payloads]
         records = read_topics(self._servers, prefix=self._prefix, topics=[self._topic], since=self._start_offsets)
         return Audit.of(judge(history(journals, self._topic, contents), records))
-
-
-def content(topic: str, key: str, value: str) -> Content:
-    """Return the hashes of a message, as the checker computes them."""
-    return content_of(topic, key.encode(), value.encode())

@@ -6,7 +6,6 @@ endpoint answers at once. So this measures the dispatcher, and the writes of a v
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Annotated, Final
 
@@ -15,9 +14,7 @@ from msgspec import Meta
 
 from bench.figures import Record, Row, Say, cpu_us
 from bench.scenarios import fill, warm_up
-from bench.system import ROOT, Broker, Rig, until
-from halfway.embedded.broker import HOST, pick_port
-from halfway.embedded.process import SupervisedProcess
+from bench.system import Broker, Rig, endpoint, until
 
 VERDICTS: Final = ("commit", "unknown")
 _FIRST, _LAST = 0.1, 0.9
@@ -50,14 +47,11 @@ def run(kafka: Broker, options: Options, say: Say) -> Record:
 
 
 def _measure(rig: Rig, verdict: str, options: Options, say: Say) -> Row:
-    port = pick_port()
-    command = [sys.executable, "-m", "bench.load.check_endpoint", str(port), verdict]
-    endpoint = SupervisedProcess(command, cwd=ROOT, log_path=rig.directory / "endpoint.log")
-    try:
-        rig.first.register(rig.topic, "checked", check={"urls": [f"http://{HOST}:{port}/check"]}, policy=_POLICY)
+    with endpoint(verdict, rig.directory) as (url, pid):
+        rig.first.register(rig.topic, "checked", check={"urls": [url]}, policy=_POLICY)
         say(f"{verdict}: {options.transactions:,} transactions are prepared")
         fill(rig, "checked", options.transactions)
-        pids = {"coordinator": rig.first.pid, "broker": rig.broker.pid, "endpoint": endpoint.pid}
+        pids = {"coordinator": rig.first.pid, "broker": rig.broker.pid, "endpoint": pid}
 
         def checked(share: float) -> tuple[float, float, dict[str, float]]:
             """Wait for a share of the checks; return their number, the time, and the CPU time used so far."""
@@ -80,5 +74,3 @@ def _measure(rig: Rig, verdict: str, options: Options, say: Say) -> Row:
             **{name: (after[name] - before[name]) / max(1.0, done - done_before) for name in after},
             "pending after": round(rig.first.metric("halfway_pending")),
         }
-    finally:
-        endpoint.kill()

@@ -87,9 +87,7 @@ def python_build() -> str:
     """Return which Python runs everything: a build without profile-guided optimisation is slower."""
     arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     profiled = "with" if "--enable-optimizations" in arguments else "without"
-    return (
-        f"{platform.python_implementation()} {platform.python_version()}, built {profiled} profile-guided optimisation"
-    )
+    return f"{platform.python_implementation()} {platform.python_version()}, built {profiled} PGO"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

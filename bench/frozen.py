@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 from http import HTTPStatus
 from http.client import HTTPException
@@ -121,7 +122,7 @@ class _Watch:
         self._delivered = 0
         self._arrivals: list[float] = []
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._produce, self._consume)]
-        self.copies: dict[bytes, int] = {}
+        self.copies: Counter[Any] = Counter()
         """How often the message of each transaction was read."""
 
     def __enter__(self) -> Self:
@@ -162,15 +163,8 @@ class _Watch:
         producer.flush(_REQUEST_S)
 
     def _consume(self) -> None:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self._servers,
-                "group.id": "bench-frozen",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 20,
-            }
-        )
+        settings = {"group.id": "bench-frozen", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        consumer = Consumer({**settings, "bootstrap.servers": self._servers, "fetch.wait.max.ms": 20})
         consumer.assign([TopicPartition(self._topic, PARTITION, OFFSET_BEGINNING)])
         try:
             while not self._stopped.is_set():
@@ -180,8 +174,6 @@ class _Watch:
                 if message.value() == b"plain":
                     self._arrivals.append(time.monotonic())
                 else:
-                    headers: dict[str, Any] = dict(message.headers() or ())
-                    name = headers["halfway-transaction-id"]
-                    self.copies[name] = self.copies.get(name, 0) + 1
+                    self.copies[dict(message.headers() or ())["halfway-transaction-id"]] += 1
         finally:
             consumer.close()

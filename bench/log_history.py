@@ -92,16 +92,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 def payloads(topic: str, value_bytes: int) -> Sequence[tuple[Message, ...]]:
     """Return the payloads of the transactions, used in turn."""
-    return [
-        (
-            Message(
-                topic=topic,
-                key=b"key-%05d" % number,
-                value=bytes(_LETTERS[(number + at) % len(_LETTERS)] for at in range(value_bytes)),
-            ),
-        )
-        for number in range(KEYS)
-    ]
+    values = [(_LETTERS[number % 26 :] + _LETTERS * (value_bytes // 26 + 1))[:value_bytes] for number in range(KEYS)]
+    return [(Message(topic=topic, key=b"key-%05d" % number, value=value),) for number, value in enumerate(values)]
 
 
 class _Shard:
@@ -179,14 +171,8 @@ class Writer:
             at = self._clock + round((number - start) * 1000 / plan.rate_per_s)
             shard = self._shards[number % len(self._shards)]
             messages, content = self._payloads[number % len(self._payloads)]
-            half = Half(
-                id=ids.make(at, shard.number),
-                group=plan.group,
-                messages=messages,
-                prepared_at=at,
-                since=at,
-                fingerprint=content,
-            )
+            name = ids.make(at, shard.number)
+            half = Half(id=name, group=plan.group, messages=messages, prepared_at=at, since=at, fingerprint=content)
             offset: list[int] = []
             self._prepares.produce(
                 topic,

@@ -103,7 +103,7 @@ def overload(rig: Rig, options: Options, say: Say) -> Record:
         **_held("before", result.of("before")),
         **_held("in the load", windows),
         **_held("after", result.of("after")[-2:]),
-        **{f"cores of {name}": used for name, used in _cores(windows).items()},
+        **{f"cores of {name}": sum(one.cpu_us[name] for one in windows) / seconds / 1e6 for name in windows[0].cpu_us},
         **{name: value for path, calls in health.items() for name, value in calls.row(path).items()},
         "small load before, p50 ms": before_ms,
         "recovered after s": recovered,
@@ -127,21 +127,16 @@ def _phase(name: str, seconds: float, rate: float) -> Phase:
 
 def _roll_back_pending(rig: Rig, journal_path: Path) -> int:
     """Roll back the pending transactions, as their producer would after a check; return their number."""
-    number = 0
+    number, path = 0, f"/v1/transactions?state=prepared&group={GROUP}&limit={_PAGE}"
     with journal_path.open("wb") as file:
-        while ids := _pending(rig):
-            Journal(file).rolled_back(name.encode() for name in ids)
-            body = {"end": [{"id": name, "outcome": "rollback"} for name in ids]}
+        while ids := msgspec.json.decode(rig.first.ask("GET", path)[1])["transactions"]:
+            Journal(file).rolled_back(one["id"].encode() for one in ids)
+            body = {"end": [{"id": one["id"], "outcome": "rollback"} for one in ids]}
             answer = msgspec.json.decode(rig.first.ask("POST", "/v1/batch", body)[1])
             if any(item["status"] != HTTPStatus.OK for item in answer["end"]):
                 raise RigError(f"rollbacks failed: {answer}")
             number += len(ids)
     return number
-
-
-def _pending(rig: Rig) -> list[str]:
-    path = f"/v1/transactions?state=prepared&group={GROUP}&limit={_PAGE}"
-    return [str(found["id"]) for found in msgspec.json.decode(rig.first.ask("GET", path)[1])["transactions"]]
 
 
 def _held(when: str, windows: Sequence[Window]) -> dict[str, float]:
@@ -152,11 +147,6 @@ def _held(when: str, windows: Sequence[Window]) -> dict[str, float]:
         f"threads {when}": max(one.threads for one in held),
         f"descriptors {when}": max(one.fds for one in held),
     }
-
-
-def _cores(windows: Sequence[Window]) -> dict[str, float]:
-    seconds = sum(window.seconds for window in windows) * 1_000_000
-    return {name: sum(window.cpu_us[name] for window in windows) / seconds for name in windows[0].cpu_us}
 
 
 def _minutes(windows: Sequence[Window]) -> list[str]:

@@ -62,7 +62,7 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Window(msgspec.Struct, kw_only=True):
     """The result of one window of a phase; CPU time in microseconds by process, answers by status."""
 
-    phase: str
+    phase: str = ""
     seconds: float = 0.0
     transactions: int = 0
     """Those whose commit was confirmed."""
@@ -72,8 +72,8 @@ class Window(msgspec.Struct, kw_only=True):
     cpu_us: Mapping[str, float] = {}
     offered: int = 0
     without_caller: int = 0
-    prepares: Mapping[str, int] = {}
-    ends: Mapping[str, int] = {}
+    prepares: dict[str, int] = {}
+    ends: dict[str, int] = {}
     held: Standing | None = None
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,17 +24,17 @@ from msgspec import Meta
 from bench.figures import Record, Row, Say, cpu_us, memory_mib
 from bench.log_history import History, Plan
 from bench.plan import VALUE_BYTES
-from bench.system import ROOT, Broker, Calls, Instance, Job, RigError, repeating, until
+from bench.system import Broker, Calls, Instance, Job, RigError, endpoint, repeating, until
 from halfway.app.metrics import Metrics
 from halfway.coordinator.ports import Cursors
 from halfway.coordinator.requests import ServiceLimits
-from halfway.embedded.broker import HOST, pick_port
-from halfway.embedded.process import SupervisedProcess
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 
 FEW: Final = 10
 _MANY: Final = 10_000
+_LARGEST: Final = ((0, 10_000, 100_000, 1_000_000), (100_000, 1_000_000, 10_000_000), (2_000_000,))
+"""Pending ones, ended ones, and lately ended ones."""
 _FILL_S: Final = 7_200.0
 _RECOVER_S: Final = 900.0
 _PARTS: Final = 2
@@ -59,17 +60,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def logs(self) -> list[Log]:
         """The logs to start on."""
-        if not (self.pending or self.ended or self.lately):
-            return msgspec.structs.replace(
-                self,
-                pending=(0, 10_000, 100_000, 1_000_000),
-                ended=(100_000, 1_000_000, 10_000_000),
-                lately=(2_000_000,),
-            ).logs
+        given = self.pending, self.ended, self.lately
+        pending, ended, lately = given if any(given) else _LARGEST
         return [
-            *(Log(pending=number) for number in self.pending),
-            *(Log(pending=FEW, ended=number) for number in self.ended),
-            *(Log(pending=FEW, ended=number, lately=True) for number in self.lately),
+            *(Log(pending=number) for number in pending),
+            *(Log(pending=FEW, ended=number) for number in ended),
+            *(Log(pending=FEW, ended=number, lately=True) for number in lately),
         ]
 
 
@@ -177,8 +173,8 @@ class Starts(ExitStack):
                 own=tuple(range(part, options.shards, parts)),
                 topic=self._topic,
                 value_bytes=options.value_bytes,
-                pending=_part(log.pending, part, parts),
-                ended=_part(log.ended, part, parts),
+                pending=log.pending * (part + 1) // parts - log.pending * part // parts,
+                ended=log.ended * (part + 1) // parts - log.ended * part // parts,
                 until_ms=until_ms,
                 rate_per_s=options.rate / parts,
                 reanchor_after=ServiceLimits().reanchor_after,
@@ -195,7 +191,11 @@ class Starts(ExitStack):
             alive = stack.enter_context(repeating(instance.probe(), 0.02))
             ready_s = instance.ready(_RECOVER_S)
             health, cpu_s, (rss, _) = alive(), cpu_us(instance.pid) / 1e6, memory_mib(instance.pid)
-            get_s = None if history.last_pending is None else _found_after(instance, history.last_pending)
+            get_s = None
+            if history.last_pending is not None:
+                get = partial(instance.ask, "GET", f"/v1/transactions/{history.last_pending}")
+                until(get, lambda answer: answer[0] == HTTPStatus.OK, "it is not found", _RECOVER_S)
+                get_s = time.monotonic() - instance.started
             if not instance.transact(self._topic):
                 raise RigError("a transaction after the start was refused")
             commit_s = time.monotonic() - instance.started
@@ -273,14 +273,11 @@ class Starts(ExitStack):
 
     def all_due(self, log: Log, settings: Mapping[str, str]) -> Row:
         """Start with everything due, and an endpoint that does not know."""
-        port = pick_port()
-        command = [sys.executable, "-m", "bench.load.check_endpoint", str(port), "unknown"]
         with ExitStack() as stack:
-            endpoint = SupervisedProcess(command, cwd=ROOT, log_path=self._directory / "endpoint.log")
-            stack.callback(endpoint.kill)
+            url, _ = stack.enter_context(endpoint("unknown", self._directory))
             with self._instance(settings) as before:
                 before.ready(_RECOVER_S)
-                before.register(self._topic, check={"urls": [f"http://{HOST}:{port}/check"]}, policy=_DUE)
+                before.register(self._topic, check={"urls": [url]}, policy=_DUE)
                 before.stop()
             instance = stack.enter_context(self._instance(settings))
             ready_s = instance.ready(_RECOVER_S)
@@ -308,14 +305,3 @@ async def _commit_cursors(config: KafkaConfig, history: History) -> None:
     places = history.half_cursors.items()
     await cursors.commit({number: Cursors(half=at, op=history.op_ends[number]) for number, at in places})
     await cursors.stop()
-
-
-def _found_after(instance: Instance, transaction_id: str) -> float:
-    """Return the seconds from the start until a GET of the last prepared pending transaction was answered 200."""
-    path = f"/v1/transactions/{transaction_id}"
-    until(lambda: instance.ask("GET", path)[0], lambda status: status == HTTPStatus.OK, "it is not found", _RECOVER_S)
-    return time.monotonic() - instance.started
-
-
-def _part(total: int, part: int, parts: int) -> int:
-    return total * (part + 1) // parts - total * part // parts

@@ -98,15 +98,17 @@ SETS: Final[dict[str, tuple[Scenario, ...]]] = {
         Scenario(name="3 owner", instances=3, aim="owner", against="1 owner"),
         Scenario(name="3 in turn", instances=3, aim="turn", against="3 owner"),
     ),
-    "workers": (
-        Scenario(name="1 single-64"),
-        Scenario(name="2 single-64", workers=2, against="1 single-64"),
-        Scenario(name="1 batch-100", callers=8, shape="batch"),
-        Scenario(name="2 batch-100", callers=8, shape="batch", workers=2, against="1 batch-100"),
-        Scenario(name="1 stream-256", callers=256, shape="stream", streams=4),
-        Scenario(name="2 stream-256", callers=256, shape="stream", streams=4, workers=2, against="1 stream-256"),
-        Scenario(name="1 client-256", callers=256, shape="client", streams=4),
-        Scenario(name="2 client-256", callers=256, shape="client", streams=4, workers=2, against="1 client-256"),
+    "workers": tuple(
+        msgspec.structs.replace(
+            one, name=f"{workers} {one.name}", workers=workers, against=f"1 {one.name}" if workers > 1 else ""
+        )
+        for one in (
+            Scenario(name="single-64"),
+            Scenario(name="batch-100", callers=8, shape="batch"),
+            Scenario(name="stream-256", callers=256, shape="stream", streams=4),
+            Scenario(name="client-256", callers=256, shape="client", streams=4),
+        )
+        for workers in (1, 2)
     ),
 }
 ALL: Final = {scenario.name: scenario for scenarios in SETS.values() for scenario in scenarios}

@@ -304,14 +304,11 @@ class Rig:
     def owners(self) -> list[Instance]:
         """Wait until the instances serve equal shares of the shards, and return the owner of each shard."""
 
-        def shares() -> list[set[int]]:
-            return [instance.served() for instance in self.instances]
-
         def even(found: list[set[int]]) -> bool:
             sizes = [len(shards) for shards in found]
             return sum(sizes) == self.shards and len(set().union(*found)) == self.shards and max(sizes) - min(sizes) < 2  # noqa: PLR2004
 
-        found = until(shares, even, "the shards are not distributed evenly")
+        found = until(lambda: [one.served() for one in self.instances], even, "the shards are not distributed evenly")
         of = {shard: instance for instance, shards in zip(self.instances, found, strict=True) for shard in shards}
         return [of[shard] for shard in range(self.shards)]
 
@@ -336,6 +333,18 @@ class Rig:
         """Run `python -m <module>` with a plan and return its result."""
         job = Job(self.directory / f"{next(self._jobs)}-{module}", module, plan)
         return job.result(result, within_s + SPARE_S)
+
+
+@contextmanager
+def endpoint(outcome: str, directory: Path) -> Iterator[tuple[str, int]]:
+    """Run a check endpoint in a process; yield its URL and its PID."""
+    port = pick_port()
+    command = [sys.executable, "-m", "bench.load.check_endpoint", str(port), outcome]
+    process = SupervisedProcess(command, cwd=ROOT, log_path=directory / "endpoint.log")
+    try:
+        yield f"http://{HOST}:{port}/check", process.pid
+    finally:
+        process.kill()
 
 
 class Job:

@@ -21,7 +21,7 @@ from aiohttp import ClientSession
 from bench.audit import Journal, SentTransaction
 from bench.figures import cpu_us, percentile, standing
 from bench.load.callers import Caller, ClientCaller, HttpCaller, StreamCaller, ThreadCaller
-from bench.load.wire import Contents, Operations, messages, requests_of
+from bench.load.wire import Batches, Operations, Singles, messages
 from bench.plan import LoadPlan, LoadResult, Phase, Window
 from halfway.client import Halfway, SyncHalfway
 from halfway.embedded.broker import HOST
@@ -45,6 +45,7 @@ class Load:
         self._plan = plan
         self._pids = {**plan.pids, "load": os.getpid()}
         self._journal = journal
+        self.unconfirmed, self.unanswered = journal.unconfirmed, journal.unanswered
         self._running = True
         self._rate: float | None = None
         self._failed = 0
@@ -113,7 +114,7 @@ class Load:
                 stack.push_async_callback(asyncio.sleep, _WRITTEN_S)
             operations = Operations(plan.topic, confirm=confirm)
             return [StreamCaller(streams[turn % len(streams)], operations, self) for turn in range(plan.callers)]
-        requests = requests_of(plan)
+        requests = Batches(plan) if plan.shape == "batch" else Singles(plan)
         callers = [HttpCaller(self, requests, plan, turn) for turn in range(plan.callers)]
         await asyncio.gather(*(caller.connect() for caller in callers))
         for caller in callers:
@@ -157,31 +158,17 @@ class Load:
                     await asyncio.sleep(_TICK_S)
 
     def _begin_window(self) -> None:
-        self._latencies, self._transactions = array("d"), 0
-        self._prepares: Counter[str] = Counter()
-        self._ends: Counter[str] = Counter()
-        self._offered = self._without_caller = 0
+        self._latencies, self._window = array("d"), Window(prepares=Counter(), ends=Counter())
         self._window_started = time.perf_counter()
         self._cpu = {name: cpu_us(pid) for name, pid in self._pids.items()}
 
     def _end_window(self) -> None:
-        seconds = time.perf_counter() - self._window_started
-        ordered = sorted(self._latencies)
-        self._windows.append(
-            Window(
-                phase=self.phase,
-                seconds=seconds,
-                transactions=self._transactions,
-                p50_ms=percentile(ordered, 0.5) * 1000,
-                p99_ms=percentile(ordered, 0.99) * 1000,
-                cpu_us={name: cpu_us(pid) - self._cpu[name] for name, pid in self._pids.items()},
-                offered=self._offered,
-                without_caller=self._without_caller,
-                prepares=dict(self._prepares),
-                ends=dict(self._ends),
-                held=standing(next(iter(self._pids.values()))),
-            )
-        )
+        window, ordered = self._window, sorted(self._latencies)
+        window.phase, window.seconds = self.phase, time.perf_counter() - self._window_started
+        window.p50_ms, window.p99_ms = (percentile(ordered, share) * 1000 for share in (0.5, 0.99))
+        window.cpu_us = {name: cpu_us(pid) - self._cpu[name] for name, pid in self._pids.items()}
+        window.held = standing(next(iter(self._pids.values())))
+        self._windows.append(window)
 
     # --- when to begin
 
@@ -196,10 +183,10 @@ class Load:
                 caller.end_patience(request)
             owed += (now - last) * (self._rate or 0.0)
             last, due, owed = now, int(owed), owed % 1
-            self._offered += due
+            self._window.offered += due
             for left in range(due, 0, -1):
                 if not self._idle:
-                    self._without_caller += left
+                    self._window.without_caller += left
                     break
                 self._idle.pop().begin(now)
 
@@ -238,22 +225,14 @@ class Load:
 
     def answered(self, status: str, *, ending: bool) -> None:
         """Count an answer."""
-        (self._ends if ending else self._prepares)[status] += 1
+        (self._window.ends if ending else self._window.prepares)[status] += 1
 
     def confirmed(self, caller: Caller, transactions: Sequence[SentTransaction]) -> None:
         """Record transactions whose commit was confirmed."""
         if caller.phase == self.phase:
             self._latencies.append(time.perf_counter() - caller.started)
-        self._transactions += len(transactions)
+        self._window.transactions += len(transactions)
         self._journal.committed(transactions)
-
-    def unconfirmed(self, transactions: Sequence[SentTransaction]) -> None:
-        """Record transactions whose commit was sent and not confirmed: they may be committed or not."""
-        self._journal.unconfirmed(transactions)
-
-    def unanswered(self, contents: Contents, chosen: bytes = b"") -> None:
-        """Record prepares that were sent and not answered as expected: they may be stored or not."""
-        self._journal.unanswered(contents, brought=chosen)
 
     def failed(self, what: str) -> None:
         """Record an unexpected answer."""

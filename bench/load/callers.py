@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from bench.audit import SentTransaction
 from bench.load.wire import Batches, Operations, Singles, WireError, Work, id_in, retry_after, split
@@ -31,15 +31,18 @@ _RETRY_S: Final = 1.0
 _SHOWN: Final = 300
 
 
-class Caller(Protocol):
+class Caller:
     """The part of a caller that its desk uses."""
 
-    started: float
-    """When its current transaction began, and in which phase."""
-    phase: str
+    def __init__(self, desk: Load) -> None:
+        """Report results to the desk."""
+        self.desk = desk
+        self.started, self.phase = 0.0, ""
+        """When its current transaction began, and in which phase."""
 
     def begin(self, now: float) -> None:
         """Begin a transaction, or a batch; latency counts from `now`."""
+        self.started, self.phase = now, self.desk.phase
 
     def close(self) -> None:
         """Close; transactions under way are recorded as unconfirmed."""
@@ -83,7 +86,7 @@ class _Link(asyncio.Protocol):
         self._caller.answered(status, body, data)
 
 
-class HttpCaller:
+class HttpCaller(Caller):
     """Prepares and commits over its own connections, one to each instance.
 
     With patience, it gives up a prepare that is refused or not answered, and repeats an end: its local transaction is
@@ -92,8 +95,7 @@ class HttpCaller:
 
     def __init__(self, desk: Load, requests: Singles | Batches, plan: LoadPlan, turn: int) -> None:
         """Keep the parts; nothing connects yet."""
-        self.desk = desk
-        self.started, self.phase = 0.0, ""
+        super().__init__(desk)
         self._requests = requests
         self._plan = plan
         self._turn = turn
@@ -120,7 +122,8 @@ class HttpCaller:
 
     def begin(self, now: float) -> None:
         """Begin a transaction, or a batch; latency counts from `now`."""
-        self.started, self.phase, self._busy = now, self.desk.phase, True
+        super().begin(now)
+        self._busy = True
         self._sent, self._work = (), self._requests.next()
         self._send(self._work.request)
 
@@ -263,31 +266,27 @@ class HttpCaller:
         self.desk.spawn(later())
 
 
-class StreamCaller:
+class StreamCaller(Caller):
     """Prepares and commits one transaction at a time over a stream that all callers share."""
 
     def __init__(self, stream: StreamClient, operations: Operations, desk: Load) -> None:
         """Keep the shared parts, and report to the desk as idle."""
-        self.started, self.phase = 0.0, ""
+        super().__init__(desk)
         self._stream = stream
         self._operations = operations
-        self._desk = desk
         self._content = 0
         self._id = b""
         desk.ready(self)
 
     def begin(self, now: float) -> None:
         """Begin a transaction; latency counts from `now`."""
-        self.started, self.phase = now, self._desk.phase
+        super().begin(now)
         self._content, prepare = self._operations.next_prepare()
         self._stream.send("prepare", prepare, self._prepared)
 
-    def close(self) -> None:
-        """Do nothing: the stream reports the operations under way when it is closed."""
-
     def _prepared(self, answer: Answer | None) -> None:
         if answer is None or answer.status != HTTPStatus.CREATED:
-            self._desk.unanswered((self._content,))
+            self.desk.unanswered((self._content,))
             self._failed("prepare", answer)
             return
         self._id = id_in(bytes(answer.body))
@@ -296,35 +295,34 @@ class StreamCaller:
     def _ended(self, answer: Answer | None) -> None:
         transactions = ((self._content, self._id),)
         if answer is None or answer.status != self._operations.ended:
-            self._desk.unconfirmed(transactions)
+            self.desk.unconfirmed(transactions)
             self._failed("commit", answer)
             return
         # An accepted end must be committed too, because nothing fails here.
-        self._desk.confirmed(self, transactions)
-        self._desk.ready(self)
+        self.desk.confirmed(self, transactions)
+        self.desk.ready(self)
 
     def _failed(self, what: str, answer: Answer | None) -> None:
         shown = "not answered" if answer is None else f"answered {answer.status}: {bytes(answer.problem)[:_SHOWN]!r}"
-        self._desk.failed(f"a {what} was {shown}")
+        self.desk.failed(f"a {what} was {shown}")
         if answer is not None:
-            self._desk.ready(self)
+            self.desk.ready(self)
 
 
-class ClientCaller:
+class ClientCaller(Caller):
     """Prepares and commits one transaction at a time through a `halfway.client` that all callers share."""
 
     def __init__(self, client: Halfway, messages: Iterator[tuple[int, Message]], desk: Load) -> None:
         """Keep the shared parts, and report to the desk as idle."""
-        self.started, self.phase = 0.0, ""
+        super().__init__(desk)
         self._client = client
         self._messages = messages
-        self._desk = desk
         self._under_way: asyncio.Task[None] | None = None
         desk.ready(self)
 
     def begin(self, now: float) -> None:
         """Begin a transaction; latency counts from `now`."""
-        self.started, self.phase = now, self._desk.phase
+        super().begin(now)
         self._under_way = asyncio.get_running_loop().create_task(self._send())
 
     def close(self) -> None:
@@ -334,35 +332,27 @@ class ClientCaller:
 
     async def _send(self) -> None:
         number, message = next(self._messages)
-        transaction_id = self._client.new_id()
-        transactions = ((number, transaction_id.encode()),)
-        prepared = committed = False
+        transaction_id, failure, is_prepared = self._client.new_id(), "cancelled", False
         try:
             await self._client.prepare([message], id=transaction_id)
-            prepared = True
+            is_prepared = True
             await self._client.end(transaction_id, "commit")
-            committed = True
+            failure = ""
         except HalfwayError as error:
-            self._desk.failed(f"{type(error).__name__}: {error}"[:_SHOWN])
+            failure = f"{type(error).__name__}: {error}"[:_SHOWN]
         finally:
-            if committed:
-                self._desk.confirmed(self, transactions)
-            elif prepared:
-                self._desk.unconfirmed(transactions)
-            else:
-                self._desk.unanswered((number,))
-        self._desk.ready(self)
+            _record(self, (number, transaction_id.encode()), is_prepared, failure)
+        self.desk.ready(self)
 
 
-class ThreadCaller:
+class ThreadCaller(Caller):
     """Prepares and commits one transaction at a time in a thread, through a `halfway.client` that all callers share."""
 
     def __init__(self, client: SyncHalfway, messages: Iterator[tuple[int, Message]], desk: Load) -> None:
         """Keep the shared parts, start the thread, and report to the desk as idle."""
-        self.started, self.phase = 0.0, ""
+        super().__init__(desk)
         self._client = client
         self._messages = messages
-        self._desk = desk
         self._loop = asyncio.get_running_loop()
         self._next: SimpleQueue[tuple[int, Message] | None] = SimpleQueue()
         Thread(target=self._work, daemon=True).start()
@@ -370,7 +360,7 @@ class ThreadCaller:
 
     def begin(self, now: float) -> None:
         """Begin a transaction; latency counts from `now`."""
-        self.started, self.phase = now, self._desk.phase
+        super().begin(now)
         self._next.put(next(self._messages))
 
     def close(self) -> None:
@@ -380,8 +370,7 @@ class ThreadCaller:
     def _work(self) -> None:
         while (given := self._next.get()) is not None:
             number, message = given
-            transaction_id, failure = self._client.new_id(), ""
-            is_prepared = False
+            transaction_id, failure, is_prepared = self._client.new_id(), "", False
             try:
                 self._client.prepare([message], id=transaction_id)
                 is_prepared = True
@@ -391,12 +380,16 @@ class ThreadCaller:
             self._loop.call_soon_threadsafe(self._done, (number, transaction_id.encode()), is_prepared, failure)
 
     def _done(self, transaction: SentTransaction, is_prepared: bool, failure: str) -> None:  # noqa: FBT001 - of one call
-        if not failure:
-            self._desk.confirmed(self, (transaction,))
-        else:
-            self._desk.failed(failure)
-            if is_prepared:
-                self._desk.unconfirmed((transaction,))
-            else:
-                self._desk.unanswered((transaction[0],))
-        self._desk.ready(self)
+        _record(self, transaction, is_prepared, failure)
+        self.desk.ready(self)
+
+
+def _record(caller: Caller, transaction: SentTransaction, is_prepared: bool, failure: str) -> None:  # noqa: FBT001 - as above
+    if not failure:
+        caller.desk.confirmed(caller, (transaction,))
+        return
+    caller.desk.failed(failure)
+    if is_prepared:
+        caller.desk.unconfirmed((transaction,))
+    else:
+        caller.desk.unanswered((transaction[0],))

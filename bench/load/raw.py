@@ -73,7 +73,7 @@ def main(plan_path: str, result_path: str) -> None:
 
 def _measure(config: KafkaConfig, plan: RawPlan) -> RawResult:
     """Measure for `run_s`, after an unmeasured `lead_s`."""
-    groups = cycle(_groups(config, plan))
+    groups = cycle([[_records(config, plan.topic, shard, at) for at in range(plan.ends)] for shard in range(SHARDS)])
     half_producer = Producer(config.producer(**{"linger.ms": 0, "queue.buffering.max.messages": 1_000_000}))
     run = uuid4().hex
     lanes = cycle(initialised(config, [f"raw-{run}.0", f"raw-{run}.1"], time.monotonic() + _REQUEST_S))
@@ -119,25 +119,11 @@ def _end(config: KafkaConfig, producer: TransactionalProducer, group: Sequence[R
 _IDS: Final = IdMaker(SHARDS)
 
 
-def _groups(config: KafkaConfig, plan: RawPlan) -> list[list[Records]]:
-    """Return one group for each shard."""
-    return [
-        [_records(config, plan.topic, shard, b"key-%05d" % (number % KEYS)) for number in range(plan.ends)]
-        for shard in range(SHARDS)
-    ]
-
-
-def _records(config: KafkaConfig, topic: str, shard: int, key: bytes) -> Records:
+def _records(config: KafkaConfig, topic: str, shard: int, number: int) -> Records:
     now = time.time_ns() // 1_000_000
-    messages = (Message(topic=topic, key=key, value=b"x" * VALUE_BYTES),)
-    half = Half(
-        id=_IDS.make(now, shard),
-        group=GROUP,
-        messages=messages,
-        prepared_at=now,
-        since=now,
-        fingerprint=fingerprint(GROUP, messages, None),
-    )
+    messages = (Message(topic=topic, key=b"key-%05d" % (number % KEYS), value=b"x" * VALUE_BYTES),)
+    content, name = fingerprint(GROUP, messages, None), _IDS.make(now, shard)
+    half = Half(id=name, group=GROUP, messages=messages, prepared_at=now, since=now, fingerprint=content)
     fields = changes.OpFields(cause=Cause.PRODUCER, at=now, deadline=0, checks=0)
     return Records(
         shard=shard,

@@ -220,11 +220,6 @@ class Batches:
             raise WireError(f"a batch of commits was answered {status}: {body[:_SHOWN]!r}")
 
 
-def requests_of(plan: LoadPlan) -> Singles | Batches:
-    """Return the requests of a load of callers with a connection each."""
-    return Batches(plan) if plan.shape == "batch" else Singles(plan)
-
-
 class Operations:
     """The operations of a stream without their numbers: complete prepares, and ends that lack only the id."""
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.audit import Audit, Journal, content, history
+from bench.audit import Audit, Journal, history
 from bench.plan import GROUP
+from checker.content import content_of
 from checker.judge import judge
 from checker.records import AnyRecord, Half, Op, Real
 
 TOPIC = "t"
-CONTENTS = [content(TOPIC, "k0", "v0"), content(TOPIC, "k1", "v1")]
+CONTENTS = [content_of(TOPIC, b"k0", b"v0"), content_of(TOPIC, b"k1", b"v1")]
 
 
 def half(name: str, number: int) -> list[AnyRecord]:
