@@ -17,28 +17,6 @@ PAIRS = 100
 FINAL = {OpKind.COMMITTED, OpKind.ROLLED_BACK}
 
 
-async def test_a_contradicting_end_is_a_conflict_and_writes_nothing(
-    rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
-) -> None:
-    """Commit after rollback and rollback after commit: 409 with the current state."""
-    committed = await rest.prepared(quiet, [message(topic, "in")])
-    rolled_back = await rest.prepared(quiet, [message(topic, "out")])
-    await rest.commit(committed)
-    await rest.rollback(rolled_back)
-
-    late_rollback = await rest.end(committed, "rollback")
-    late_commit = await rest.end(rolled_back, "commit")
-    late_unknown = [await rest.end(committed, "unknown"), await rest.end(rolled_back, "unknown")]
-
-    assert late_rollback.refused(409, "already_ended")["state"] == "committed"
-    assert late_commit.refused(409, "already_ended")["state"] == "rolled_back"
-    for answer in late_unknown:
-        answer.refused(409, "already_ended")
-    assert [record.value for record in await cluster.read(topic)] == [b"in"]
-    assert await internal.kinds(committed) == [(OpKind.COMMITTED, "producer")]
-    assert await internal.kinds(rolled_back) == [(OpKind.ROLLED_BACK, "producer")]
-
-
 async def test_two_contradicting_ends_at_one_instant_have_one_outcome(
     rest: Rest, cluster: Cluster, internal: InternalTopics, quiet: str, topic: str
 ) -> None:
@@ -68,17 +46,6 @@ async def test_two_contradicting_ends_at_one_instant_have_one_outcome(
     assert sorted(finals) == sorted(states.items())
     for transaction in transactions[:5]:
         assert (await rest.show(transaction))["state"] == states[transaction]
-
-
-async def test_many_equal_ends_at_one_instant_change_it_once(
-    rest: Rest, cluster: Cluster, quiet: str, topic: str
-) -> None:
-    transaction = await rest.prepared(quiet, [message(topic)])
-
-    answers = await asyncio.gather(*(rest.commit(transaction) for _ in range(20)))
-
-    assert Counter(answer["changed"] for answer in answers) == {True: 1, False: 19}
-    assert len(await cluster.read(topic)) == 1
 
 
 class TestAfterTheOutcomeHorizon:

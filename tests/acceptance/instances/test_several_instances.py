@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support.coordinator.fleet import (
     settled,
     shares,
 )
-from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message, preparation
+from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.stream_client import CheckedStream
 from tests.support.coordinator.topics import Cluster
 from tests.support.waiting import GENEROUS_S, eventually
@@ -121,29 +120,6 @@ async def test_figures_batches_and_histories_are_those_of_all_instances(
             await eventually(history, lambda places: set(places) <= found)
 
 
-async def test_the_items_of_a_batch_are_done_by_their_owners_and_answered_in_order(
-    rests: list[Rest], cluster: Cluster, topic: str, group: str
-) -> None:
-    await rests[1].put_group(group, topics=[topic], policy=QUIET)
-    names = [id_in(number % SHARDS) for number in range(60)]
-    wanted = [preparation(group, [message(topic, name)], as_id=name) for name in names]
-    wanted[7] = {"group": group, "messages": []}
-    wanted[8] = preparation("nobody", [message(topic)], as_id=names[8])
-    prepares = (await rests[0].batch(prepare=wanted)).expect(200)["prepare"]
-    assert [item["status"] for item in prepares] == [{7: 422, 8: 404}.get(number, 201) for number in range(60)]
-    assert [item["body"]["id"] for item in prepares if "body" in item] == [
-        name for number, name in enumerate(names) if number not in (7, 8)
-    ]
-    ends = [{"id": name, "outcome": "commit" if number % 2 else "rollback"} for number, name in enumerate(names)]
-    answers = (await rests[2].batch(end=ends)).expect(200)["end"]
-    assert [item["status"] for item in answers] == [404 if number in (7, 8) else 200 for number in range(60)]
-    assert [item["body"]["id"] for item in answers if "body" in item] == [
-        name for number, name in enumerate(names) if number not in (7, 8)
-    ]
-    committed = {name for number, name in enumerate(names) if number % 2 and number not in (7, 8)}
-    assert Counter((record.value or b"").decode() for record in await cluster.read(topic)) == Counter(committed)
-
-
 async def test_a_group_is_known_everywhere_at_once_and_goes_only_when_no_shard_needs_it(
     rests: list[Rest], topic: str, group: str
 ) -> None:
@@ -193,30 +169,6 @@ async def test_a_puller_gets_the_checks_of_all_shards_from_any_instance(
         [check] = await waiting
         assert check["id"] == name
         await rest.rollback(name)
-
-
-async def test_a_stream_to_any_instance_does_the_operations_of_all_shards(
-    rests: list[Rest], cluster: Cluster, topic: str, group: str
-) -> None:
-    """Each operation is done by the owner of its shard; a repeat on a stream to another instance is done once."""
-    await rests[0].put_group(group, topics=[topic], policy=QUIET)
-    names = [id_in(number % SHARDS) for number in range(10 * SHARDS)]
-    streams = [await CheckedStream.connect(rest.session, rest.url) for rest in rests]
-    for made, status in ((streams[0], 201), (streams[1], 200)):
-        answers = await asyncio.gather(*(made.prepare(group, message(topic, name), id=name) for name in names))
-        assert [answer.status for answer in answers] == [status] * len(names)
-    for ended, changed in ((streams[2], True), (streams[0], False)):
-        answers = await asyncio.gather(*(ended.end(name, "commit") for name in names[:-SHARDS]))
-        assert [answer.document["changed"] for answer in answers] == [changed] * len(answers)
-    answers = await asyncio.gather(*(streams[1].end(name, "commit", confirm=False) for name in names[-SHARDS:]))
-    assert {answer.status for answer in answers} == {202}
-    unknown = await asyncio.gather(*(streams[1].end(id_in(shard), "commit") for shard in range(SHARDS)))
-    assert {answer.document["error_code"] for answer in unknown} == {"unknown_transaction"}
-    for name in names[-SHARDS:]:
-        await rests[0].until(name, "committed")
-    assert sorted((record.value or b"").decode() for record in await cluster.read(topic)) == sorted(names)
-    for stream in streams:
-        await stream.close()
 
 
 async def test_the_checks_of_all_shards_are_pushed_to_a_stream_at_any_instance(

@@ -104,30 +104,6 @@ async def test_a_killed_worker_costs_nothing_and_is_replaced(
     assert total(found, "halfway_worker_up") == 2
 
 
-async def test_the_series_of_all_workers_are_on_one_page(
-    service: CoordinatorProcess, connect: Connect, group: str, topic: str
-) -> None:
-    """Whichever worker answers: each series once, named by its worker; together they are what callers were answered."""
-    rest = connect(service)
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    # Each call has a connection of its own, and many at once, so both workers take some.
-    made = await asyncio.gather(*(rest.prepared(group, [message(topic)]) for _ in range(60)))
-    await asyncio.gather(*(rest.commit(name) for name in made))
-    for _ in range(4):
-        status, text = await rest.health("/metrics")
-        series = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
-        heads = [line for line in text.splitlines() if line.startswith("# HELP")]
-        assert status == 200
-        assert len(set(series)) == len(series)
-        assert len(set(heads)) == len(heads)
-        assert all('worker="' in line for line in series)
-        found = await samples(rest)
-        assert total(found, "halfway_prepares_total", group=group, result="prepared") == len(made)
-        assert total(found, "halfway_ends_total", group=group, result="changed") == len(made)
-        assert total(found, "halfway_pending") == 0
-    assert {line["worker"] for line in events(service, "listening")} == {0, 1}
-
-
 async def test_a_reload_replaces_each_worker_and_refuses_no_connection(
     service: CoordinatorProcess, connect: Connect, cluster: Cluster, group: str, topic: str
 ) -> None:
@@ -247,16 +223,3 @@ async def test_keys_and_certificates_hold_at_every_worker(
         async with session.get(f"{service.health_url}/v1/transactions/{names[0]}") as answer:
             assert answer.status == 200, "the API is on the port of the console"
     assert service.stop() == 0
-
-
-@pytest.mark.parametrize("setting", ["HALFWAY_KAFKA__SOCKET_BLAH", "HALFWAY_CHECK_CA_FILE"])
-async def test_what_ends_one_process_at_its_start_ends_all(new_coordinator: NewCoordinator, setting: str) -> None:
-    """With the same message, once, and the same exit status."""
-    said = []
-    for workers in ("1", "2"):
-        service = new_coordinator({**SETTINGS, "HALFWAY_WORKERS": workers, setting: __file__})
-        service.launch()
-        assert await service.exited() == 1
-        [failed] = events(service, "start_failed")
-        said.append(failed["error"])
-    assert said[0] == said[1]

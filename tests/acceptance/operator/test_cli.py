@@ -87,17 +87,6 @@ async def test_an_operator_lists_shows_checks_resumes_and_ends(
     await halfway.out("transactions", "end", pending, "rollback")
 
 
-async def test_groups_are_put_listed_shown_and_deleted(halfway: Halfway, group: str, topic: str) -> None:
-    await halfway.out("groups", "put", group, "--pull", "--topic", topic)
-    shown = await halfway.json("groups", "show", group)
-    assert (shown["group"], shown["check"]["mode"], shown["topics"]) == (group, "pull", [topic])
-    assert group in [one["group"] for one in (await halfway.json("groups", "list"))["groups"]]
-    await halfway.out("groups", "delete", group)
-    gone = await halfway.ended("groups", "show", group)
-    assert gone.exit_code == 1
-    assert group in gone.stderr
-
-
 async def test_a_coordinator_that_is_not_there_is_named(tmp_path: Path) -> None:
     url = f"http://{HOST}:{pick_port()}"
     ended = await command_line.run(tmp_path, "transactions", "list", settings={"HALFWAY_URL": url})

@@ -160,24 +160,6 @@ async def test_a_taken_port_ends_it_and_is_named(new_coordinator: NewCoordinator
     assert setting in said
 
 
-BAD = {
-    "HALFWAY_SHARDS": "many",
-    "HALFWAY_SESSION_TIMEOUT_S": "600",
-    "HALFWAY_CHECK_TIMEOUT_S": "-1",
-    "HALFWAY_CHECK_DEMAND_NONCE": "perhaps",
-    "HALFWAY_POLICY__ON_EXHAUSTED": "forget",
-    "HALFWAY_PORT": "70000",
-}
-
-
-async def test_bad_settings_end_it_and_are_named_with_their_values(new_coordinator: NewCoordinator) -> None:
-    """All of them at once."""
-    said = await refused(new_coordinator(BAD), warm=False)
-    for name, value in BAD.items():
-        assert name in said
-        assert value in said
-
-
 ALONE = {
     "a property that there is not": ({"HALFWAY_KAFKA__NO_SUCH_THING": "1"}, ("no.such.thing",)),
     "a policy that outlives op": ({"HALFWAY_POLICY__MAX_AGE_S": "600000"}, ("max_age_s", "600000")),

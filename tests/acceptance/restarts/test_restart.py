@@ -75,21 +75,3 @@ async def test_what_was_pending_parked_and_registered_is_so_after_a_crash(
     assert (await rest.commit(pending))["changed"] is True
     assert (await rest.commit(parked))["changed"] is True
     assert {record.value for record in await cluster.read(topic)} == {b"pending", b"parked"}
-
-
-async def test_payloads_beyond_the_cache_are_read_back(
-    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, group: str, topic: str
-) -> None:
-    """A cache too small for any payload, and a restart: the messages come from Kafka, byte for byte."""
-    coordinator = new_coordinator({"HALFWAY_PAYLOAD_CACHE_BYTES": "1"}).start()
-    rest = connect(coordinator)
-    (await rest.put_group(group, topics=[topic], policy=QUIET)).expect(201)
-    values = [f"{number}-" + "x" * 10_000 for number in range(30)]
-    transactions = [await rest.prepared(group, [message(topic, value)]) for value in values]
-    await asyncio.gather(*(rest.commit(transaction) for transaction in transactions[:15]))
-    coordinator.kill()
-    coordinator.start()
-    assert (await rest.show(transactions[20]))["messages"][0]["value"] == values[20]
-    await asyncio.gather(*(rest.commit(transaction) for transaction in transactions[15:]))
-
-    assert Counter(record.value for record in await cluster.read(topic)) == Counter(map(str.encode, values))

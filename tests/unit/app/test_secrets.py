@@ -144,12 +144,6 @@ def test_a_secret_of_the_settings_file_that_is_too_short_is_named_with_its_key_a
     assert "sesame" not in caught.value.detail
 
 
-def test_a_secret_property_of_kafka_that_cannot_be_read_is_named_by_its_variable(tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing")
-    with pytest.raises(ConfigurationError, match=r"^HALFWAY_KAFKA__SASL_PASSWORD_FILE: cannot read"):
-        load({**BROKER, "HALFWAY_KAFKA__SASL_PASSWORD_FILE": missing})
-
-
 def test_all_that_is_wrong_in_the_environment_is_told_at_once(tmp_path: Path) -> None:
     """Unknown names, files that cannot be read, and values; and all that does not fit together."""
     missing = str(tmp_path / "missing")

@@ -129,11 +129,11 @@ def test_settings_that_do_not_fit_are_named_as_variables(given: dict[str, str], 
     assert raised.value.detail.startswith(f"{variables}: ")
 
 
-@pytest.mark.parametrize("variable", ["HALFWAY_PROT", "HALFWAY_POLICY__MAX_CHEKS", "HALFWAY_PORT__X", "HALFWAY_KAFKA"])
-def test_an_unknown_variable_is_named(variable: str) -> None:
+@pytest.mark.parametrize("name", ["PROT", "HEALT_PORT", "PORTS", "POLICY__MAX_CHEKS", "PORT__X", "KAFKA"])
+def test_an_unknown_variable_is_named(name: str) -> None:
     """A misspelt setting is not ignored."""
-    with pytest.raises(ConfigurationError, match=variable):
-        load(BOOTSTRAP | {variable: "1"})
+    with pytest.raises(ConfigurationError, match=f"HALFWAY_{name}"):
+        load(BOOTSTRAP | {f"HALFWAY_{name}": "1"})
 
 
 def test_a_setting_of_an_earlier_release_is_ignored_and_known(tmp_path: Path) -> None:
@@ -193,20 +193,12 @@ def test_settings_of_the_spark_jobs_may_stand_in_the_same_environment() -> None:
     load(BOOTSTRAP | {"HALFWAY_CLIENT_KEY": "of a service beside it"})
 
 
-def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
-    """The same for the file."""
-    file = tmp_path / "halfway.toml"
-    file.write_text("prot = 1\n")
-    with pytest.raises(ConfigurationError, match="PROT"):
-        load(BOOTSTRAP, file=file)
-
-
-@pytest.mark.parametrize("text", ["port = ", "\x00", "port = 1\nport = 2\n"])
+@pytest.mark.parametrize("text", ["port = ", "\x00", "port = 1\nport = 2\n", "shards = " + "[" * 5_000])
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, text: str) -> None:
     """The message says which file."""
     file = tmp_path / "halfway.toml"
     file.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"halfway\.toml"):
+    with pytest.raises(ConfigurationError, match=r"halfway\.toml.*is not TOML"):
         load(BOOTSTRAP, file=file)
 
 
@@ -214,23 +206,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """The message says which file, and why."""
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml.*No such file"):
         load(BOOTSTRAP, file=tmp_path / "nowhere.toml")
-
-
-def test_secrets_do_not_show() -> None:
-    """Neither the settings, nor the Kafka configuration, nor an error show a property's value."""
-    settings = load(BOOTSTRAP | {"HALFWAY_KAFKA__SASL_PASSWORD": "open sesame"})
-    assert "open sesame" not in repr(settings)
-    assert "open sesame" not in repr(settings.kafka_config(""))
-    with pytest.raises(ConfigurationError) as raised:
-        load(BOOTSTRAP | {"HALFWAY_KAFKA__SASL_PASSWORD": "open sesame", "HALFWAY_PORT": "x"})
-    assert "open sesame" not in raised.value.detail
-
-
-def test_kafka_properties_that_safety_rests_on_are_refused() -> None:
-    """The message names the property and the variable to remove."""
-    settings = load(BOOTSTRAP | {"HALFWAY_KAFKA__ACKS": "1"})
-    with pytest.raises(ConfigurationError, match="HALFWAY_KAFKA__ACKS"):
-        settings.kafka_config("")
 
 
 @pytest.mark.parametrize(
@@ -297,14 +272,6 @@ def test_a_misspelt_setting_is_answered_with_the_nearest_right_one(written: str,
     assert "sesame" not in refused.value.detail
 
 
-def test_a_misspelt_key_of_the_file_is_answered_with_the_nearest_right_one(tmp_path: Path) -> None:
-    """By the name of its variable, as every setting is named."""
-    file = tmp_path / "halfway.toml"
-    file.write_text("prot = 1\n")
-    with pytest.raises(ConfigurationError, match=r"HALFWAY_PROT \(did you mean HALFWAY_PORT\?\)"):
-        load(BOOTSTRAP, file=file)
-
-
 def test_a_wrong_setting_of_the_file_is_named_with_the_file_and_its_key(tmp_path: Path) -> None:
     """Unless the environment overrides it."""
     file = tmp_path / "halfway.toml"
@@ -333,31 +300,6 @@ def test_a_kafka_property_that_is_no_text_is_named_and_not_shown(variable: str, 
         load(BOOTSTRAP | {variable: value}).kafka_config("")
     assert ascii(variable.removeprefix("HALFWAY_KAFKA__"))[1:-1] in refused.value.detail
     assert "sesame" not in refused.value.detail
-
-
-def test_a_file_that_is_nested_without_end_is_not_toml(tmp_path: Path) -> None:
-    """The message names the file."""
-    file = tmp_path / "halfway.toml"
-    file.write_text("shards = " + "[" * 5_000)
-    with pytest.raises(ConfigurationError, match="is not TOML"):
-        load(BOOTSTRAP, file=file)
-
-
-def test_the_master_secret_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
-    """The previous one comes second; both ways at once, and short secrets, are refused."""
-    file = tmp_path / "master"
-    file.write_text("f" * 32 + "\n")
-    assert load({"HALFWAY_MASTER_SECRET_FILE": str(file)}).master_secrets == (b"f" * 32,)
-    rotated = {"HALFWAY_MASTER_SECRET": "n" * 32, "HALFWAY_MASTER_SECRET_PREVIOUS": "o" * 32}
-    assert load(rotated).master_secrets == (b"n" * 32, b"o" * 32)
-    assert load({}).master_secrets == ()
-    for wrong in (
-        {"HALFWAY_MASTER_SECRET": "n" * 32, "HALFWAY_MASTER_SECRET_FILE": str(file)},
-        {"HALFWAY_MASTER_SECRET": "short-secret"},
-    ):
-        with pytest.raises(ConfigurationError, match="master_secret") as caught:
-            load(wrong)
-        assert "short-secret" not in caught.value.detail
 
 
 def test_a_proxy_is_named_by_a_url_and_its_password_is_told_to_nobody() -> None:
@@ -406,9 +348,3 @@ def test_what_kubernetes_sets_for_services_of_our_name_is_no_setting() -> None:
 def test_ports_that_are_set_in_spite_of_such_services_count() -> None:
     settings = load({**BOOTSTRAP, **OF_KUBERNETES, "HALFWAY_PORT": "9000", "HALFWAY_HEALTH_PORT": "9001"})
     assert (settings.port, settings.health_port) == (9000, 9001)
-
-
-@pytest.mark.parametrize("variable", ["HALFWAY_PROT", "HALFWAY_HEALT_PORT", "HALFWAY_PORTS"])
-def test_a_misspelt_port_is_still_refused(variable: str) -> None:
-    with pytest.raises(ConfigurationError, match=variable):
-        load({**BOOTSTRAP, variable: "8080"})

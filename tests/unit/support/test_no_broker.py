@@ -24,29 +24,11 @@ def test_that_hides_it(hidden): pass
 """
 
 
-@pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> "Run":
+def test_what_asks_for_a_broker_by_a_fixture_or_a_parameter_is_left_out(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is asked for in another way is an error."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(TESTS)
-    return Run(pytester)
-
-
-class Run:
-    def __init__(self, pytester: pytest.Pytester) -> None:
-        self._pytester = pytester
-
-    def __call__(self, *arguments: str) -> dict[str, int]:
-        result = self._pytester.runpytest_inprocess("-p", "tests.support.no_broker", *arguments)
-        return result.parseoutcomes()
-
-
-def test_all_tests_run_without_it(run: Run) -> None:
-    assert run() == {"passed": 5}
-
-
-def test_what_asks_for_a_broker_by_a_fixture_or_a_parameter_is_left_out(run: Run) -> None:
-    assert run("--no-broker", "-k", "not hides") == {"passed": 2, "deselected": 3}
-
-
-def test_a_broker_that_is_asked_for_in_another_way_is_an_error(run: Run) -> None:
-    assert run("--no-broker", "-k", "hides") == {"errors": 1, "deselected": 4}
+    result = pytester.runpytest_inprocess("-p", "tests.support.no_broker", "--no-broker")
+    assert result.parseoutcomes() == {"passed": 2, "deselected": 2, "errors": 1}

@@ -247,13 +247,6 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(answer: Answe
     assert answer.asked == []
 
 
-def test_a_token_is_sent(answer: Answer) -> None:
-    """As a bearer token."""
-    answer.set({"transactions": []})
-    assert run(answer, "transactions", "list", token="key-1").exit_code == 0
-    assert answer.authorization == ["Bearer key-1"]
-
-
 def test_a_token_may_be_in_a_file(answer: Answer, tmp_path: Path) -> None:
     """As for other secrets: white space around it is ignored, and what is wrong is named. The option overrides it."""
     file = tmp_path / "token"
