@@ -6,7 +6,7 @@ from http import HTTPMethod, HTTPStatus
 from typing import Any, Final
 
 from halfway.coordinator import records, requests
-from halfway.http.handlers import batch, handlers, operator_handlers
+from halfway.http.handlers import batch, handlers
 from halfway.http.handlers.handlers import Errors, Operation
 from halfway.http.requests import models
 from halfway.http.requests.validation import CAUSE_HEADER
@@ -214,7 +214,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/transactions/{id}/history",
         summary="Show what happened to a transaction, and where its messages are in Kafka once it is committed",
-        handler=operator_handlers.get_history,
+        handler=handlers.get_history,
         access=Permission.GET,
         parameter=TRANSACTION,
         responses={HTTPStatus.OK: ("Its history, as far as it is known", records.HistoryView)},
@@ -262,7 +262,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/statistics",
         summary="Show the statistics of all instances: counts, totals, groups, shards, failures, unavailable shards",
-        handler=operator_handlers.get_statistics,
+        handler=handlers.get_statistics,
         query=models.StatisticsParameters,
         access=Permission.READ_STATISTICS,
         responses={HTTPStatus.OK: ("The statistics", records.Statistics)},
@@ -273,7 +273,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.POST,
         path="/v1/keys",
         summary="Create a key, or bind a client certificate; the key is shown only in this answer",
-        handler=operator_handlers.create_key,
+        handler=handlers.create_key,
         access=Permission.MANAGE_KEYS,
         body=models.KeyRequest,
         responses={HTTPStatus.CREATED: ("It is valid here at once, and at all instances within a second", NEW_KEY)},
@@ -284,7 +284,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.GET,
         path="/v1/keys",
         summary="List keys by their public ids, without their secrets",
-        handler=operator_handlers.list_keys,
+        handler=handlers.list_keys,
         access=Permission.MANAGE_KEYS,
         query=models.KeyParameters,
         responses={HTTPStatus.OK: ("A page; next is the cursor of the one after it", models.KeyList)},
@@ -295,7 +295,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.POST,
         path="/v1/keys/{id}/rotate",
         summary="Create another key for the same principal; the named key expires after keep_s",
-        handler=operator_handlers.rotate_key,
+        handler=handlers.rotate_key,
         access=Permission.MANAGE_KEYS,
         parameter=KEY,
         body=models.RotateRequest,
@@ -308,7 +308,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         method=HTTPMethod.DELETE,
         path="/v1/keys/{id}",
         summary="Revoke a key: within a second, no instance accepts it any more",
-        handler=operator_handlers.revoke_key,
+        handler=handlers.revoke_key,
         access=Permission.MANAGE_KEYS,
         parameter=KEY,
         responses={HTTPStatus.NO_CONTENT: ("The key is revoked", None)},

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from halfway.coordinator.fairness import Places, Shares
 from halfway.coordinator.requests import Count, Seconds
-from halfway.http.requests.bodies import demand_few_members
+from halfway.http.requests.validation import demand_few_members
 from halfway.http.responses.problems import (
     BodyTimeoutError,
     BodyTooLargeError,

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from halfway.coordinator.ports import Authority
-from halfway.http.requests.bodies import short
+from halfway.http.requests.validation import short
 from halfway.protocol.errors import ForbiddenError
 from halfway.protocol.principal import ANYBODY, Permission, Principal
 

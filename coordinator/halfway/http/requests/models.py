@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
-from halfway.http.requests.bodies import Data
 from halfway.http.responses.slices import GiveWay, with_messages
 from halfway.protocol.policy import MAX_SECONDS, LimitOverrides, PolicyOverrides, Seconds
 from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
@@ -88,6 +87,17 @@ ErrorPart = Annotated[
         description="a part of last_error (prepared) or reason (parked), at most 256 characters",
     ),
 ]
+
+
+class TypedData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A key or a value with its type, as in Confluent's REST v3."""
+
+    type: Literal["STRING", "JSON", "BINARY"]
+    data: msgspec.Raw
+    """STRING: a string. JSON: any JSON; its bytes are kept unchanged. BINARY: a string of base64."""
+
+
+Data = str | TypedData | None
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):

@@ -19,9 +19,8 @@ from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import LeasedCheck
 from halfway.http.handlers.handlers import SUBPROTOCOL, Call
 from halfway.http.requests.admission import SMALL_BYTES, ApiLimits, InFlight
-from halfway.http.requests.bodies import demand_few_members
 from halfway.http.requests.models import StreamChecks
-from halfway.http.requests.validation import cause_of
+from halfway.http.requests.validation import cause_of, demand_few_members
 from halfway.http.responses.problems import InternalError, RareLog, invalid
 from halfway.http.stream import frames
 from halfway.http.stream.frames import Answer, FrameReader, ServerFrame

@@ -6,8 +6,7 @@ from hashlib import sha256
 
 import pytest
 
-from halfway.http.console import Console
-from halfway.http.console.console import TYPES
+from halfway.http.console import TYPES, Console
 from halfway.http.server.server import HttpServer
 from tests.support.rest.client import HOST, RestWorld
 

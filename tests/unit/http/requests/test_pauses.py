@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from halfway.http.requests.bodies import MAX_MEMBERS, demand_few_members
+from halfway.http.requests.validation import MAX_MEMBERS, demand_few_members
 from tests.support.hostile.worst_bodies import LIMIT, PREPARE, SMALL, WORST, filled
 from tests.support.rest.client import RestWorld
 
