@@ -36,8 +36,7 @@ from halfway.coordinator.ports import (
 from halfway.coordinator.prepare import Preparation, Preparer
 from halfway.coordinator.queries.action_log import Auditor, describe_group_change
 from halfway.coordinator.queries.activity import Activity
-from halfway.coordinator.queries.history import Histories
-from halfway.coordinator.queries.queries import Lookup, Queries
+from halfway.coordinator.queries.queries import Histories, Lookup, Queries
 from halfway.coordinator.records import (
     CheckCall,
     EndCall,

@@ -14,8 +14,16 @@ import structlog
 from halfway.coordinator.changes import Change
 from halfway.coordinator.ports import Clock, KnownLog, LaneWrite, LogLoss, Tombstone, Written
 from halfway.coordinator.requests import ServiceLimits
-from halfway.coordinator.shards.losses import Losses, Missing, ends_before, missing
-from halfway.coordinator.shards.shard import Shard, ShardStats, not_served, stats_of
+from halfway.coordinator.shards.shard import (
+    Losses,
+    Missing,
+    Shard,
+    ShardStats,
+    ends_before,
+    missing,
+    not_served,
+    stats_of,
+)
 from halfway.protocol.entries import Ended, Pending, Unresolved
 from halfway.protocol.errors import (
     NotServedError,

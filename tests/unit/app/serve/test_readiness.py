@@ -14,7 +14,7 @@ from halfway.app.serve.backend import WARNINGS, Backend, Readiness
 from halfway.coordinator.access import KeyFreshness
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.queries.queries import TailFreshness
-from halfway.coordinator.shards.losses import Losses
+from halfway.coordinator.shards.shard import Losses
 from halfway.kafka.ownership.concurrent_acquisition import ShardTrouble
 from halfway.kafka.ownership.membership import MembershipStatus
 from tests.support.waiting import until_true

@@ -1,6 +1,6 @@
 """From where a recovery must read the outcomes that an owner remembers."""
 
-from halfway.coordinator.shards.losses import OutcomeWindow
+from halfway.coordinator.shards.shard import OutcomeWindow
 from halfway.protocol.records import FOREIGN
 from halfway.protocol.shard import ShardState
 from tests.support.domain.shard_records import ID, A
