@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import structlog
 
 from halfway.coordinator.changes import Change
 from halfway.coordinator.logging import LogSummary
+from halfway.coordinator.requests import EndResult
 from halfway.coordinator.shards.shard_table import CommitVerdict, ShardTable
 from halfway.protocol.entries import Ended, Entry
 from halfway.protocol.errors import (
@@ -23,12 +25,8 @@ from halfway.protocol.transactions import Cause
 log = structlog.get_logger(__name__)
 
 _CLEANUP_AT = 10_000
-_ENDED = (AlreadyEndedError, OutcomeExpiredError, UnknownTransactionError)
-
-
-def leaves_nothing_to_keep(error: BaseException) -> bool:
-    """Return whether an error of a commit means that its transaction has ended."""
-    return isinstance(error, _ENDED)
+_ENDED: Final = (AlreadyEndedError, OutcomeExpiredError, UnknownTransactionError)
+"""The errors of a commit that mean that its transaction has ended: nothing is left to keep."""
 
 
 class CommitVerdicts:
@@ -44,6 +42,29 @@ class CommitVerdicts:
         self._cleanup_at = _CLEANUP_AT
         """How many verdicts are kept when those of shards that are not served here are dropped next."""
         shards.record_verdicts = self.record
+
+    def keep_of(self, change: Change) -> None:
+        """Keep the commit of a change until it is written: a write of the policy that has not begun gives way."""
+        if change.meant is not None:
+            self.keep(change.meant, change.meant.checks, change.cause)
+            change.is_commit_kept = True
+
+    def settle(self, change: Change, result: EndResult | BaseException) -> Change | None:
+        """Keep the commit of a change no longer if it was written; otherwise return what records it, if anything does.
+
+        None also if the verdict is recorded already, or if the lane is full: then the scan records it later.
+        """
+        if isinstance(result, EndResult):
+            if change.is_commit_kept:
+                self._shards.unwritten_commit_verdicts.pop(change.id, None)
+            return None
+        if not change.is_commit_kept and change.meant is None:
+            return None
+        if isinstance(result, _ENDED):
+            self._shards.unwritten_commit_verdicts.pop(change.id, None)
+            return None
+        self.keep_of(change)
+        return None if isinstance(result, OverloadedError) else self._start_recording(change.id)
 
     def keep(self, entry: Entry, checks: int, cause: Cause) -> None:
         """Keep a new verdict. If there are many, drop those of shards that are no longer served here."""
@@ -64,17 +85,6 @@ class CommitVerdicts:
     def keeps(self, transaction_id: str) -> bool:
         """Return whether a commit verdict of this id is not written yet: the policy must not decide until then."""
         return transaction_id in self._shards.unwritten_commit_verdicts
-
-    def take_commit_result(self, transaction_id: str, error: BaseException | None) -> Change | None:
-        """Handle the result of the commit. If it was not written, record the verdict instead.
-
-        Return the recording, or None if there is none: the verdict is recorded already, or the lane is full, and the
-        scan records it later.
-        """
-        if error is None or isinstance(error, _ENDED):
-            self._shards.unwritten_commit_verdicts.pop(transaction_id, None)
-            return None
-        return None if isinstance(error, OverloadedError) else self._start_recording(transaction_id)
 
     def record(self, number: int) -> None:
         """Retry to record the verdicts of a shard that could not be written."""
@@ -115,4 +125,4 @@ class CommitVerdicts:
     def is_settled(recording: Change) -> bool:
         """Return whether a commit verdict is in the log, or its transaction has ended."""
         result = recording.result
-        return not isinstance(result, Exception) or leaves_nothing_to_keep(result)
+        return not isinstance(result, Exception) or isinstance(result, _ENDED)

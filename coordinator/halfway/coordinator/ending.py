@@ -11,14 +11,14 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
 
 from halfway.coordinator import tracing
 from halfway.coordinator.changes import ACTIONS, Change, Record, decide, note_error, unconfirmed, write_of
-from halfway.coordinator.commit_verdicts import CommitVerdicts, leaves_nothing_to_keep
+from halfway.coordinator.commit_verdicts import CommitVerdicts
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.operations import Deadlines, Path, Waits, log_late, tick_of
 from halfway.coordinator.ports import Authority, Clock, Lane, LaneAnswers, LaneWrite, Written
@@ -171,33 +171,23 @@ class Ending(Path[Change]):
         self, transaction_id: str, outcome: Outcome, *, remark: str | None, checks: int | None, checked_at: int
     ) -> Change:
         """End a transaction as the answer to a check says. Its commit is kept already."""
-        change = Change(
-            path=self,
-            id=transaction_id,
-            action=ACTIONS[outcome],
-            cause=Cause.CHECK,
-            says_commit=outcome is _SAID_COMMIT,
-            is_commit_kept=outcome is _SAID_COMMIT,
-            deadline=background_deadline(),
+        says_commit = outcome is _SAID_COMMIT
+        return self._begin(
+            transaction_id,
+            ACTIONS[outcome],
+            Cause.CHECK,
+            says_commit=says_commit,
+            is_commit_kept=says_commit,
             remark=remark,
             checks=checks,
             checked_at=checked_at,
         )
-        return self._start(change)
 
     def note_check(self, transaction_id: str, *, remark: str | None, checks: int, checked_at: int) -> Change:
         """Record that a check was sent, and answered with `unknown`."""
-        change = Change(
-            path=self,
-            id=transaction_id,
-            action=Action.CHECK,
-            cause=Cause.CHECK,
-            deadline=background_deadline(),
-            remark=remark,
-            checks=checks,
-            checked_at=checked_at,
+        return self._begin(
+            transaction_id, Action.CHECK, Cause.CHECK, remark=remark, checks=checks, checked_at=checked_at
         )
-        return self._start(change)
 
     def give_up(
         self,
@@ -214,53 +204,39 @@ class Ending(Path[Change]):
             OvertakenError: the policy no longer decides so at the time of the write.
 
         """
-        change = Change(
-            path=self,
-            id=transaction_id,
-            action=action,
-            cause=Cause.POLICY,
-            deadline=deadline,
-            remark=reason,
-            still_wanted=still_decided,
-        )
-        return self._start(change)
+        return self._begin(transaction_id, action, Cause.POLICY, deadline, remark=reason, still_wanted=still_decided)
 
     def record_verdict(self, transaction_id: str, verdict: CommitVerdict) -> Change:
         """Record a commit that was said, also in a shard that is being given up, before other changes that wait."""
-        change = Change(
-            path=self,
-            id=transaction_id,
-            action=Record.VERDICT,
-            cause=verdict.cause,
-            deadline=background_deadline(),
-            checks=verdict.checks,
-            has_begun=True,
-        )
         holder = self._shards.claims.get(transaction_id)
-        if holder is None:
-            return self._start(change)
-        change.allowed = True
-        self._watch(change)
-        self._wait_for_claim(change, holder)
-        return change
+        return self._begin(
+            transaction_id, Record.VERDICT, verdict.cause, behind=holder, checks=verdict.checks, has_begun=True
+        )
 
     def write_again(self, transaction_id: str, record: Record, *, deadline: float, waits: bool = False) -> Change:
         """Write a half again, correct a stray or restore what is lost; unless it `waits`, only if the id is free."""
-        change = Change(
-            path=self,
-            id=transaction_id,
-            action=record,
-            cause=Cause.POLICY,
-            deadline=deadline,
-            waits_for_claim=waits,
-        )
-        return self._start(change)
+        return self._begin(transaction_id, record, Cause.POLICY, deadline, waits_for_claim=waits)
 
-    def _start(self, change: Change) -> Change:
-        """Begin a change that no caller asks for."""
-        change.allowed = True
+    def _begin(
+        self,
+        transaction_id: str,
+        action: Action | Record,
+        cause: Cause,
+        deadline: float | None = None,
+        *,
+        behind: Change | None = None,
+        **fields: Any,
+    ) -> Change:
+        """Begin a change that no caller asks for, `behind` one that has claimed the id if there is one."""
+        deadline = background_deadline() if deadline is None else deadline
+        change = Change(
+            path=self, id=transaction_id, action=action, cause=cause, deadline=deadline, allowed=True, **fields
+        )
         self._watch(change)
-        self.add(change)
+        if behind is None:
+            self.add(change)
+        else:
+            self._wait_for_claim(change, behind)
         return change
 
     # --- the turn
@@ -415,7 +391,7 @@ class Ending(Path[Change]):
             return
         holder.queue.append(change)
         if change.says_commit:
-            self._keep_commit(change)
+            self.verdicts.keep_of(change)
 
     def _release(self, change: Change) -> None:
         """Give the claim of the id to the next change that waits for it."""
@@ -497,7 +473,7 @@ class Ending(Path[Change]):
         recording = None
         try:
             if change.is_commit_kept or (change.says_commit and not isinstance(result, EndResult)):
-                recording = self._settle_commit(change, result)
+                recording = self.verdicts.settle(change, result)
         except Exception:
             log.exception("commit_not_settled")
             if not isinstance(result, EndResult):
@@ -519,24 +495,6 @@ class Ending(Path[Change]):
         holder = self._shards.claims.get(change.id)
         if holder is not None and holder.queue is not None and change in holder.queue:
             holder.queue.remove(change)
-
-    def _settle_commit(self, change: Change, result: EndResult | BaseException) -> Change | None:
-        """Keep a commit no longer that was written; begin to record one that was not, and return the recording."""
-        if isinstance(result, EndResult):
-            if change.is_commit_kept:
-                self.verdicts.take_commit_result(change.id, None)
-            return None
-        if not change.is_commit_kept and change.meant is None:
-            return None
-        if not leaves_nothing_to_keep(result):
-            self._keep_commit(change)
-        return self.verdicts.take_commit_result(change.id, result)
-
-    def _keep_commit(self, change: Change) -> None:
-        """Keep a commit until it is written: a write of the policy that has claimed the id and not begun gives way."""
-        if change.meant is not None:
-            self.verdicts.keep(change.meant, change.meant.checks, change.cause)
-            change.is_commit_kept = True
 
     def _take_recorded(self, change: Change, error: Exception, recording: Change) -> None:
         """Answer a refused commit. An answer other than 429 and `end_unconfirmed` means that it is recorded."""
@@ -615,7 +573,7 @@ class Ending(Path[Change]):
             log_late(change, id=change.id)
             try:
                 if change.says_commit:
-                    self._settle_commit(change, unconfirmed(change.id))
+                    self.verdicts.settle(change, unconfirmed(change.id))
             finally:
                 self._answer(change, unconfirmed(change.id))
 

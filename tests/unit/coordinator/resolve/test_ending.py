@@ -117,7 +117,7 @@ async def test_late_ends_that_cannot_be_noted_are_answered_nevertheless(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(ending.verdicts, "take_commit_result", broken)
+    monkeypatch.setattr(ending.verdicts, "settle", broken)
     with world.memory.faults.lane_held():
         answers = world.begin_ends(ends, deadline=world.deadline(0.05))
         await world.until(lambda: not answers.left)
@@ -235,7 +235,7 @@ async def test_an_exception_while_a_refused_commit_is_recorded_leaves_the_id_fre
         raise RuntimeError("it cannot be recorded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(world.coordinator._ending.verdicts, "take_commit_result", fail)
+        patch.setattr(world.coordinator._ending.verdicts, "settle", fail)
         with pytest.raises(EndUnconfirmedError):
             await world.end(prepared.id, Outcome.COMMIT)
     assert not world.coordinator.shards.claims
