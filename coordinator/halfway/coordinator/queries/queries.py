@@ -1,4 +1,4 @@
-"""Gets, lists and looks up the transactions of the shards served here.
+"""Gets, lists and looks up the transactions of the shards served here, and reads their histories from op.
 
 What other instances append to half stays unknown until this one has read it: an id is unknown only after a read
 barrier.
