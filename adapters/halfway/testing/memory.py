@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from halfway.app.serve.backend import check_caller
-from halfway.app.serve.scheduler import ScannedShards, ScanScheduler
+from halfway.app.serve.scheduler import ScanScheduler
 from halfway.client.consumer import Record
 from halfway.coordinator.coordinator import Coordinator
 from halfway.memory import ManualClock, Memory
@@ -63,7 +63,7 @@ class MemoryServer(Server):
             await memory.membership.stop(deadline=asyncio.get_running_loop().time() + _RELEASE_S)
 
         stack.push_async_callback(leave)
-        await memory.membership.start(ScannedShards(coordinator.shards, scheduler.arm, scheduler.disarm))
+        await memory.membership.start(coordinator.shards)
         while len(coordinator.shards.served) < settings.shards:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(_POLL_S)
         return coordinator

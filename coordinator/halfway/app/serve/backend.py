@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from halfway.app.serve.process import supervised
-from halfway.app.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.app.serve.scheduler import ScanScheduler, SystemClock
 from halfway.app.settings import Settings
 from halfway.checks import Destinations, HttpCheckCaller
 from halfway.coordinator.access import KeyedAccess, KeyFreshness, Keys, OpenAccess
@@ -380,7 +380,7 @@ async def running_backend(settings: Settings, config: KafkaConfig, observer: Obs
             await cluster.membership.stop(deadline=deadline)
 
         stack.push_async_callback(leave)
-        await cluster.membership.start(ScannedShards(coordinator.shards, scheduler.arm, scheduler.disarm))
+        await cluster.membership.start(coordinator.shards)
         for watch in (backend.watch, readiness.watch, tail.watch, coordinator.statistics.watch):
             watch_task = supervised(watch())
             stack.callback(watch_task.cancel)

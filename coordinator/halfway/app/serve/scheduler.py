@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Final
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from halfway.coordinator.coordinator import Coordinator
-from halfway.coordinator.ports import Clock, ShardListener
-from halfway.protocol.shard import ShardState
+from halfway.coordinator.ports import Clock
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +41,7 @@ class ScanScheduler:
         self._scheduler = AsyncIOScheduler(timezone="UTC")
         self._watch: asyncio.Task[None] | None = None
         self._offset = time.time() - time.monotonic()
+        coordinator.shards.on_served, coordinator.shards.on_leaving = self.arm, self.disarm
 
     def start(self) -> None:
         """Start the scheduler on the running event loop."""
@@ -97,33 +96,3 @@ class ScanScheduler:
             self._coordinator.clock_was_set()
             for shard in self._coordinator.shards.served:
                 self.arm(shard)
-
-
-class ScannedShards:
-    """A `ShardListener` that hands every call on, and arms a scan for each served shard."""
-
-    def __init__(self, listener: ShardListener, arm: Callable[[int], None], disarm: Callable[[int], None]) -> None:
-        self._listener = listener
-        self._arm = arm
-        self._disarm = disarm
-        self.may_still_be_written = listener.may_still_be_written
-        self.compare = listener.compare
-        self.known_log = listener.known_log
-        self.log_lost = listener.log_lost
-        self.forget = listener.forget
-        self.appended = listener.appended
-        self.has_applied = listener.has_applied
-
-    def acquired(self, shard: int, state: ShardState) -> None:
-        self._listener.acquired(shard, state)
-        self._arm(shard)
-
-    async def revoked(self, shard: int) -> None:
-        """Stop the scan, then finish the work in flight."""
-        self._disarm(shard)
-        await self._listener.revoked(shard)
-
-    def lost(self, shard: int) -> None:
-        """Stop the scan, and drop the shard."""
-        self._disarm(shard)
-        self._listener.lost(shard)

@@ -145,6 +145,9 @@ class ShardTable:
         """By id. The policy resolves none of these transactions."""
         self.record_verdicts: Callable[[int], None] = lambda _: None
         """Starts to record the commit verdicts of a shard; set by `CommitVerdicts`."""
+        self.on_served: Callable[[int], None] = lambda _: None
+        """Called when a shard is served from now on; the scheduler scans it then, until it is leaving or lost."""
+        self.on_leaving: Callable[[int], None] = lambda _: None
         self._limits = limits
         self._clock = clock
         self._served: dict[int, Shard] = {}
@@ -376,6 +379,7 @@ class ShardTable:
         log.info("shard_acquired", shard=shard, pending=pending, parked=parked, ended=ended)
         change, self._change = self._change, asyncio.Event()
         change.set()
+        self.on_served(shard)
 
     def appended(self, shard: int, records: Sequence[tuple[int, str, Half | Foreign | None]], position: int) -> None:
         """Apply records of half[s] that the tail has read."""
@@ -420,6 +424,7 @@ class ShardTable:
         What the log has lost is written again first, and every commit that was said is recorded, because the next owner
         would not know it. The caller limits the time.
         """
+        self.on_leaving(shard)
         served = self._served.get(shard)
         if served is None:
             return
@@ -444,6 +449,7 @@ class ShardTable:
 
     def lost(self, shard: int) -> None:
         """Drop a shard at once."""
+        self.on_leaving(shard)
         served = self._served.pop(shard, None)
         self._update_accepting()
         if served is not None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from halfway.app.serve.scheduler import ScannedShards, ScanScheduler, SystemClock
+from halfway.app.serve.scheduler import ScanScheduler, SystemClock
 from tests.support.service.world import SHARDS, World
 
 
@@ -35,7 +35,7 @@ async def test_a_shard_is_scanned_while_it_is_served(world: World) -> None:
     scans = Scans(world)
     scheduler = ScanScheduler(scans, SystemClock(), interval_s=0.02)  # type: ignore[arg-type] # it has the methods that are called
     scheduler.start()
-    listener = ScannedShards(world.coordinator.shards, scheduler.arm, scheduler.disarm)
+    listener = world.coordinator.shards
     for shard in range(SHARDS):
         scheduler.arm(shard)
     await world.until(lambda: set(scans.seen) == set(range(SHARDS)))
