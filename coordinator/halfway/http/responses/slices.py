@@ -8,9 +8,14 @@ from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
+import structlog
+
 from halfway.coordinator.fairness import Shares
-from halfway.http.responses.problems import ENCODER, RareLog
+from halfway.coordinator.logging import LogSummary
+from halfway.http.responses.problems import ENCODER
 from halfway.protocol.records import Message, ShownMessage, is_plain, shown_data, shown_message
+
+log = structlog.get_logger(__name__)
 
 GiveWay = Callable[[], Awaitable[None]]
 """Returns when the next slice may be made."""
@@ -147,7 +152,7 @@ class Unsent:
         self._look_every_s = look_every_s
         self._waiting: dict[object, _Waiting] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._not_read = RareLog(__name__, "answer_not_read")
+        self._not_read = LogSummary(log, "info", "answer_not_read")
 
     @property
     def bytes(self) -> int:
@@ -185,7 +190,7 @@ class Unsent:
             if waiting.size_before - size >= MIN_BYTES:
                 waiting.looks, waiting.size_before = 0, size
             elif waiting.looks >= SLOW_LOOKS:
-                self._not_read.note("client_does_not_read", unsent_bytes=size)
+                self._not_read.note({"group": waiting.caller}, unsent_bytes=size)
                 self.end(connection)
                 waiting.transport.abort()
         if self._waiting:

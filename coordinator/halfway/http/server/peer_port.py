@@ -20,6 +20,7 @@ from halfway.coordinator.cluster.peers import (
     encode_answer,
     encode_message,
 )
+from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
     MAX_ANSWER_BYTES,
@@ -28,7 +29,6 @@ from halfway.coordinator.records import (
     TO_HEADER,
     VERSION_HEADER,
 )
-from halfway.http.responses.problems import RareLog
 from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class PeerPort:
         self._max_calls = max_calls
         self._calls: set[asyncio.Task[bytes]] = set()
         self._stopping = False
-        self._refused = RareLog(__name__, "peer_refused")
+        self._refused = LogSummary(log, "info", "peer_refused")
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer the calls of a connection, each as soon as it is done, until the other instance closes it."""
@@ -81,7 +81,7 @@ class PeerPort:
         try:
             self._admit(request, socket)
         except _RefusedError as refused:
-            self._refused.note(refused.code, remote=request.remote)
+            self._refused.note({"reason": refused.code}, remote=request.remote)
             response = web.Response(status=refused.status, headers={REFUSAL_HEADER: refused.code})
             response.force_close()
             return response
@@ -96,7 +96,7 @@ class PeerPort:
                 for frame in decode_calls(message.data):
                     self._begin(frame, incarnation, answers)
         except ValueError:
-            self._refused.note("malformed", remote=request.remote)
+            self._refused.note({"reason": "malformed"}, remote=request.remote)
         finally:
             writing.cancel()  # the calls under way are finished nevertheless
         return socket

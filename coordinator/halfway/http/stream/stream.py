@@ -16,12 +16,13 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.requests import LeasedCheck
 from halfway.http.handlers.handlers import SUBPROTOCOL, Call
 from halfway.http.requests.admission import SMALL_BYTES, ApiLimits, InFlight
 from halfway.http.requests.models import StreamChecks
 from halfway.http.requests.validation import cause_of, demand_few_members
-from halfway.http.responses.problems import InternalError, RareLog, invalid
+from halfway.http.responses.problems import InternalError, invalid
 from halfway.http.stream import frames
 from halfway.http.stream.frames import Answer, FrameReader, ServerFrame
 from halfway.http.stream.operations import ArrivingPayload, StreamOperations
@@ -404,7 +405,7 @@ class Streams:
         self._in_flight = in_flight
         self._limits = limits
         self._open: dict[Stream, web.BaseRequest] = {}
-        self._cut_off = RareLog(__name__, "stream_cut_off")
+        self._cut_off = LogSummary(log, "info", "stream_cut_off")
 
     def __len__(self) -> int:
         """Return how many are open."""
@@ -468,8 +469,7 @@ class Streams:
         self._in_flight.arrive(size)
         while self._in_flight.arriving_too_much and (largest := self._largest()) is not None:
             self._cut_off.note(
-                "frames_too_large",
-                principal=str(largest.principal),
+                {"reason": "frames_too_large", "principal": str(largest.principal)},
                 unread_bytes=largest.unread_bytes,
                 of_all=self._in_flight.arriving,
             )
