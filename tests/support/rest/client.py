@@ -18,7 +18,7 @@ from halfway.coordinator.logging import flush_all
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.console import Console
 from halfway.http.requests.admission import ApiLimits
-from halfway.http.responses.slices import Unsent
+from halfway.http.responses import Unsent
 from halfway.http.server.api import Api
 from halfway.http.server.server import HttpServer, ServerTls
 from halfway.memory import Memory

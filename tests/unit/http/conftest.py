@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from halfway.http.requests.admission import ApiLimits
-from halfway.http.responses.slices import Unsent
+from halfway.http.responses import Unsent
 from halfway.memory import Memory
 from tests.support.rest.client import RestWorld
 

@@ -40,8 +40,7 @@ from halfway.coordinator.logging import flush_all
 from halfway.coordinator.records import PATH, HealthWarning
 from halfway.http.console import Console
 from halfway.http.requests.authentication import caller_of
-from halfway.http.responses.problems import CONTENT_TYPE, refusal
-from halfway.http.responses.slices import Unsent
+from halfway.http.responses import CONTENT_TYPE, Unsent, refusal
 from halfway.http.server.api import Api
 from halfway.http.server.health_port import HealthPort, Reason, ShardNotAcquired
 from halfway.http.server.peer_port import PeerPort

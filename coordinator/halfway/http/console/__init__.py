@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from halfway.http.responses.problems import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
+from halfway.http.responses import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
 
 ROOT: Final = "/console"
 ROOTS: Final = (ROOT, "/docs")

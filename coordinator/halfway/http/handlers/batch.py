@@ -19,7 +19,7 @@ from halfway.coordinator.requests import End, EndResult, Prepare, Prepared, Tran
 from halfway.http.handlers.handlers import Call
 from halfway.http.requests import models
 from halfway.http.requests.validation import cause_of, to_action, to_batch_end
-from halfway.http.responses.problems import Answer, InternalError, answer, encoded, invalid, standing_alone
+from halfway.http.responses import Answer, InternalError, answer, encoded, invalid, standing_alone
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import canonical
 from halfway.protocol.principal import Principal

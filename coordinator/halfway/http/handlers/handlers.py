@@ -21,6 +21,7 @@ from halfway.coordinator.access import Keys, KeySpec, NewKey
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.fairness import Places
 from halfway.coordinator.requests import Moment, moment
+from halfway.http import responses
 from halfway.http.requests import models
 from halfway.http.requests.authentication import demand_same_origin
 from halfway.http.requests.validation import (
@@ -33,15 +34,17 @@ from halfway.http.requests.validation import (
     to_list_query,
     transaction_parameter,
 )
-from halfway.http.responses import problems
-from halfway.http.responses.problems import (
+from halfway.http.responses import (
     Answer,
+    GiveWay,
     RefusalLog,
+    Unsent,
     UpgradeRequiredError,
     answer,
     answer_in_pieces,
+    is_large,
+    with_messages,
 )
-from halfway.http.responses.slices import GiveWay, Unsent, is_large, with_messages
 from halfway.protocol import errors
 from halfway.protocol.errors import AccessControlOffError, HalfwayError
 from halfway.protocol.keys import Key
@@ -55,11 +58,11 @@ Handler = Callable[["Call"], Awaitable["Answer"]]
 Errors = tuple[type["HalfwayError"], ...]
 
 ALWAYS: Final[Errors] = (
-    problems.BadHttpError,
+    responses.BadHttpError,
     errors.UnauthenticatedError,
     errors.ForbiddenError,
     errors.OverloadedError,
-    problems.InternalError,
+    responses.InternalError,
     errors.ShuttingDownError,
     errors.KafkaUnavailableError,
 )

@@ -20,7 +20,7 @@ import msgspec
 from halfway.coordinator.requests import INTERNAL, Moment
 from halfway.http.handlers.handlers import ALWAYS, Operation
 from halfway.http.requests.validation import CAUSE_HEADER
-from halfway.http.responses.problems import CONTENT_TYPE, Problem, retry_after, status_of
+from halfway.http.responses import CONTENT_TYPE, Problem, retry_after, status_of
 from halfway.protocol.errors import HalfwayError
 
 _JSON: Final = "application/json"

@@ -6,23 +6,23 @@ from http import HTTPMethod, HTTPStatus
 from typing import Any, Final
 
 from halfway.coordinator import records, requests
+from halfway.http import responses
 from halfway.http.handlers import batch, handlers
 from halfway.http.handlers.handlers import Errors, Operation
 from halfway.http.requests import models
 from halfway.http.requests.validation import CAUSE_HEADER
-from halfway.http.responses import problems
 from halfway.protocol import errors
 from halfway.protocol.principal import Permission
 
 BODY: Final[Errors] = (
-    problems.MalformedJsonError,
-    problems.EmptyBodyError,
-    problems.BodyTimeoutError,
-    problems.BodyTooLargeError,
-    problems.UnsupportedMediaTypeError,
+    responses.MalformedJsonError,
+    responses.EmptyBodyError,
+    responses.BodyTimeoutError,
+    responses.BodyTooLargeError,
+    responses.UnsupportedMediaTypeError,
     errors.InvalidRequestError,
 )
-NO_FIELDS: Final[Errors] = tuple(error for error in BODY if error is not problems.EmptyBodyError)
+NO_FIELDS: Final[Errors] = tuple(error for error in BODY if error is not responses.EmptyBodyError)
 BUSY: Final[Errors] = (errors.ShardUnavailableError, errors.KafkaUnavailableError)
 ONE: Final[Errors] = (errors.InvalidRequestError, errors.UnknownTransactionError, errors.OutcomeExpiredError)
 WRITE: Final[Errors] = (
@@ -194,7 +194,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         access=Permission.STREAM,
         headers=(CAUSE_HEADER,),
         responses={HTTPStatus.SWITCHING_PROTOCOLS: ("The connection is a stream from now on", None)},
-        errors=(problems.UpgradeRequiredError, errors.InvalidRequestError),
+        errors=(responses.UpgradeRequiredError, errors.InvalidRequestError),
         waits=True,
         upgrades=True,
     ),

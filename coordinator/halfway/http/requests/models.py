@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from halfway.coordinator.requests import LeasedCheck, Moment, TransactionView
-from halfway.http.responses.slices import GiveWay, with_messages
+from halfway.http.responses import GiveWay, with_messages
 from halfway.protocol.policy import MAX_SECONDS, LimitOverrides, PolicyOverrides, Seconds
 from halfway.protocol.records import MAX_REMARK_BYTES, MAX_TOPICS, ShownMessage, shown_message
 from halfway.protocol.transactions import Cause, Outcome, State

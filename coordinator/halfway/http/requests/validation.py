@@ -22,7 +22,7 @@ import msgspec
 from halfway.coordinator.requests import End, GroupSpec, ListQuery, Prepare
 from halfway.http.requests import models
 from halfway.http.requests.models import Data, TypedData
-from halfway.http.responses.problems import EmptyBodyError, MalformedJsonError, invalid
+from halfway.http.responses import EmptyBodyError, MalformedJsonError, invalid
 from halfway.protocol.errors import InvalidRequestError
 from halfway.protocol.ids import canonical
 from halfway.protocol.policy import PolicyOverrides

@@ -25,18 +25,18 @@ from halfway.http.handlers.routes import OPERATIONS
 from halfway.http.requests.admission import Admission, ApiLimits, HeldRefusals, InFlight
 from halfway.http.requests.authentication import caller_of
 from halfway.http.requests.validation import Validation
-from halfway.http.responses.problems import (
+from halfway.http.responses import (
     Answer,
     InternalError,
     MethodNotAllowedError,
     RefusalLog,
     UnknownPathError,
+    Unsent,
     UpgradeRequiredError,
     WholeResponse,
     http_date,
     refusal,
 )
-from halfway.http.responses.slices import Unsent
 from halfway.http.server.server import call_on_data, cancelled_when_lost, note_caller
 from halfway.http.stream.operations import RequestObserver, StreamOperations
 from halfway.http.stream.stream import Streams

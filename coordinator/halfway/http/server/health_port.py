@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from halfway.http.responses.problems import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
+from halfway.http.responses import CONTENT_TYPE, MethodNotAllowedError, UnknownPathError, refusal
 from halfway.protocol.errors import HalfwayError
 
 _METHODS: Final = ("GET", "HEAD")

@@ -20,8 +20,7 @@ from aiohttp.http import WebSocketReader
 from aiohttp.web_protocol import RequestHandler
 
 from halfway.http.console import Console, serves
-from halfway.http.responses.problems import CONTENT_TYPE, BadHttpError, InternalError, refusal
-from halfway.http.responses.slices import Unsent
+from halfway.http.responses import CONTENT_TYPE, BadHttpError, InternalError, Unsent, refusal
 from halfway.http.server.acceptor import HANDSHAKE_S, Acceptor, Balance, open_listeners
 from halfway.protocol.errors import ConfigurationError
 

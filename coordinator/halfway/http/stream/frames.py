@@ -14,8 +14,7 @@ from halfway.coordinator import tracing
 from halfway.coordinator.requests import End, EndResult, LeasedCheck, Prepare, Prepared
 from halfway.http.requests import models
 from halfway.http.requests.validation import Validation, to_batch_end
-from halfway.http.responses.problems import ENCODER, MalformedJsonError, encoded, invalid, standing_alone
-from halfway.http.responses.slices import GiveWay, is_large
+from halfway.http.responses import ENCODER, GiveWay, MalformedJsonError, encoded, invalid, is_large, standing_alone
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.transactions import Cause
 

@@ -17,7 +17,7 @@ import structlog
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.operations import Operation, Waits
 from halfway.http.requests.admission import Admission, InFlight, held_s
-from halfway.http.responses.problems import InternalError, RefusalLog, status_of
+from halfway.http.responses import InternalError, RefusalLog, status_of
 from halfway.http.stream import frames
 from halfway.http.stream.frames import Answer, FrameOperations
 from halfway.protocol.errors import GroupLimitedError, HalfwayError

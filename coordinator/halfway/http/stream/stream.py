@@ -22,7 +22,7 @@ from halfway.http.handlers.handlers import SUBPROTOCOL, Call
 from halfway.http.requests.admission import SMALL_BYTES, ApiLimits, InFlight
 from halfway.http.requests.models import StreamChecks
 from halfway.http.requests.validation import cause_of, demand_few_members
-from halfway.http.responses.problems import InternalError, invalid
+from halfway.http.responses import InternalError, invalid
 from halfway.http.stream import frames
 from halfway.http.stream.frames import Answer, FrameReader, ServerFrame
 from halfway.http.stream.operations import ArrivingPayload, StreamOperations

@@ -15,7 +15,7 @@ from halfway.coordinator.queries import queries as get_and_list
 from halfway.coordinator.queries.queries import Filter
 from halfway.coordinator.requests import End, EndResult
 from halfway.http.requests.admission import ApiLimits
-from halfway.http.responses.slices import MAX_BYTES, SLICE_BYTES
+from halfway.http.responses import MAX_BYTES, SLICE_BYTES
 from halfway.protocol.entries import Entry
 from halfway.protocol.principal import Principal
 from tests.support.coordinator.stream_client import StreamClient

@@ -14,7 +14,7 @@ from halfway.client import answer_check_sync
 from halfway.coordinator.ports import CheckRequest
 from halfway.http.handlers.openapi import document
 from halfway.http.handlers.routes import OPERATIONS
-from halfway.http.responses.problems import STATUS
+from halfway.http.responses import STATUS
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.records import Message
 from tests.support.ids import named_id

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halfway.http.requests import models
 from halfway.http.requests.validation import Validation
-from halfway.http.responses.problems import encoded, problem
+from halfway.http.responses import encoded, problem
 from halfway.protocol.errors import HalfwayError
 from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld

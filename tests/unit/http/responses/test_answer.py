@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from halfway.http.responses.problems import Answer, WholeResponse
+from halfway.http.responses import Answer, WholeResponse
 from halfway.http.server.server import HttpServer
 
 HOST = "127.0.0.1"

@@ -5,9 +5,8 @@ import random
 import msgspec
 import pytest
 
-from halfway.http.responses import slices
-from halfway.http.responses.problems import ENCODER
-from halfway.http.responses.slices import is_large, with_messages
+from halfway.http import responses
+from halfway.http.responses import ENCODER, is_large, with_messages
 from halfway.protocol.records import Message, ShownMessage, shown_message
 
 KINDS = [b"", b"plain", "é\U0001f600".encode(), b'"\\\n\t', b"\x00\x01", b"\xff\xfe", b"a\xc3"]
@@ -40,8 +39,8 @@ def messages(chosen: random.Random) -> tuple[Message, ...]:
 @pytest.mark.parametrize("seed", range(5))
 async def test_slices_make_the_same_json(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of 6 bytes: they cut characters, escapes and groups of base64."""
-    monkeypatch.setattr(slices, "SLICE_BYTES", 6)
-    monkeypatch.setattr(slices, "_PART_BYTES", 1)
+    monkeypatch.setattr(responses, "SLICE_BYTES", 6)
+    monkeypatch.setattr(responses, "_PART_BYTES", 1)
     chosen = random.Random(seed)
 
     async def give_way() -> None:
@@ -64,8 +63,8 @@ async def test_the_loop_gets_a_turn_for_each_slice_of_a_large_payload() -> None:
     given = (Message(topic="orders", value=b"x" * (4 * 1024 * 1024)),)
     assert is_large(given)
     pieces = await with_messages(Shown(id="a", messages=[], type="t"), given, give_way)
-    assert turns >= 2 * len(given[0].value or b"") // slices.SLICE_BYTES
-    assert max(map(len, pieces)) <= 2 * slices.SLICE_BYTES
+    assert turns >= 2 * len(given[0].value or b"") // responses.SLICE_BYTES
+    assert max(map(len, pieces)) <= 2 * responses.SLICE_BYTES
 
 
 def test_many_small_headers_are_large_together() -> None:

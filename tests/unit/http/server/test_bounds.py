@@ -16,7 +16,7 @@ from aiohttp import web
 
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
-from halfway.http.responses.slices import SLOW_LOOKS, Unsent
+from halfway.http.responses import SLOW_LOOKS, Unsent
 from halfway.http.server.server import HttpServer
 from halfway.protocol.errors import ShuttingDownError
 from tests.support.ids import named_id

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halfway.http.responses.slices import Unsent
+from halfway.http.responses import Unsent
 from tests.support.coordinator.stream_client import StreamClient
 from tests.support.ids import named_id
 from tests.support.rest.client import RestWorld

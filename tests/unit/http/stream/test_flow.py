@@ -10,7 +10,7 @@ import pytest
 
 from halfway.coordinator.requests import ServiceLimits
 from halfway.http.requests.admission import ApiLimits
-from halfway.http.responses.slices import Unsent
+from halfway.http.responses import Unsent
 from halfway.protocol.policy import LimitOverrides
 from tests.support.coordinator.stream_client import SUBPROTOCOL, StreamClient
 from tests.support.ids import named_id
