@@ -17,9 +17,8 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Reader
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.log import compacted_table
-from halfway.kafka.log.audit_trail import KafkaAuditTrail, read_events
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.log.registries import KafkaGroups
+from halfway.kafka.log.registries import KafkaAuditTrail, KafkaGroups, read_events
 from halfway.kafka.records.codec import encode_group
 from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata

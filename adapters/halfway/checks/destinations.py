@@ -15,7 +15,7 @@ from typing import Final
 
 from yarl import URL
 
-from halfway.protocol.urls import url_refusal
+from halfway.protocol.records import url_refusal
 
 Address = IPv4Address | IPv6Address
 

@@ -63,7 +63,7 @@ from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.keys import derived, kind_in
 from halfway.protocol.policy import MAX_SECONDS, CheckPolicy, LimitOverrides
 from halfway.protocol.principal import PrincipalKind
-from halfway.protocol.urls import base_url_refusal, proxy_refusal
+from halfway.protocol.records import base_url_refusal, proxy_refusal
 
 NOT_SETTINGS: Final = frozenset(
     {"HALFWAY_URL", "HALFWAY_HEALTH_URL", "HALFWAY_TOKEN", "HALFWAY_TOKEN_FILE", "HALFWAY_CONFIG_FILE"}

@@ -15,8 +15,7 @@ from typing import Any, Final, Literal
 import structlog
 from confluent_kafka import KafkaError, KafkaException
 
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.denials import denial
+from halfway.kafka.clients.config import KafkaConfig, denial
 from halfway.kafka.clients.librdkafka_events import CoordinatorWatch
 from halfway.kafka.clients.seam import Producer
 from halfway.kafka.clients.threads import CLOSER

@@ -29,8 +29,7 @@ from halfway.kafka.clients.threads import Loop
 from halfway.kafka.records.codec import UndecodableError
 from halfway.kafka.records.lane_records import Count, is_layout, note_skipped, owner_in
 from halfway.protocol.errors import KafkaUnavailableError
-from halfway.protocol.records import Owner
-from halfway.protocol.urls import base_url_refusal
+from halfway.protocol.records import Owner, base_url_refusal
 
 log = structlog.get_logger(__name__)
 

@@ -1,16 +1,19 @@
-"""The registries of groups and keys: the ports `GroupStore` and `KeyStore`, and their writer.
+"""What operators do, in three topics: the registries of groups and of keys, and the audit trail.
 
-A change depends on everything before it in the log, and any instance may write it. All write with one transactional id:
-an instance that initialises it fences the others, and Kafka rejects the records that they had decided on and not yet
-committed. See docs/protocol.md#changes-of-groups.
+They are the ports `GroupStore`, `KeyStore` and `AuditTrail`. A change of a group depends on everything before it in the
+log, and any instance may write it. All write with one transactional id: an instance that initialises it fences the
+others, and Kafka rejects the records that they had decided on and not yet committed. See
+docs/protocol.md#changes-of-groups.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,18 +22,33 @@ from random import SystemRandom
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+import msgspec
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from halfway.coordinator.ports import Observer
-from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.config import MIB, KafkaConfig
+from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, TransactionalProducer
 from halfway.kafka.log.compacted_table import CompactedTable
 from halfway.kafka.log.half_log import RecordWriter
-from halfway.kafka.records.codec import KIND_KEY, Headers, encode_group, encode_key, group_headers, record_headers
-from halfway.kafka.records.lane_records import group_in, key_in
+from halfway.kafka.records.codec import (
+    KIND_AUDIT,
+    KIND_KEY,
+    Headers,
+    UndecodableError,
+    decode_audit,
+    encode_audit,
+    encode_group,
+    encode_key,
+    group_headers,
+    record_headers,
+)
+from halfway.kafka.records.lane_records import group_in, key_in, note_skipped
 from halfway.protocol.errors import HalfwayError, KafkaUnavailableError, MessageTooLargeError, RetryableError
 from halfway.protocol.keys import Key, KeyTable
-from halfway.protocol.records import Group
+from halfway.protocol.principal import PrincipalKind
+from halfway.protocol.records import AuditEvent, Group
 
 T = TypeVar("T")
 Record = tuple[bytes, bytes | None, Headers]
@@ -353,3 +371,131 @@ class KafkaKeys(CompactedTable[Key]):
 
     def _changed(self, name: str, value: Key | None) -> None:
         self._table.apply(name, value)
+
+
+log = structlog.get_logger(__name__)
+
+MAX_WAITING: Final = 1_000
+"""Events that may wait for Kafka; later ones are only in the log. Half of the places are reserved for operators."""
+_REWRITE_S: Final = 1.0
+_STOP_S: Final = 2.0
+_READ_S: Final = 20.0
+_POLL_S: Final = 1.0
+
+
+class KafkaAuditTrail:
+    """Writes events one by one, in order, and retries each until Kafka has acknowledged it.
+
+    No caller waits for it. An event may be written twice, with the same id.
+    """
+
+    def __init__(self, config: KafkaConfig, observer: Observer) -> None:
+        """Keep the configuration; nothing connects before `start`."""
+        small = dataclasses.replace(config, writer_in_flight=MAX_WAITING, writer_in_flight_bytes=4 * MIB)
+        self._topic = config.topic("audit")
+        self._timeout_s = config.prepare_timeout_s
+        self._observer = observer
+        self._writer = RecordWriter(small, name="audit")
+        self._waiting: deque[AuditEvent] = deque()
+        self._arrival = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        self._writer.start()
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Wait a moment for the waiting events to be written, then count the rest as lost."""
+        if self._task is not None:
+            self._stopping = True
+            self._arrival.set()
+            await asyncio.wait([self._task], timeout=_STOP_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._writer.stop()
+        for event in self._waiting:
+            log.warning("audit_event_lost", **msgspec.structs.asdict(event))
+            self._observer.audited("lost")
+
+    def record(self, event: AuditEvent) -> bool:
+        """Take an event, and return True; if too many wait already, count it as lost and return False."""
+        limit = MAX_WAITING // 2 if event.actor_kind == PrincipalKind.GROUP else MAX_WAITING
+        if len(self._waiting) >= limit:
+            self._observer.audited("lost")
+            log.warning("audit_event_lost", id=event.id, waiting=len(self._waiting))
+            return False
+        self._waiting.append(event)
+        self._arrival.set()
+        return True
+
+    async def _run(self) -> None:
+        while True:
+            while self._waiting:
+                event = self._waiting[0]
+                try:
+                    await self._write(event)
+                except Exception:
+                    # One event that cannot be written must not keep the others from being written.
+                    log.exception("audit_event_lost", **msgspec.structs.asdict(event))
+                    self._observer.audited("lost")
+                self._waiting.popleft()
+            if self._stopping:
+                return
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    async def _write(self, event: AuditEvent) -> None:
+        headers = record_headers(KIND_AUDIT, event.group or "", event.action)
+        while True:
+            deadline = asyncio.get_running_loop().time() + self._timeout_s
+            try:
+                await self._writer.append_one(
+                    self._topic,
+                    0,
+                    key=event.subject.encode(),
+                    value=encode_audit(event),
+                    headers=headers,
+                    deadline=deadline,
+                )
+            except HalfwayError as error:
+                log.warning("audit_event_not_written", id=event.id, error=error.code, waiting=len(self._waiting))
+                await asyncio.sleep(_REWRITE_S)
+            else:
+                self._observer.audited("written")
+                return
+
+
+def read_events(config: KafkaConfig, *, since_ms: int) -> Iterator[AuditEvent]:
+    """Yield the events from a time up to now, each once.
+
+    Raises:
+        KafkaUnavailableError: the topic is missing, or could not be read.
+
+    """
+    place = (config.topic("audit"), 0)
+    seen: set[str] = set()
+    events: list[AuditEvent] = []
+
+    def handle(_: Place, message: Message) -> None:
+        try:
+            event = decode_audit(message.value())
+        except UndecodableError as error:
+            note_skipped(message, error, lambda _topic, _reason: None)
+            return
+        if event.id not in seen and event.at >= since_ms:
+            seen.add(event.id)
+            events.append(event)
+
+    try:
+        with Reader(config) as reader:
+            reader.add(reader.offsets_for_times({place: since_ms}, _READ_S))
+            begun = time.monotonic()
+            while place not in reader.at_end:
+                if reader.stands_still(_READ_S, begun):
+                    raise KafkaUnavailableError(f"{place[0]} could not be read: no answer in time")
+                reader.read(_POLL_S, handle)
+                yield from events
+                events.clear()
+    except KafkaException as exception:
+        raise KafkaUnavailableError(f"{place[0]} could not be read: {exception.args[0].str()}") from exception

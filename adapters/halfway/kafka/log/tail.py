@@ -11,8 +11,7 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaException, Message
 
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.denials import explained
+from halfway.kafka.clients.config import KafkaConfig, explained
 from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.threads import Loop, OwnedThread
 from halfway.kafka.clients.transactional_producer import ProducerFailedError, kafka_error

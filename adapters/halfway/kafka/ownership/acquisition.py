@@ -12,8 +12,7 @@ import structlog
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message
 
 from halfway.coordinator.ports import Cursors
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.denials import explained
+from halfway.kafka.clients.config import KafkaConfig, explained
 from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import (
     ProducerFailedError,

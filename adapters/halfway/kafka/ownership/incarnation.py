@@ -16,8 +16,7 @@ import structlog
 from confluent_kafka import KafkaError
 
 from halfway.coordinator.ports import LaneWrite, Observer, ShardListener
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.denials import explained
+from halfway.kafka.clients.config import KafkaConfig, explained
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.clients.transactional_producer import (
     ProducerFailedError,

@@ -23,8 +23,7 @@ from halfway.kafka.lane.lane import KafkaLane
 from halfway.kafka.lane.transaction import LaneContext
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
-from halfway.kafka.ownership.consumer_group import GroupMember
-from halfway.kafka.ownership.giving_up import TRY_AGAIN_S, Trial, Uselessness, has_members
+from halfway.kafka.ownership.consumer_group import TRY_AGAIN_S, GroupMember, Trial, Uselessness, has_members
 from halfway.kafka.ownership.incarnation import (
     Incarnation,
     RetryBackoff,

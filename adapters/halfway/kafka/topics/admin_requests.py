@@ -14,8 +14,7 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined] # public, but not for mypy
 
-from halfway.kafka.clients.config import KafkaConfig, named_variables
-from halfway.kafka.clients.denials import acl_command, acl_flags
+from halfway.kafka.clients.config import KafkaConfig, acl_command, acl_flags, named_variables
 from halfway.kafka.clients.seam import Admin
 from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 

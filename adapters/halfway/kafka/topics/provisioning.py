@@ -24,8 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but 
     ResourceType,
 )
 
-from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.clients.denials import acl_command, acl_flags
+from halfway.kafka.clients.config import KafkaConfig, acl_command, acl_flags
 from halfway.kafka.clients.librdkafka_events import ApiVersionWatch
 from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import verify_transactional_ids

@@ -21,8 +21,7 @@ import msgspec
 from halfway.app.cli.remote import HEALTH_DOUBT, Remote, objects_of, path_of
 from halfway.app.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
 from halfway.app.terminal import FiniteRange, complain, json_line, printable, say, say_rows
-from halfway.kafka.log.audit_trail import read_events
-from halfway.kafka.log.registries import KafkaGroups
+from halfway.kafka.log.registries import KafkaGroups, read_events
 from halfway.kafka.topics.provisioning import Finding, InternalTopics
 from halfway.kafka.topics.required_config import plans
 from halfway.protocol.errors import HalfwayError

@@ -26,12 +26,11 @@ from halfway.coordinator.queries.activity import Activity
 from halfway.coordinator.queries.queries import TailFreshness
 from halfway.coordinator.records import HealthWarning
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.kafka.log.audit_trail import KafkaAuditTrail
 from halfway.kafka.log.compacted_table import CompactedTable, KafkaOwners
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.log.history import KafkaHistory
-from halfway.kafka.log.registries import KafkaGroups, KafkaKeys
+from halfway.kafka.log.registries import KafkaAuditTrail, KafkaGroups, KafkaKeys
 from halfway.kafka.ownership.membership import KafkaCluster, MembershipStatus
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics

@@ -26,10 +26,9 @@ from halfway.http.responses import EmptyBodyError, MalformedJsonError, invalid
 from halfway.protocol.errors import InvalidRequestError
 from halfway.protocol.ids import canonical
 from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode
+from halfway.protocol.records import MAX_REMARK_BYTES, CheckMode, url_refusal
 from halfway.protocol.records import Message as Payload
 from halfway.protocol.transactions import Cause
-from halfway.protocol.urls import url_refusal
 
 MAX_MEMBERS: Final = 25_000
 """A thousand messages with ten headers each."""

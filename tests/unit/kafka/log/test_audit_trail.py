@@ -6,8 +6,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from halfway.kafka.log import audit_trail
-from halfway.kafka.log.audit_trail import KafkaAuditTrail
+from halfway.kafka.log import registries
+from halfway.kafka.log.registries import KafkaAuditTrail
 from halfway.memory.surroundings import RecordingObserver
 from halfway.protocol.errors import OutcomeUnknownError
 from tests.support.ownership.cluster_harness import config_of
@@ -40,9 +40,9 @@ class Writer:
 
 @pytest.fixture
 def make_trail(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[KafkaAuditTrail, Writer, RecordingObserver]]:
-    monkeypatch.setattr(audit_trail, "RecordWriter", Writer)
-    monkeypatch.setattr(audit_trail, "_RETRY_S", 0.001)
-    monkeypatch.setattr(audit_trail, "_STOP_S", 0.05)
+    monkeypatch.setattr(registries, "RecordWriter", Writer)
+    monkeypatch.setattr(registries, "_REWRITE_S", 0.001)
+    monkeypatch.setattr(registries, "_STOP_S", 0.05)
 
     def make() -> tuple[KafkaAuditTrail, Writer, RecordingObserver]:
         observer = RecordingObserver()
@@ -58,13 +58,13 @@ async def test_while_kafka_takes_nothing_events_wait_up_to_a_bound_and_nobody_wa
     """Events above the limit are counted and logged; waiting ones are written once Kafka is back."""
     audit, writer, observer = make_trail()
     await audit.start()
-    for number in range(audit_trail.MAX_WAITING + 7):
+    for number in range(registries.MAX_WAITING + 7):
         audit.record(msgspec.structs.replace(AUDIT_EVENT, id=str(number), actor_kind="operator"))
     assert observer.count("audited", result="lost") == 7
     writer.open.set()
     await audit.stop()
-    assert len(writer.written) == audit_trail.MAX_WAITING
-    assert observer.count("audited", result="written") == audit_trail.MAX_WAITING
+    assert len(writer.written) == registries.MAX_WAITING
+    assert observer.count("audited", result="written") == registries.MAX_WAITING
 
 
 async def test_groups_leave_half_of_the_places_to_operators(
@@ -73,10 +73,10 @@ async def test_groups_leave_half_of_the_places_to_operators(
     """Otherwise a service that requests checks without end would keep operators' events out of the topic."""
     audit, writer, observer = make_trail()
     await audit.start()
-    for kind, count in (("group", audit_trail.MAX_WAITING), ("operator", audit_trail.MAX_WAITING // 2)):
+    for kind, count in (("group", registries.MAX_WAITING), ("operator", registries.MAX_WAITING // 2)):
         for _ in range(count):
             audit.record(msgspec.structs.replace(AUDIT_EVENT, actor_kind=kind))
-        assert observer.count("audited", result="lost") == audit_trail.MAX_WAITING // 2
+        assert observer.count("audited", result="lost") == registries.MAX_WAITING // 2
     writer.open.set()
     await audit.stop()
 

@@ -10,7 +10,7 @@ import pytest
 
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.ownership import membership
-from halfway.kafka.ownership.giving_up import USELESS_S, Uselessness
+from halfway.kafka.ownership.consumer_group import USELESS_S, Uselessness
 from tests.support.waiting import GENEROUS_S
 
 
