@@ -8,6 +8,8 @@ QUICK_WORKERS ?= 4
 TRANSACTIONS ?= 5000
 FAULTS ?=
 SEED ?=
+# Schedules that `make simulate` runs, from the seed on.
+RUNS ?= 1000
 # Interleavings that `make barrier` plays for each database and isolation level.
 STORIES ?= 10000
 # Orders that `make effects` places.
@@ -30,7 +32,7 @@ COMPILED := .venv/.compiled
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header $(UPGRADE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos upgrade audits model check deploy-test compose-test release bench format lock clean
+.PHONY: help demo dev browser screenshots docs test test-quick incident barrier cleaning effects chaos simulate upgrade audits model check deploy-test compose-test release bench format lock clean
 
 help: ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -78,6 +80,9 @@ cleaning: $(STAMP) ## Clean a large barrier under load, and compare waiting time
 
 chaos: $(STAMP) ## Break everything under load and judge: make chaos TRANSACTIONS=100000 SEED=1
 	$(BIN)/python -m tests.chaos --transactions $(TRANSACTIONS) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: $(STAMP) ## Run seeded schedules of the real code on one virtual clock: make simulate RUNS=1000 SEED=1; RUNS=1 tells all
+	$(BIN)/python -m tests.simulation --runs $(RUNS) --seed $(or $(SEED),1) $(ARGS)
 
 upgrade: $(STAMP) ## Upgrade a release without keys, from this history, under load, and turn on access control: make upgrade ARGS="--keep"
 	$(BIN)/python -m tests.upgrade $(ARGS)

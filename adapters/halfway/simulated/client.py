@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import count
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
@@ -29,7 +30,9 @@ class Host:
     def __init__(self, cluster: Cluster) -> None:
         """Start with a network that works."""
         self.cluster = cluster
-        self.clients: WeakSet[Client] = WeakSet()
+        self.clients: WeakValueDictionary[int, Client] = WeakValueDictionary()
+        """In the order in which they were made."""
+        self.numbers = count()
         self.loses_requests = False
         self.loses_answers = False
         self._cuts = 0
@@ -43,7 +46,7 @@ class Host:
         with self.cluster.schedule:
             self.loses_requests, self.loses_answers = not answers_only, True
             self._cuts += 1
-            for client in self.clients:
+            for client in list(self.clients.values()):
                 if client.member is not None:
                     expire = partial(self._end_session, client, client.member, self._cuts)
                     self.cluster.schedule.after(client.session_s, expire)
@@ -52,7 +55,7 @@ class Host:
         """Let requests and answers arrive again. What still waits in the clients is sent."""
         with self.cluster.schedule:
             self.loses_requests = self.loses_answers = False
-            for client in self.clients:
+            for client in list(self.clients.values()):
                 client.wake()
 
     def _end_session(self, client: Client, member: Member, cuts: int) -> None:
@@ -74,7 +77,7 @@ class Client:
         self._properties = properties
         self._condition = self._schedule.condition()
         with self._schedule:
-            host.clients.add(self)
+            host.clients[next(host.numbers)] = self
 
     @property
     def session_s(self) -> float:

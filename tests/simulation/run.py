@@ -1,0 +1,501 @@
+"""One run: the plan of a seed on a machine of its own, and what it leaves: a trace, a history, and the topics."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from checker.content import content_of
+from checker.history import AnyEvent, Checked, End, Ended, Looked, Prepare, Prepared, Rest, Run, Said, Taken
+from halfway.client.ids import transaction_id
+from halfway.coordinator import requests
+from halfway.coordinator.ports import CheckReply, CheckRequest
+from halfway.coordinator.requests import GroupSpec, ListQuery
+from halfway.protocol.errors import HalfwayError, RetryableError
+from halfway.protocol.policy import OnExhausted, PolicyOverrides
+from halfway.protocol.records import CheckMode, Message
+from halfway.protocol.transactions import Outcome, State
+from halfway.simulated import SimulatedKafka
+from halfway.simulated.log import Batch, Place
+from tests.simulation.instances import Instance, Network, World, new_settings, surroundings
+from tests.simulation.machine import EPOCH_S, PROCESS, BrokersClock, DeadlockError, Machine
+from tests.simulation.story import GROUPS, TOPICS, Fault, Plan, Transaction
+
+LIVENESS_S: Final = 120.0
+"""How long after the last fault everything may take to end."""
+_BOUND_S: Final = 400.0
+_POLICIES: Final = {
+    "patient": PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=4, max_checks=100),
+    "dropping": PolicyOverrides(
+        first_check_after_s=1, check_interval_s=0.5, max_interval_s=1, max_checks=3, max_age_s=1_200,
+        on_exhausted=OnExhausted.ROLLBACK,
+    ),
+    "parking": PolicyOverrides(first_check_after_s=0.5, check_interval_s=0.5, max_interval_s=1, max_checks=2),
+    "pulled": PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=4, max_checks=100),
+}  # fmt: skip
+_STATUS: Final = {
+    "already_ended": 409, "id_reused": 409, "not_pending": 409, "unknown_transaction": 404, "outcome_expired": 410,
+}  # fmt: skip
+
+
+class Cluster(SimulatedKafka):
+    """A cluster that tells what is appended."""
+
+    tell: Callable[..., None]
+    late_s: tuple[float, float] | None = None
+
+    def append(self, place: Place, batch: Batch, transactional_id: str | None) -> int:
+        base = super().append(place, batch, transactional_id)
+        self.tell("append", place, base, [(one.key, len(one.value or b"")) for one in batch.records], transactional_id)
+        return base
+
+    def latency(self) -> float:
+        return super().latency() if self.late_s is None else self.random.uniform(*self.late_s)
+
+
+class Simulation:
+    """A run of a plan. `go` runs it; afterwards the attributes say what has happened."""
+
+    def __init__(self, plan: Plan, *, keeps_trace: bool = False) -> None:
+        self.plan = plan
+        self.machine = Machine(plan.seed)
+        self.chance = self.machine.random
+        self.loop = self.machine.loop
+        self.events: list[AnyEvent] = []
+        self.problems: list[str] = []
+        self.digest = hashlib.blake2b()
+        self.trace: list[str] | None = [] if keeps_trace else None
+        self.decided: dict[str, Said] = {}
+        """The producers' database: what was decided about each id."""
+        self.said_at: dict[str, float] = {}
+        """When somebody first said that a transaction is to be committed."""
+        self.running: set[str] = set()
+        """Transactions whose local transaction may still be decided by its producer."""
+        self.denied_checks = plan.traits["endpoint_bad"]
+        self.ended_at = 0.0
+        self.committed = 0
+        self.kafka: Cluster
+        self.world: World
+
+    # --- trace
+
+    def tell(self, what: str, *details: object) -> None:
+        """Note that something happens."""
+        line = f"{self.loop.now:10.4f} {PROCESS.get().name:8} {what} {' '.join(map(str, details))}"
+        self.digest.update(line.encode())
+        if self.trace is not None:
+            self.trace.append(line)
+
+    def _note(self, event: AnyEvent) -> None:
+        self.events.append(event)
+        self.tell("history", event)
+
+    @property
+    def now_ms(self) -> int:
+        return round(self.loop.now * 1000)
+
+    # --- the run
+
+    def go(self) -> Simulation:
+        gc.disable()
+        try:
+            with surroundings(lambda: self.world), self.machine.installed():
+                self.loop.bound = _BOUND_S
+                self.loop.set_exception_handler(self._loop_failed)
+                try:
+                    self.loop.run_until_complete(self._run())
+                except DeadlockError as error:
+                    self.problems.append(f"stuck: {error}")
+                self.problems += [f"thread died: {error!r}" for error in self.machine.crashed]
+        finally:
+            gc.collect()
+        return self
+
+    def _loop_failed(self, _: object, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if self.machine.ending:
+            return  # what nobody has asked for since
+        if not isinstance(error, HalfwayError):
+            self.problems.append(f"task died: {context.get('message')} {error!r}")
+
+    async def _run(self) -> None:
+        plan, traits, machine = self.plan, self.plan.traits, self.machine
+        self.kafka = Cluster(
+            clock=BrokersClock(),
+            seed=plan.seed,
+            latency_s=(0.0001, traits["kafka_s"]),
+            markers_s=(0.0, traits["markers_s"]),
+        )
+        self.kafka.tell = self.tell
+        for name, partitions in TOPICS.items():
+            self.kafka.create(name, partitions, 1, {}, dry=False)
+        network = Network(
+            machine, late_share=traits["net_late"], late_s=traits["net_late_s"], lost_share=traits["net_lost"]
+        )
+        self.world = World(machine, self.kafka, new_settings(), network, self._check)
+        for _ in range(plan.instances):
+            self.world.start()
+        await self.world.all_served()
+        self._note(Run(seed=plan.seed, topics=tuple(TOPICS), policy_rolls_back=("dropping",), fetching=("pulled",)))
+        await self._register()
+        machine.late_share, machine.late_s = traits["threads_late"], traits["threads_late_s"]
+        begun = self.loop.now
+        tasks = [
+            asyncio.create_task(self._later(begun + one.at, partial(self._produce, one))) for one in plan.transactions
+        ]
+        tasks += [asyncio.create_task(self._later(begun + one.at, partial(self._break, one))) for one in plan.faults]
+        fetching = asyncio.create_task(self._fetch())
+        await asyncio.gather(*tasks)
+        await self._mend()
+        await self._settle()
+        fetching.cancel()
+        self._note(Rest(at=self.now_ms))
+        self.ended_at = self.loop.now
+
+    async def _later(self, at: float, work: Callable[[], Any]) -> None:
+        await asyncio.sleep(at - self.loop.now)
+        await work()
+
+    async def _register(self) -> None:
+        for name in GROUPS:
+            mode = CheckMode.PULL if name == "pulled" else CheckMode.PUSH
+            urls = () if name == "pulled" else ("http://shop.invalid/check",)
+            spec = GroupSpec(name=name, mode=mode, urls=urls, topics=tuple(TOPICS), policy=_POLICIES[name])
+            while True:
+                instance = self._any()
+                try:
+                    await self.world.call(instance, 30, "put_group", spec)
+                    break
+                except (HalfwayError, TimeoutError):
+                    await asyncio.sleep(0.2)
+
+    def _any(self) -> Instance:
+        return self.chance.choice(self.world.instances)
+
+    # --- producers
+
+    async def _produce(self, one: Transaction) -> None:
+        name = transaction_id(f"{self.plan.seed}/{one.number}", round((EPOCH_S + self.loop.now) * 1000))
+        self.running.add(name)
+        looks = [
+            asyncio.create_task(self._later(self.loop.now + s, partial(self._look, name))) for s in one.looks_after_s
+        ]
+        try:
+            stored = await self._prepare(one, name)
+            if one.decides_after_s is None:
+                return
+            await asyncio.sleep(one.decides_after_s)
+            said = self.decided.setdefault(name, "commit" if one.commits and stored else "rollback")
+        finally:
+            self.running.discard(name)
+        outcome = Outcome.COMMIT if said == "commit" else Outcome.ROLLBACK
+        is_done = False
+        for within_s in one.ends_within_s:
+            is_done = await self._end(name, outcome, within_s)
+            if is_done:
+                break
+            await asyncio.sleep(self.chance.uniform(0.01, 1))
+        if one.ends_again is not None:
+            await asyncio.sleep(one.ends_again)
+            if one.contradicts and is_done:
+                outcome = Outcome.ROLLBACK if outcome is Outcome.COMMIT else Outcome.COMMIT
+            if one.contradicts <= is_done:
+                await self._end(name, outcome, 5, is_contradiction=one.contradicts)
+        await asyncio.gather(*looks)
+
+    async def _prepare(self, one: Transaction, name: str) -> bool:
+        """Prepare until it is stored; return whether it is known to be."""
+        for attempt, within_s in enumerate(one.within_s):
+            body = attempt if one.changes else 0
+            messages = tuple(
+                Message(topic=topic, key=f"{one.number}".encode(), value=f"{one.number}.{place}.{body}".encode())
+                for place, topic in enumerate(one.topics)
+            )
+            ref = f"{name}/{attempt}"
+            contents = tuple(content_of(one.topic, one.key, one.value) for one in messages)
+            sent_at = self.now_ms
+            self._note(Prepare(at=sent_at, ref=ref, group=one.group, contents=contents, id=name))
+            request = requests.Prepare(group=one.group, messages=messages, id=name)
+            got = await self._ask(partial(Prepared, ref=ref, sent_at=sent_at), within_s, "prepare", request)
+            if isinstance(got, HalfwayError) and not isinstance(got, RetryableError):
+                return False
+            if isinstance(got, requests.Prepared):
+                return got.state is State.PREPARED
+            await asyncio.sleep(self.chance.uniform(0.001, 0.5))
+        return False
+
+    async def _end(
+        self,
+        name: str,
+        outcome: Outcome,
+        within_s: float,
+        *,
+        is_contradiction: bool = False,
+        check_id: str | None = None,
+        by: str = "producer",
+    ) -> bool:
+        """End a transaction; return whether the answer says that it is done."""
+        said: Any = outcome.value
+        sent_at = self.now_ms
+        if not is_contradiction:  # nothing can come of one, so nobody has said it
+            self._note(End(at=sent_at, id=name, outcome=said, by=by))
+            if outcome is Outcome.COMMIT:
+                self.said_at.setdefault(name, self.loop.now)
+        request = requests.End(id=name, outcome=outcome, check_id=check_id)
+        answer = partial(Ended, id=name, outcome=said, by=by, sent_at=sent_at)
+        got = await self._ask(answer, within_s, "end", request)
+        return isinstance(got, requests.EndResult) and got.state.ended
+
+    async def _ask(self, answer: Callable[..., AnyEvent], within_s: float, method: str, *args: Any) -> Any:
+        """Call some instance, and note the answer; return it, or the error, or None if none came."""
+        try:
+            got = await self.world.call(self._any(), within_s, method, *args)
+        except TimeoutError:
+            self._note(answer(at=self.now_ms, status=0))
+            return None
+        except HalfwayError as error:
+            state = error.fields.get("state")
+            shown = None if state is None else str(state)
+            self._note(answer(at=self.now_ms, status=_status(error), error_code=error.code, state=shown))
+            return error
+        more: dict[str, Any] = {"changed": got.changed} if isinstance(got, requests.EndResult) else {}
+        if isinstance(got, requests.Prepared):
+            more = {"id": got.id}
+        self._note(answer(at=self.now_ms, status=200, state=got.state.value, **more))
+        return got
+
+    async def _look(self, name: str) -> None:
+        await self._ask(partial(Looked, id=name, sent_at=self.now_ms), 10, "get", name)
+
+    # --- checks
+
+    def _verdict(self, name: str) -> Said:
+        """Return what the producers' database says, as a barrier does: an undecided transaction is rolled back."""
+        if name in self.running and name not in self.decided:
+            return "unknown"
+        said = self.decided.setdefault(name, "rollback")
+        if said == "commit":
+            self.said_at.setdefault(name, self.loop.now)
+        return said
+
+    async def _check(self, request: CheckRequest) -> CheckReply:
+        await asyncio.sleep(self.chance.uniform(0.0005, 0.01))
+        kind = self.chance.random() if self.chance.random() < self.denied_checks else 1.0
+        if kind < 0.2:
+            return _reply(sent=False, reachable=False)
+        if kind < 0.4:
+            self._note(Checked(at=self.now_ms, id=request.id, said="nothing"))
+            return _reply()
+        if kind < 0.5:
+            self._note(Checked(at=self.now_ms, id=request.id, said="unknown"))
+            return _reply(Outcome.UNKNOWN, answered=True)
+        said = self._verdict(request.id)
+        self._note(Checked(at=self.now_ms, id=request.id, said=said))
+        if kind < 0.65:  # the answer is lost
+            await asyncio.sleep(self.chance.uniform(0.1, 10))
+            return _reply(reachable=False)
+        if kind < 0.9:
+            await asyncio.sleep(self.chance.uniform(0.1, 9))
+        if said != "unknown":
+            self._note(Taken(at=self.now_ms, id=request.id, said=said))
+        return _reply(Outcome(said), answered=True)
+
+    async def _fetch(self) -> None:
+        """Fetch the checks of the group that fetches them, and answer them."""
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.1, 1))
+            try:
+                checks = await self.world.call(self._any(), 5, "lease_checks", "pulled")
+            except (HalfwayError, TimeoutError):
+                continue
+            for check in checks:
+                said = self._verdict(check.id)
+                if self.chance.random() < self.denied_checks / 2 or said == "unknown":
+                    continue
+                await self._end(
+                    check.id, Outcome(said), self.chance.uniform(0.1, 5), check_id=check.check_id, by="check"
+                )
+
+    # --- faults
+
+    async def _break(self, fault: Fault) -> None:
+        instances = self.world.instances
+        instance = instances[fault.target % len(instances)]
+        self.tell("fault", fault)
+        work: Callable[[Fault, Instance], Any] = getattr(self, f"_break_{fault.kind}")
+        await work(fault, instance)
+        self.tell("fault over", fault.number)
+
+    async def _break_kill(self, fault: Fault, instance: Instance) -> None:
+        instance.kill()
+        await asyncio.sleep(fault.for_s / 4)
+        self._restart(instance)
+
+    async def _break_stop(self, fault: Fault, instance: Instance) -> None:
+        instance.stopping.set()
+        until = self.loop.now + 20
+        while (  # noqa: ASYNC110 - it may also be killed meanwhile
+            instance.task is not None
+            and not instance.task.done()
+            and self.loop.now < until
+            and not instance.process.dead
+        ):
+            await asyncio.sleep(0.1)
+        instance.kill()
+        self._restart(instance)
+
+    def _restart(self, instance: Instance) -> None:
+        if instance in self.world.instances:
+            self.world.start(instance.process.clock_s, replaces=instance)
+
+    async def _break_pause(self, fault: Fault, instance: Instance) -> None:
+        instance.host.cut()
+        instance.process.paused = True
+        await asyncio.sleep(fault.for_s * 1.5)
+        self.loop.resume(instance.process)
+        if not instance.process.dead:
+            instance.host.heal()
+
+    async def _break_cut(self, fault: Fault, instance: Instance) -> None:
+        instance.host.cut(answers_only=fault.how < 0.5)
+        await asyncio.sleep(fault.for_s)
+        if not instance.process.dead:
+            instance.host.heal()
+
+    async def _break_clock(self, fault: Fault, instance: Instance) -> None:
+        steps = (-7_200, -600, -40, -5, 5, 40, 600, 1_500, 7_200, 90_000)
+        step_s = steps[int(fault.how * len(steps))]
+        stepped = self.world.instances if fault.target % 2 else [instance]
+        for one in stepped:
+            one.process.clock_s += step_s
+        await asyncio.sleep(fault.for_s)
+        if fault.how * 1000 % 1 < 0.7:
+            for one in self.world.instances:
+                one.process.clock_s = 0.0
+
+    async def _break_leaderless(self, fault: Fault, instance: Instance) -> None:
+        places = self.kafka.places(self.kafka.topics)
+        if fault.target % 2:
+            places = [places[int(fault.how * len(places))]]
+        self._lead(places, None)
+        await asyncio.sleep(fault.for_s)
+        self._lead(places, 1)
+
+    def _lead(self, places: list[Place], leader: int | None) -> None:
+        for place in places:
+            partition = self.kafka.partition(place)
+            if partition is not None:
+                partition.leader = leader
+                self.kafka.changed(place)
+
+    async def _break_denied(self, fault: Fault, instance: Instance) -> None:
+        denied = ("Write", "topic", "orders" if fault.target % 2 else "points")
+        self.kafka.denied.add(denied)
+        await asyncio.sleep(fault.for_s)
+        self.kafka.denied.discard(denied)
+
+    async def _break_markers(self, fault: Fault, instance: Instance) -> None:
+        self.kafka.transactions._markers_s = (0.0, 0.1 + 4 * fault.how)
+        await asyncio.sleep(fault.for_s)
+        self.kafka.transactions._markers_s = (0.0, self.plan.traits["markers_s"])
+
+    async def _break_slow(self, fault: Fault, instance: Instance) -> None:
+        self.kafka.late_s = (0.0, 0.1 + 3 * fault.how)
+        await asyncio.sleep(fault.for_s)
+        self.kafka.late_s = None
+
+    async def _break_loss(self, fault: Fault, instance: Instance) -> None:
+        network = self.world.network
+        network.lost_share, network.late_share, network.late_s = 0.1 + 0.5 * fault.how, 0.3, 6.0
+        await asyncio.sleep(fault.for_s)
+        self._calm_network()
+
+    def _calm_network(self) -> None:
+        traits, network = self.plan.traits, self.world.network
+        network.lost_share, network.late_share, network.late_s = (
+            traits["net_lost"],
+            traits["net_late"],
+            traits["net_late_s"],
+        )
+
+    async def _break_endpoint(self, fault: Fault, instance: Instance) -> None:
+        self.denied_checks = 0.3 + 0.7 * fault.how
+        await asyncio.sleep(fault.for_s)
+        self.denied_checks = self.plan.traits["endpoint_bad"]
+
+    async def _break_session(self, fault: Fault, instance: Instance) -> None:
+        for client in list(instance.host.clients.values()):
+            if client.member is not None:
+                client.end_session()
+
+    async def _break_compact(self, fault: Fault, instance: Instance) -> None:
+        for topic in self.kafka.topics.values():
+            for partition in topic.partitions:
+                partition.roll()
+        self.kafka.clean()
+
+    async def _break_threads(self, fault: Fault, instance: Instance) -> None:
+        self.machine.late_share, self.machine.late_s = 0.5, 2 * fault.how
+        await asyncio.sleep(fault.for_s / 2)
+        self.machine.late_share, self.machine.late_s = (
+            self.plan.traits["threads_late"],
+            self.plan.traits["threads_late_s"],
+        )
+
+    # --- the end
+
+    async def _mend(self) -> None:
+        """End all faults: every part works again, and nothing is lost any more."""
+        self.tell("faults end")
+        network = self.world.network
+        network.lost_share = network.late_share = 0.0
+        self.machine.late_share = 0.0
+        self.denied_checks = 0.0
+        self.kafka.denied.clear()
+        self.kafka.late_s = None
+        self.kafka.transactions._markers_s = (0.0, 0.002)
+        self._lead(self.kafka.places(self.kafka.topics), 1)
+        for instance in list(self.world.instances):
+            instance.process.clock_s = 0.0
+            if instance.process.paused:
+                self.loop.resume(instance.process)
+            if instance.process.dead or (instance.task is not None and instance.task.done()):
+                self._restart(instance)
+            else:
+                instance.host.heal()
+
+    async def _settle(self) -> None:
+        """Wait until everything has ended; resume what is parked."""
+        until = self.loop.now + LIVENESS_S
+        open_: tuple[Any, ...] = ()
+        while self.loop.now < until:
+            await asyncio.sleep(0.5)
+            try:
+                page = await self.world.call(self.world.instances[0], 10, "list", ListQuery(limit=1000))
+            except (HalfwayError, TimeoutError):
+                continue
+            open_ = tuple(one for one in page.transactions if not one.state.ended)
+            for one in open_:
+                if one.state is State.PARKED:
+                    try:
+                        await self.world.call(self.world.instances[0], 10, "resume", one.id)
+                    except (HalfwayError, TimeoutError):
+                        break
+            if not open_:
+                await asyncio.sleep(1)
+                return
+        self.problems.append(f"stuck: {[(one.id, one.state.value, one.last_error, one.waits) for one in open_]}")
+
+
+def _reply(
+    outcome: Outcome = Outcome.UNKNOWN, *, sent: bool = True, answered: bool = False, reachable: bool = True
+) -> CheckReply:
+    return CheckReply(outcome=outcome, sent=sent, answered=answered, reachable=reachable, detail="")
+
+
+def _status(error: HalfwayError) -> int:
+    return 503 if isinstance(error, RetryableError) else _STATUS.get(error.code, 400)
