@@ -13,6 +13,8 @@ from halfway.protocol.records import Half, Op, OpKind, Origin, Parked, digest, s
 from halfway.protocol.transactions import Cause, State
 
 KEY_BYTES = 8
+_COMMITTED, _ROLLED_BACK = State.COMMITTED, State.ROLLED_BACK  # to read an attribute of an enum's class takes long
+_MARKS_COMMIT = OpKind.COMMITTED
 
 
 class MessageIndex(msgspec.Struct, frozen=True, gc=False):
@@ -162,6 +164,30 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     index: MessageIndex
     remark: str | None
     tombstone: int | None = None
+
+    @classmethod
+    def from_op(cls, op: Op, tombstone: int | None) -> Ended:
+        """Build the outcome of a final op marker."""
+        if len(op.messages) == 1:  # most transactions have one message
+            (message,) = op.messages
+            index = MessageIndex((message.topic,), (message.key_hash and message.key_hash[:KEY_BYTES],))
+        else:
+            keys = tuple([message.key_hash and message.key_hash[:KEY_BYTES] for message in op.messages])
+            index = MessageIndex(tuple([message.topic for message in op.messages]), collapse_equal_keys(keys))
+        return cls(
+            id=op.id,
+            state=_COMMITTED if op.kind is _MARKS_COMMIT else _ROLLED_BACK,
+            group=op.group,
+            cause=op.cause,
+            at=op.at,
+            prepared_at=op.prepared_at,
+            checks=op.checks,
+            half_offset=op.half_offset,
+            fingerprint=op.fingerprint,
+            index=index,
+            remark=op.remark,
+            tombstone=tombstone,
+        )
 
     @property
     def op(self) -> Op:

@@ -74,9 +74,9 @@ steps = st.lists(
 )
 
 
-@given(steps)
-def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | NoteTombstone]) -> None:
-    outcomes, model = Outcomes(), dict[str, Ended]()
+@given(steps, st.integers(1, 8))
+def test_they_hold_what_a_dict_holds(history: list[Ended | Discard | NoteTombstone], pack_at: int) -> None:
+    outcomes, model = Outcomes(pack_at), dict[str, Ended]()
     for step in history:
         before = model.get(step.id)
         if isinstance(step, Discard):
@@ -125,7 +125,7 @@ def ended(number: int) -> Ended:
 
 @pytest.mark.parametrize("stays", [None, 0, 777], ids=["none stays", "the oldest stays", "one stays"])
 def test_many_that_come_and_go(stays: int | None) -> None:
-    """Over many segments and splits of the index, with an outcome that outlives all others."""
+    """Over many blocks and splits of the index, with an outcome that outlives all others."""
     outcomes, count, kept = Outcomes(), 20_000, 3_000
     for number in range(count):
         outcomes.put(op_of(ended(number)), None)
