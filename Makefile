@@ -16,7 +16,7 @@ STORIES ?= 10000
 ORDERS ?= 100000
 # Rows of the table that `make cleaning` cleans.
 ROWS ?= 5000000
-# Random logs that `make audits` judges, and four times as many histories of weeks, whole and in windows; a log in 50 and a history in 8 on Spark too.
+# Random logs that `make audits` judges, and four times as many histories of weeks, whole and in windows; a log in 4 and a history in 8 on Spark too.
 LOGS ?= 1000
 # Transactions that `make incident` parks.
 PARKED ?= 10000

@@ -21,7 +21,7 @@ from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.tables import Folder, LocalFolder
 from halfway.protocol.records import Message
-from tests.integration.jobs.test_random_logs import FIRST, SEEDS
+from tests.integration.jobs.test_random_logs import each_seed, seeds
 from tests.support.pipeline.audits import OPTIONS, continued, cuts_of
 from tests.support.pipeline.log_writer import Writer
 from tests.support.pipeline.logs import HORIZON, PREFIX, START, LogSource
@@ -43,7 +43,7 @@ def compared(made: RandomLog, folder: Path, at: int) -> Summary:
 
 def windows(seed: int, folder: Path) -> tuple[RandomLog, int]:
     """Audit a random log in windows."""
-    made = RandomLog(seed, count=45)
+    made = RandomLog(*seeds(seed), count=45)
     cuts = cuts_of(made, seed)
     for at in cuts:
         continued(made.log, at, LocalFolder(str(folder / "continued")))
@@ -51,7 +51,7 @@ def windows(seed: int, folder: Path) -> tuple[RandomLog, int]:
 
 
 @pytest.mark.parametrize("removed", ["nothing", "by age", "by compaction"])
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+@each_seed
 def test_windows_and_whole_agree(tmp_path: Path, seed: int, removed: str) -> None:
     """On every log, with records since the last run, and with any records removed."""
     made, at = windows(seed, tmp_path)
@@ -63,13 +63,13 @@ def test_windows_and_whole_agree(tmp_path: Path, seed: int, removed: str) -> Non
     assert summary.differences == 0, (f"seed {seed}", summary.differing)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+@each_seed
 def test_only_what_the_runs_have_read_is_compared(tmp_path: Path, seed: int) -> None:
     """The runs have stopped in the middle of the log, and found Kafka transactions that were not finished.
 
     Each of halfway's topics is compacted by itself since, or is not.
     """
-    made = RandomLog(seed, count=45)
+    made = RandomLog(*seeds(seed), count=45)
     folder = LocalFolder(str(tmp_path / "continued"))
     at = cuts_of(made, seed)[0]
     engine = DuckEngine()

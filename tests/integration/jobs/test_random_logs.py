@@ -27,27 +27,35 @@ from tests.support.pipeline.random_logs import RandomLog
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SEEDS = int(os.environ.get("HISTORIES", "2"))
+LOGS = int(os.environ.get("HISTORIES", "10"))
+TOGETHER = 5 if LOGS < 50 else 25
+"""Logs that are audited at once. The number is odd, so that every second group begins with an even seed."""
 FIRST = int(os.environ.get("FIRST_SEED", "1"))
+each_seed = pytest.mark.parametrize("seed", range(FIRST, FIRST + LOGS, TOGETHER), ids="seed-{}".format)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
-def test_a_log_gets_the_verdicts_that_it_was_made_for(engine: DuckEngine, tmp_path: Path, seed: int) -> None:
+def seeds(first: int) -> range:
+    """Return the seeds of the logs that are audited together."""
+    return range(first, min(first + TOGETHER, FIRST + LOGS))
+
+
+@each_seed
+def test_logs_get_the_verdicts_that_they_were_made_for(engine: DuckEngine, tmp_path: Path, seed: int) -> None:
     """Compaction, re-anchor, resume, reuse, other prefixes, forged and unreadable records, and every anomaly."""
-    made = RandomLog(seed)
+    made = RandomLog(*seeds(seed))
     if seed % 2 == 0:
         made.compact()
     audit.run(engine, LogSource(engine, made.log, made.end + 60_000), LocalFolder(str(tmp_path)), OPTIONS)
     assert found_in(tmp_path) == made.expected, f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS), ids="seed-{}".format)
+@each_seed
 def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> None:
     """In any windows each transaction gets the same verdict, and each anomaly is reported once.
 
     A run that is killed before any of its commits is repeated as a whole.
     """
-    made = RandomLog(seed, count=45)
+    made = RandomLog(*seeds(seed), count=45)
     cuts = cuts_of(made, seed)
     folder = LocalFolder(str(tmp_path))
     killed = random.Random(seed)
@@ -61,10 +69,10 @@ def test_windows_give_the_verdicts_of_the_whole(tmp_path: Path, seed: int) -> No
     assert_whole(tmp_path, made, f"seed {seed}, windows up to {cuts}")
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(1, SEEDS // 50)), ids="seed-{}".format)
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(TOGETHER, LOGS // 4), TOGETHER), ids="seed-{}".format)
 def test_spark_goes_on_where_duckdb_stopped(spark: "SparkSession", tmp_path: Path, seed: int) -> None:
     """A folder is not bound to an engine: a log may grow beyond one machine."""
-    made = RandomLog(seed, count=45)
+    made = RandomLog(*seeds(seed), count=45)
     times = sorted(record.at for record in made.log.records)
     continued(made.log, times[len(times) // 2], LocalFolder(str(tmp_path)))
     engine = SparkEngine(spark)
