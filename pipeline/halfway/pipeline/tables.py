@@ -7,7 +7,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from halfway.pipeline.engines.engine import Once
@@ -45,16 +45,9 @@ class LocalFolder:
 
     def write(self, text: str, *parts: str) -> None:
         """Write a small file, or replace it."""
-        with self.writing(*parts) as file:
-            file.write(text)
-
-    @contextmanager
-    def writing(self, *parts: str) -> Iterator[IO[str]]:
-        """Write a file, or replace it, piece by piece."""
         there = Path(self.uri, *parts)
         there.parent.mkdir(parents=True, exist_ok=True)
-        with there.open("w", encoding="utf-8", newline="") as file:
-            yield file
+        there.write_text(text, encoding="utf-8")
 
     def read(self, *parts: str) -> str:
         """Return the text of a small file; SourceError if it does not exist."""
@@ -96,17 +89,12 @@ class Folder:
         return sorted(filter(None, told[1:-1].removeprefix(folder).split(f",{folder}")))
 
     def write(self, text: str, *parts: str) -> None:
-        with self.writing(*parts) as file:
-            file.write(text)
-
-    @contextmanager
-    def writing(self, *parts: str) -> Iterator[IO[str]]:
         """Write a file, or replace it. Every call into the JVM is expensive: the file is written here, then copied."""
         path, system = self._at(*parts)
         if system.exists(path) and system.getFileStatus(path).isDirectory():
             raise SourceError(f"{path} cannot be written: it is a folder")
-        with NamedTemporaryFile("w", encoding="utf-8", newline="") as file:
-            yield file.file
+        with NamedTemporaryFile("w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             system.copyFromLocalFile(False, True, self._make_path(Path(file.name).as_uri()), path)
 

@@ -1,14 +1,13 @@
-"""The job `report`: one HTML page, which needs nothing else, and CSV files, from the tables of `ledger` and `audit`."""
+"""The job `report`: one HTML page, which needs nothing else, from the tables of `ledger` and `audit`."""
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
-from itertools import chain
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.engines.engine import between
@@ -21,7 +20,7 @@ from halfway.pipeline.tables import Tables
 from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, UNPROVED, VERDICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from halfway.pipeline.engines.engine import Engine, Frame
     from halfway.pipeline.sources.pinned import Source
@@ -40,12 +39,6 @@ def counted(condition: str) -> str:
 
 OF_OUTCOMES = ", ".join(counted(f"outcome = '{name}'") + f" as {name}" for name in OUTCOMES)
 STEPS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-
-
-def begin_of(engine: Engine, step: str) -> str:
-    """Return when the step (UTC) of an outcome began, in ms."""
-    at = engine.dialect.millis("ended_at")
-    return f"{at} - {at} % {STEPS[step]}"
 
 
 def quantiles(engine: Engine, suffix: str = "_ms") -> str:
@@ -75,25 +68,9 @@ WITHIN = f""", min(objective) as objective_ms,
 """Aggregates by group: its objective in ms, and the share that ended within it; of a ledger with objectives."""
 
 
-def rollup(engine: Engine, ledger: Frame, step: str = "minute", within: str = "") -> Frame:
-    """Return one row for each group and step (UTC, by the outcome, in ms) with an outcome. The column has its name.
-
-    Counts by outcome and by cause; percentiles of the time from prepare to outcome; checks for each transaction; the
-    share that a check-back resolved; and `within`, nothing or WITHIN.
-    """
-    causes = ", ".join(counted(f"cause = '{cause}'") + f" as by_{cause}" for cause in CAUSES)
-    return engine.query(
-        f"""select "group", {begin_of(engine, step)} as "{step}",
-            count(*) as transactions, {OF_OUTCOMES}, {causes}, {quantiles(engine)}, avg(checks) as checks_each,
-            {counted("cause = 'check'")} / count(*) as share_by_check{within}
-        from $ledger group by 1, 2""",  # noqa: S608
-        ledger=ledger,
-    )
-
-
 PAGE: Final = "report.html"
-_SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 20, "over_time": 0, "trail": 100}
-"""The number of rows on the page. The CSV file of a table has all of them."""
+_SHOWN: Final = {"anomalies": 100, "pending": 50, "groups": 100, "trail": 1_000}
+"""The number of rows of a table on the page."""
 _SHOWN_PARTS: Final = 5
 """The number of parts of an anomaly's evidence, and of places of a message, on the page."""
 _LABELS: Final = {"check": "check-back"}
@@ -116,15 +93,12 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _POINTS: Final = 1_440
 """The largest number of minutes or hours that are shown. Longer times are shown by the hour or by the day."""
 _STATES: Final = {"prepared": "pending", "parked": "parked"}
-_ACTIVE: Final = re.compile(r"[=+\-@\t\r]")
-_NUMBER: Final = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The part of a CSV file on the page: its first rows, and their number in the file."""
+    """The first rows of a table, and the number of all."""
 
-    name: str
     header: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     count: int
@@ -153,27 +127,27 @@ class Wanted:
 
 
 def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted()) -> str:
-    """Write `report.html`, and CSV files beside it, from the sources that are given; return the path of the page."""
+    """Write `report.html` from the sources that are given; return its path."""
     figures: dict[str, Any] = {}
     tables: dict[str, Table] = {}
     facts: dict[str, Any] = {"made_at": _moment(datetime.now(UTC).timestamp() * 1000)}
     if sources.audit is not None:
-        facts["audit"] = _of_audit(engine, sources.audit, output, tables, wanted)
+        facts["audit"] = _of_audit(engine, sources.audit, tables, wanted)
     if sources.ledger is not None:
         found = ledger.tables(engine, sources.ledger)
         if found is None:
             raise SourceError(f"{sources.ledger.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended, pending = found
-        _open_still(engine, pending, output, facts, tables)
+        _open_still(engine, pending, facts, tables)
         ended = wanted.part(engine, ended, "ended_at")
         if wanted.objectives:
             ended = with_objectives(engine, ended, wanted.objectives)
         within = WITHIN if wanted.objectives else ""
-        facts["ledger"] = _of_ledger(engine, engine.keep(ended), output, tables, figures, within)
+        facts["ledger"] = _of_ledger(engine, engine.keep(ended), tables, figures, within)
         unread = ledger.quarantine(engine, sources.ledger)
         facts["ledger"]["quarantined"] = 0 if unread is None else _only(engine, "count(*) as count", unread)["count"]
     if sources.trail is not None:
-        tables["trail"] = _trail(engine, sources.trail, output, wanted)
+        tables["trail"] = _trail(engine, sources.trail, wanted)
     output.write(_page(facts, figures, tables), PAGE)
     return output.path(PAGE)
 
@@ -188,7 +162,7 @@ def _moment(ms: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str:
     return "" if ms is None else f"{datetime.fromtimestamp(ms // 1000, UTC):{form}}"
 
 
-def _trail(engine: Engine, source: Source, output: Files, wanted: Wanted) -> Table:
+def _trail(engine: Engine, source: Source, wanted: Wanted) -> Table:
     """Return the manual changes and who made them, the newest first."""
     topic = source.prefix + "audit"
     source.pin([topic])
@@ -203,56 +177,22 @@ def _trail(engine: Engine, source: Source, output: Files, wanted: Wanted) -> Tab
     )
     shown = ("key_id", "action", "subject", "group", "result", "detail", "remark")
     rows = engine.stream(wanted.part(engine, events, '"time"'), "ms desc, subject")
-    return _table(
-        output,
-        "trail",
-        ("at", "actor", *shown),
-        rows,
-        cells=lambda row: (
-            _moment(row["ms"]), f"{row['actor_kind']} {row['actor']}".strip(), *(row[name] for name in shown),
-        ),
-    )  # fmt: skip
+    cells = (
+        (_moment(row["ms"]), f"{row['actor_kind']} {row['actor']}".strip(), *(row[name] for name in shown))
+        for row in rows
+    )
+    return _table("trail", ("at", "actor", *shown), cells)
 
 
-def _same(row: Any) -> tuple[Any, ...]:
-    return tuple(row.values() if isinstance(row, dict) else row)
-
-
-def _table(
-    output: Files,
-    name: str,
-    header: tuple[str, ...],
-    rows: Iterable[Any],
-    *,
-    cells: Callable[[Any], tuple[Any, ...]] = _same,
-    shown: Callable[[Any], tuple[Any, ...]] | None = None,
-) -> Table:
-    """Write the CSV file row by row, and keep the rows that the page shows."""
-    kept: list[tuple[Any, ...]] = []
-    most = _SHOWN.get(name)
-    count = 0
-    with output.writing(f"{name}.csv") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for row in rows:
-            writer.writerow([_inert(cell) for cell in cells(row)])
-            count += 1
-            if most is None or count <= most:
-                kept.append((shown or cells)(row))
-    return Table(name=name, header=header, rows=kept, count=count)
-
-
-def _inert(cell: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula."""
-    if isinstance(cell, str) and _ACTIVE.match(cell) and not _NUMBER.fullmatch(cell):
-        return f"'{cell}"
-    return cell
+def _table(name: str, header: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> Table:
+    """Keep the rows that the page shows, and count the others."""
+    kept = list(islice(rows, _SHOWN[name]))
+    return Table(header=header, rows=kept, count=len(kept) + sum(1 for _ in rows))
 
 
 def _of_ledger(
     engine: Engine,
     ended: Frame,
-    output: Files,
     tables: dict[str, Table],
     figures: dict[str, Any],
     within: str,
@@ -263,13 +203,12 @@ def _of_ledger(
     if not facts["count"]:
         return facts
     step = _step((facts["until"] - facts["since"]) // 1000)
-    groups, causes = _by_group(engine, ended, output, within), _by_cause(engine, ended, output)
-    tables |= {"groups": groups, "causes": causes, "over_time": _over_time(engine, ended, step, output, within)}
+    groups, by_cause = _by_group(engine, ended, within), _by_cause(engine, ended)
+    tables["groups"] = groups
     if within:
         shares = engine.query(f"""select 1 as one{within} from $ended group by "group\"""", ended=ended)  # noqa: S608
         missed = f"{counted(f'share_within < {OBJECTIVE_SHARE}')} as count"
         facts["missed"] = _only(engine, missed, shares)["count"]
-    by_cause = {row[0]: row[1:] for row in causes.rows}
     slowest = [(_CONTROL.sub(" ", row[0]), row[4], row[6]) for row in groups.rows[:_PLOTTED_GROUPS]]
     figures |= {
         "over_time": _over_steps(engine, ended, step),
@@ -283,7 +222,7 @@ def _of_ledger(
     return facts | {name: _moment(facts[name]) for name in ("since", "until")}
 
 
-def _by_group(engine: Engine, ended: Frame, output: Files, within: str) -> Table:
+def _by_group(engine: Engine, ended: Frame, within: str) -> Table:
     """Return groups by their p99, the longest first."""
     grouped = engine.query(
         f"""select "group", count(*) as transactions, {OF_OUTCOMES}, {quantiles(engine)},
@@ -294,38 +233,33 @@ def _by_group(engine: Engine, ended: Frame, output: Files, within: str) -> Table
     )
     header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", "checks_each", "share_by_check")
     whole = header + (("objective_ms", "share_within") if within else ())
-    return _table(output, "groups", whole, engine.stream(grouped, 'p99_ms desc, "group"'))
+    return _table("groups", whole, (tuple(row.values()) for row in engine.stream(grouped, 'p99_ms desc, "group"')))
 
 
-def _by_cause(engine: Engine, ended: Frame, output: Files) -> Table:
+def _by_cause(engine: Engine, ended: Frame) -> dict[str, tuple[int, ...]]:
     grouped = engine.query(f"select cause, {OF_OUTCOMES} from $ended group by cause", ended=ended)  # noqa: S608
-    return _table(output, "causes", ("cause", *OUTCOMES), engine.stream(grouped, "cause"))
+    return {row["cause"]: tuple(row[name] for name in OUTCOMES) for row in engine.rows(grouped)}
 
 
 def _step(seconds: int) -> str:
     return "minute" if seconds <= 60 * _POINTS else "hour" if seconds <= 3_600 * _POINTS else "day"
 
 
-def _over_time(engine: Engine, ended: Frame, step: str, output: Files, within: str) -> Table:
-    rows = engine.stream(rollup(engine, ended, step, within), f'"{step}", "group"')
-    first = next(rows)
-    as_text = ({**row, step: _moment(row[step], "%Y-%m-%d %H:%M")} for row in chain([first], rows))
-    return _table(output, "over_time", tuple(first), as_text)
-
-
 def _over_steps(engine: Engine, ended: Frame, step: str) -> dict[str, Any]:
     """Return the outcomes of each step by their place on the axis of time, and what is written at the axes."""
-    grouped = engine.query(f"select {begin_of(engine, step)} as ms, {OF_OUTCOMES} from $ended group by 1", ended=ended)  # noqa: S608
+    at = engine.dialect.millis("ended_at")
+    begin = f"{at} - {at} % {STEPS[step]}"
+    grouped = engine.query(f"select {begin} as ms, {OF_OUTCOMES} from $ended group by 1", ended=ended)  # noqa: S608
     rows = list(engine.stream(grouped, "ms"))
     first, width = rows[0]["ms"], STEPS[step]
     whole = rows[-1]["ms"] + width - first
     each = next((size for size in _TIMES if whole <= _MOST_TICKS * size), _TIMES[-1])
-    begin = -(-first // each) * each
+    labelled = -(-first // each) * each
     form = "%Y-%m-%d" if each >= _DAY else "%m-%d %H:%M" if whole >= _DAY else "%H:%M"
     return {
         "step": step,
         **_stacked([((row["ms"] - first) / whole, [row[each] for each in OUTCOMES]) for row in rows], width / whole),
-        "ticks": [((at - first) / whole, _moment(at, form)) for at in range(begin, first + whole, each)],
+        "ticks": [((at - first) / whole, _moment(at, form)) for at in range(labelled, first + whole, each)],
     }
 
 
@@ -382,7 +316,7 @@ def _duration(ms: float) -> str:
     return f"{ms:.3g} ms"
 
 
-def _open_still(engine: Engine, pending: Frame, output: Files, facts: dict[str, Any], tables: dict[str, Table]) -> None:
+def _open_still(engine: Engine, pending: Frame, facts: dict[str, Any], tables: dict[str, Table]) -> None:
     grouped = engine.query(
         """select "group", state, count(*) as transactions, min(since) as oldest from $pending group by 1, 2""",
         pending=pending,
@@ -390,17 +324,11 @@ def _open_still(engine: Engine, pending: Frame, output: Files, facts: dict[str, 
     rows = list(engine.stream(grouped, 'oldest, "group", state'))
     counts = {state: sum(row["transactions"] for row in rows if row["state"] == state) for state in _STATES}
     facts["open"] = {"pending": counts["prepared"], "parked": counts["parked"]}
-    tables["pending"] = _table(
-        output,
-        "pending",
-        ("group", "state", "transactions", "oldest_since"),
-        rows,
-        cells=lambda row: (row["group"], row["state"], row["transactions"], _moment(row["oldest"])),
-        shown=lambda row: (row["group"], _STATES[row["state"]], row["transactions"], _moment(row["oldest"])),
-    )
+    shown = ((row["group"], _STATES[row["state"]], row["transactions"], _moment(row["oldest"])) for row in rows)
+    tables["pending"] = _table("pending", ("group", "state", "transactions", "oldest_since"), shown)
 
 
-def _of_audit(engine: Engine, folder: Files, output: Files, tables: dict[str, Table], wanted: Wanted) -> dict[str, Any]:
+def _of_audit(engine: Engine, folder: Files, tables: dict[str, Table], wanted: Wanted) -> dict[str, Any]:
     found = Tables(engine, folder)
     if found.run < 0:
         raise SourceError(f"{folder.uri!r} holds no audit that was finished: run halfway-pipeline audit first")
@@ -410,7 +338,6 @@ def _of_audit(engine: Engine, folder: Files, output: Files, tables: dict[str, Ta
         counts = engine.rows(engine.query("select verdict, count(*) as count from $part group by 1", part=part))
         summary |= dict.fromkeys(VERDICTS, 0) | {row["verdict"]: row["count"] for row in counts}
     verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, UNPROVED, NOT_JUDGED, *FINE)]
-    tables["verdicts"] = _table(output, "verdicts", ("verdict", "transactions"), verdicts)
     strength = " ".join(f"when '{name}' then {number}" for number, name in enumerate(ANOMALIES))
     of_time = wanted.part(engine, found.read(ANOMALIES_FOUND), "ended_at", "prepared_at")
     millis = engine.dialect.millis
@@ -422,15 +349,9 @@ def _of_audit(engine: Engine, folder: Files, output: Files, tables: dict[str, Ta
     header = (
         "verdict", "id", "group", "prepared_at", "ended_at", "topics", "messages_named", "messages_found", "evidence",
     )  # fmt: skip
-    tables["anomalies"] = _table(
-        output,
-        "anomalies",
-        header,
-        engine.stream(anomalies, "strength, id"),
-        cells=_anomaly,
-        shown=lambda row: _anomaly(row, parts=_SHOWN_PARTS),
-    )
+    tables["anomalies"] = _table("anomalies", header, map(_anomaly, engine.stream(anomalies, "strength, id")))
     return {
+        "verdicts": verdicts,
         "anomalies": sum(summary[name] for name in ANOMALIES),
         "transactions": sum(count for _, count in verdicts),
         "quarantined": summary["quarantined"],
@@ -438,27 +359,26 @@ def _of_audit(engine: Engine, folder: Files, output: Files, tables: dict[str, Ta
     }
 
 
-def _anomaly(row: Any, *, parts: int | None = None) -> tuple[Any, ...]:
-    problems = [_problem(each, parts) for each in row["evidence"] or ()]
+def _anomaly(row: Any) -> tuple[Any, ...]:
+    problems = [_problem(each) for each in row["evidence"] or ()]
     if row["verdict"] == "contradicted":
         problems.insert(0, "op has more than one outcome")
-    evidence = "; ".join(_first(problems, parts))
-    topics = ", ".join(_first(row["topics"], parts))
+    evidence = "; ".join(_first(problems))
+    topics = ", ".join(_first(row["topics"]))
     times = _moment(row["prepared_ms"]), _moment(row["ended_ms"])
     return row["verdict"], row["id"], row["group"] or "", *times, topics, row["expected"], row["found"], evidence
 
 
-def _problem(evidence: Any, parts: int | None) -> str:
-    places = ", ".join(_first([f"{place['partition']}@{place['offset']}" for place in evidence["places"]], parts))
+def _problem(evidence: Any) -> str:
+    places = ", ".join(_first([f"{place['partition']}@{place['offset']}" for place in evidence["places"]]))
     message = f"message {evidence['slot']} of " if evidence["slot"] else ""
     where = f" at {places}" if places else ""
     return f"{message}{evidence['topic']} {evidence['problem']}{where}"
 
 
-def _first(all_of_them: list[str], parts: int | None) -> list[str]:
-    if parts is None or len(all_of_them) <= parts:
-        return all_of_them
-    return [*all_of_them[:parts], f"and {len(all_of_them) - parts:,} more"]
+def _first(parts: list[str]) -> list[str]:
+    more = len(parts) - _SHOWN_PARTS
+    return [*parts[:_SHOWN_PARTS], f"and {more:,} more"] if more > 0 else parts
 
 
 def _page(facts: Mapping[str, Any], figures: Mapping[str, Any], tables: Mapping[str, Table]) -> str:

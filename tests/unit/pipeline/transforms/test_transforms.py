@@ -1,4 +1,4 @@
-"""The rules of *ledger*, *rollup* and *sweep* on small tables."""
+"""The rules of *ledger* and *sweep* on small tables."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from pyspark.testing import assertDataFrameEqual
 
 from halfway.pipeline.engines.engine import Once, SparkEngine
-from halfway.pipeline.jobs import ledger, report, sweep
+from halfway.pipeline.jobs import ledger, sweep
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,26 +132,6 @@ def test_an_outcome_ends_what_is_pending_though_its_tombstone_is_gone(spark: "Sp
         ("used-again", "g", "prepared", 2_000 + HORIZON, 0, 11),
         ("used-before", "g", "prepared", 2_000 + HORIZON, 0, 6),
     ]
-
-
-def test_rollup_counts_by_group_and_minute(spark: "SparkSession") -> None:
-    """Outcomes, causes, percentiles, checks each and the share of check-backs."""
-    rows = [
-        ("g", "committed", "producer", moment(1_000), 10, 0),
-        ("g", "committed", "check", moment(2_000), 30, 2),
-        ("g", "rolled_back", "check", moment(59_999), 20, 1),
-        ("g", "committed", "producer", moment(60_000), 5, 0),
-        ("h", "rolled_back", "policy", moment(1_000), 7, 15),
-    ]
-    columns = "`group` string, outcome string, cause string, ended_at timestamp, latency_ms bigint, checks int"
-    table = report.rollup(SparkEngine(spark), spark.createDataFrame(rows, columns))
-    found = {(row["group"], row["minute"]): row for row in table.collect()}
-    first = found["g", 0]
-    assert len(found) == 3
-    assert (first["transactions"], first["committed"], first["rolled_back"]) == (3, 2, 1)
-    assert (first["by_producer"], first["by_check"], first["by_operator"], first["by_policy"]) == (1, 2, 0, 0)
-    assert (first["p50_ms"], first["checks_each"]) == (20.0, 1.0)
-    assert first["share_by_check"] == 2 / 3
 
 
 def test_sweep_is_half_minus_op(spark: "SparkSession") -> None:
