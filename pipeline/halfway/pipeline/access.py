@@ -29,9 +29,7 @@ _FIRST_CHECK: Final = "HALFWAY_POLICY__FIRST_CHECK_AFTER_S"
 _MAX_AGE: Final = "HALFWAY_POLICY__MAX_AGE_S"
 _COORDINATOR: Final = (_PREFIX, _FILE, _HORIZON, _FIRST_CHECK, "HALFWAY_KAFKA__BOOTSTRAP_SERVERS")
 """The settings of the coordinator that the jobs read, with the one property that every job needs."""
-OPTIONS: Final = frozenset(
-    f"HALFWAY_PIPELINE_{name}" for name in ("CONNECTOR_VERSION", "ENGINE", "JARS", "MASTER", "MEMORY", "WEBHOOK")
-)
+OPTIONS: Final = frozenset(f"HALFWAY_PIPELINE_{name}" for name in ("ENGINE", "JARS", "MASTER", "MEMORY", "WEBHOOK"))
 """The variables of options of `halfway-pipeline`."""
 _KEYS: Final = ("kafka", "kafka_prefix", "outcome_horizon_s", "policy")
 """What the jobs read of the TOML file."""
@@ -59,8 +57,6 @@ class KafkaAccess:
     prefix: str = DEFAULT_PREFIX
     given: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Properties of the Java client that override those that are translated."""
-    reading: Mapping[str, str] = field(default_factory=dict)
-    """More options of Spark's Kafka source."""
 
     @property
     def bootstrap_servers(self) -> str:

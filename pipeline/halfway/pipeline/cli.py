@@ -19,7 +19,6 @@ from halfway.pipeline.commands.running import (
     Name,
     Places,
     engine_of,
-    kafka_access,
     opened,
     reporting_failures,
     running,
@@ -56,7 +55,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     until: int | None,
     on: bool,
     as_json: bool,
-    **kafka_options: Any,
+    **spark_options: Any,
 ) -> None:
     """Judge every transaction.
 
@@ -77,7 +76,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         failures = alerts.FailOn(fail_on)
         if webhook is not None:
             alerts.require_webhook(webhook)
-        kafka = kafka_access(config, kafka_options) if snapshot is None else None
+        kafka = access.load(file=config) if snapshot is None else None
         seconds = horizon_s or access.times(file=config).outcome_horizon_s
         places = Places(
             output=output,
@@ -85,10 +84,9 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             offsets=offsets,
             access=kafka,
             tables=[against],
-            topics=topics,
             continued=on,
         )
-        choice = engine_of("audit", engine, places, kafka_options)
+        choice = engine_of("audit", engine, places, spark_options)
     options = audit_job.AuditOptions(
         topics=topics,
         grace_ms=round(grace_s * 1000),
@@ -106,7 +104,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         tables=[folder for folder in (output, against) if folder is not None],
         kafka=kafka is not None,
         config=config,
-        **kafka_options,
+        **spark_options,
     ) as found:
         parts = (found.engine, found.source(kafka, snapshot, offsets), found.folder(output))
         if against is not None:
@@ -170,18 +168,18 @@ def sweep(  # noqa: PLR0913 - one for each option
     *,
     as_json: bool,
     fail_on_overdue: bool,
-    **kafka_options: Any,
+    **spark_options: Any,
 ) -> None:
     """Count pending, due and overdue transactions, by group and age, without decoding payloads."""
     require_fitting(archive=snapshot is not None, again=offsets is not None)
-    with running("sweep", kafka=snapshot is None, config=config, **kafka_options) as found:
+    with running("sweep", kafka=snapshot is None, config=config, **spark_options) as found:
         times = access.times(file=config)
         options = sweep_job.SweepOptions(
             due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
             horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
             max_age_ms=round(times.max_age_s * 1000),
         )
-        kafka = kafka_access(config, kafka_options) if snapshot is None else None
+        kafka = access.load(file=config) if snapshot is None else None
         source = found.source(kafka, snapshot, offsets)
         rows = sweep_job.run(found.spark, source, found.folder(output), options)
         if metrics is not None:
@@ -200,12 +198,10 @@ def sweep(  # noqa: PLR0913 - one for each option
 
 
 @command
-def archive(config: Path | None, output: str, topics: tuple[str, ...], **kafka_options: Any) -> None:
+def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_options: Any) -> None:
     """Write the topics as they are now to Parquet, to be audited or swept later with --snapshot."""
-    with running("archive", kafka=True, config=config, **kafka_options) as found:
-        pins = archive_job.run(
-            found.engine, found.source(kafka_access(config, kafka_options)), found.folder(output), topics
-        )
+    with running("archive", kafka=True, config=config, **spark_options) as found:
+        pins = archive_job.run(found.engine, found.source(access.load(file=config)), found.folder(output), topics)
     for name, pin in sorted(pins.topics.items()):
         click.echo(f"{name}: {len(pin.partitions)} partitions up to {sum(each.end for each in pin.partitions):,}")
 
@@ -219,10 +215,10 @@ def ledger(
     once: bool,
     every_s: float,
     max_records: int,
-    **kafka_options: Any,
+    **spark_options: Any,
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
-    with running("ledger", kafka=True, config=config, **kafka_options) as found:
+    with running("ledger", kafka=True, config=config, **spark_options) as found:
         horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
         options = ledger_job.LedgerOptions(
             once=once,
@@ -245,7 +241,7 @@ def ledger(
                 f"{batch.ended:,} ended, {batch.pending:,} pending"
             )
 
-        kafka = kafka_access(config, kafka_options)
+        kafka = access.load(file=config)
         say(f"{', '.join(map(kafka.topic, ledger_job.KINDS))} into {output}")
         ledger_job.start(found.spark, kafka, found.folder(output), options, done=done, warn=say).awaitTermination()
         if once:

@@ -93,17 +93,11 @@ _SPARK: Final = (
     ),
     Option(["--conf"], multiple=True, metavar="KEY=VALUE", help="Any Spark setting; can be repeated."),
     Option(
-        ["--connector-version"],
-        envvar="HALFWAY_PIPELINE_CONNECTOR_VERSION",
-        help="Version of Spark's packages for Kafka and Avro; the one for the PySpark that is installed.",
+        ["--jars"],
+        envvar="HALFWAY_PIPELINE_JARS",
+        default="",
+        help="The jars of Spark's packages for Kafka, Avro and Delta, separated by commas.",
     ),
-    Option(
-        ["--jars"], envvar="HALFWAY_PIPELINE_JARS", default="", help="The jars of these packages, separated by commas."
-    ),
-)
-_KAFKA: Final = (
-    Option(["--min-partitions"], type=_COUNT, help="Spark: the least number of parts in which Kafka is read."),
-    Option(["--max-records-per-partition"], type=_COUNT, help="Spark: the most records in a part."),
 )
 _OTHERS: Final = (
     Option(
@@ -195,14 +189,13 @@ _OTHERS: Final = (
 _OPTIONS: Final = {
     **{str(option.name): [option] for option in _OTHERS},
     "spark_options": _SPARK,
-    "kafka_options": (*_SPARK, *_KAFKA),
 }
 
 
 def command(function: Callable[..., None]) -> click.Command:
     """Return a command with the option of each parameter of a function, and its docstring as help.
 
-    `**spark_options` and `**kafka_options` take all options of Spark, and of reading Kafka with it too.
+    `**spark_options` takes all options of Spark.
     """
     options = [option for name in inspect.signature(function).parameters for option in _OPTIONS[name]]
     return click.command(params=list[click.Parameter](options))(function)

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from halfway.pipeline import access
-from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit, free_memory
+from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit
 from halfway.pipeline.engines.engine import SparkEngine, told
 from halfway.pipeline.engines.spark_session import SparkOptions, is_submitted, prepared
 from halfway.pipeline.errors import PipelineError, SourceError
-from halfway.pipeline.jobs import reading
 from halfway.pipeline.jobs.incremental import State
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import Archive, KafkaSource
@@ -34,7 +33,7 @@ from halfway.pipeline.sources.spark import SparkReader
 from halfway.pipeline.tables import Folder, LocalFolder, Tables, is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import FrameType
 
     from pyspark.sql import SparkSession
@@ -43,13 +42,10 @@ if TYPE_CHECKING:
     from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.jobs.incremental import State
     from halfway.pipeline.sources.pinned import Reader, Source
-    from halfway.pipeline.sources.pins import TopicPin
     from halfway.pipeline.tables import Files
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
-PARTS: Final = {"min_partitions": "minPartitions", "max_records_per_partition": "maxRecordsPerPartition"}
-"""Options, and their names in Spark's Kafka source."""
 
 
 class _Interruption:
@@ -82,7 +78,8 @@ def running(
     master: str | None,
     memory: str | None,
     conf: tuple[str, ...],
-    **connection: Any,
+    jars: str,
+    few: bool = False,
 ) -> Iterator[Opened]:
     """Open Spark for a job, and report why the job could not be done."""
     pairs = [pair.partition("=") for pair in conf]
@@ -91,10 +88,9 @@ def running(
     options = SparkOptions(
         master=master,
         memory=memory,
-        connector_version=connection["connector_version"],
-        jars=[jar for jar in connection["jars"].split(",") if jar],
+        jars=[jar for jar in jars.split(",") if jar],
         conf={name: value for name, _, value in pairs},
-        few=connection.get("few", False),
+        few=few,
     )
     with reporting_failures(job) as interruption, ExitStack() as stack:
         if kafka:
@@ -141,12 +137,6 @@ def reporting_failures(job: str) -> Iterator[_Interruption]:
         sys.exit(FAILED)
 
 
-def kafka_access(config: Path | None, options: Mapping[str, Any]) -> KafkaAccess:
-    """Return how to reach Kafka, with the options of the command line for Spark's Kafka source (`PARTS`)."""
-    reading = {name: str(options[option]) for option, name in PARTS.items() if options[option] is not None}
-    return replace(access.load(file=config), reading=reading)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Opened:
     """An engine, and how it reads topics and opens folders."""
@@ -174,10 +164,6 @@ def on_spark(spark: SparkSession) -> Opened:
 
 
 Name = Literal["auto", "duckdb", "spark"]
-MOST: Final = 10_000_000
-"""Records of half and op (more than three million transactions). With more an audit runs on Spark."""
-MOST_REAL: Final = 100_000_000
-"""Records of real topics, those of other producers included, which are read and left out."""
 FEW: Final = 100_000
 """Records of half and op up to which Spark compiles less."""
 _BYTES_EACH: Final = 1_600
@@ -202,8 +188,6 @@ class Places:
     access: KafkaAccess | None
     tables: Sequence[str | None] = ()
     """Folders of tables that are read."""
-    topics: Sequence[str] = ()
-    """Real topics of the command line."""
     continued: bool = False
     """True if the audit reads only what is new since the last run into the same folder."""
 
@@ -214,82 +198,47 @@ class Chosen:
 
     engine: Literal["duckdb", "spark"]
     because: str
-    own: int | None = None
-    """The records of half and op, if the choice was made by them."""
     few: bool = False
     """Whether there are so few records that Spark's start and its plans take longest."""
 
 
 def engine_of(job: str, name: Name, places: Places, options: Mapping[str, Any], *, sized: bool = True) -> Chosen:
-    """Return the engine for a job with options of the command line, and say so if the job's size asks for Spark."""
-    asked = is_submitted() or any(options.get(each) for each in ("master", "conf", *PARTS))
-    choice = chosen(name, places, spark_asked=asked, memory=options["memory"], sized=sized)
-    if name == "auto" and not asked and choice.engine == "spark":
-        click.echo(f"halfway-pipeline {job}: runs on Spark: {choice.because}", err=True)
-    if choice.engine == "duckdb" or is_submitted() or not sized:
-        return choice
-    own = choice.own
-    if own is None and _hindrance(places) is None:
-        own, _ = _records(places)
-    return replace(choice, few=own is not None and own <= FEW)
+    """Return the engine of the command line, else DuckDB, unless it cannot reach a folder or Spark is asked for.
 
-
-def chosen(name: Name, places: Places, *, spark_asked: bool, memory: str | None = None, sized: bool = True) -> Chosen:
-    """Return the engine of the command line, else DuckDB if this machine is enough, else Spark.
-
-    With `memory`, the limit for DuckDB, the free memory does not matter, because DuckDB then uses the disk. The size
-    of what is read matters only if the job is `sized`.
+    The size of what is read matters only if the job is `sized`.
 
     Raises:
         SourceError: the command line chooses DuckDB, which cannot do this job, or the disk is too small for DuckDB.
 
     """
-    hindrance = _hindrance(places)
+    hindrance, submitted = _hindrance(places), is_submitted()
     if name == "duckdb" and hindrance is not None:
         raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
-    if name == "spark":
-        return Chosen(engine=name, because="the command line chooses it")
-    if name == "auto" and spark_asked:
-        return Chosen(engine="spark", because="spark-submit, or options or variables of Spark, ask for it")
-    if name == "auto" and hindrance is not None:
-        return Chosen(engine="spark", because=hindrance)
-    own, real = _records(places) if sized else (0, 0)
-    found = replace(_by_size(own, real, memory), own=own)
-    if name == "duckdb":
-        found = Chosen(engine=name, because="the command line chooses it")
-    if found.engine == "duckdb":
-        _require_disk(own, memory)
-    return found
+    records = _records(places) if sized and hindrance is None and not submitted else None
+    because = "the command line chooses it"
+    if name == "auto" and (submitted or options.get("master") or options.get("conf")):
+        because = "spark-submit, or options or variables of Spark, ask for it"
+    elif name == "auto" and hindrance is not None:
+        because = hindrance
+        click.echo(f"halfway-pipeline {job}: runs on Spark: {hindrance}", err=True)
+    elif name != "spark":
+        _require_disk(records or 0, options["memory"])
+        return Chosen(engine="duckdb", because=because if name == "duckdb" else "this machine has all folders")
+    return Chosen(engine="spark", because=because, few=records is not None and records <= FEW)
 
 
-def _require_disk(own: int, memory: str | None) -> None:
+def _require_disk(records: int, memory: str | None) -> None:
     """Raise SourceError if the temporary folder has not room for what is read and for what the memory cannot hold."""
     limit = duckdb_limit(memory)
-    needed = own * _DISK_EACH + (0 if limit is None else max(0, own * _BYTES_EACH - limit))
+    needed = records * _DISK_EACH + (0 if limit is None else max(0, records * _BYTES_EACH - limit))
     folder = gettempdir()
     there = disk_usage(folder).free
     if needed > there:
+        takes, free = (f"{size / (1 << 30):.1f} GiB" for size in (needed, there))
         raise SourceError(
-            f"half and op have {own:,} records, for which DuckDB takes about {_gib(needed)} in {folder!r}, and "
-            f"{_gib(there)} are free: {_ROOM}"
+            f"half and op have {records:,} records, for which DuckDB takes about {takes} in {folder!r}, and "
+            f"{free} are free: {_ROOM}"
         )
-
-
-def _by_size(own: int, real: int, memory: str | None) -> Chosen:
-    there = f"half and op have {own:,} records"
-    if own > MOST:
-        return Chosen(engine="spark", because=f"{there}, more than {MOST:,}")
-    if real > MOST_REAL:
-        return Chosen(engine="spark", because=f"the real topics have {real:,} records, more than {MOST_REAL:,}")
-    needed, free = own * _BYTES_EACH, free_memory()
-    if memory is None and free is not None and needed > free:
-        reason = f"{there}, for which DuckDB takes about {_gib(needed)} of memory, and {_gib(free)} are free"
-        return Chosen(engine="spark", because=f"{reason}: with --engine duckdb --memory it goes to disk")
-    return Chosen(engine="duckdb", because=there)
-
-
-def _gib(size: int) -> str:
-    return f"{size / (1 << 30):.1f} GiB"
 
 
 def _hindrance(places: Places) -> str | None:
@@ -301,39 +250,19 @@ def _hindrance(places: Places) -> str | None:
     return None
 
 
-def _records(places: Places) -> tuple[int, int]:
-    """Return how many records half and op have to be read, and how many the real topics that are known by name."""
+def _records(places: Places) -> int:
+    """Return how many records of half and op have to be read."""
     kinds = ("half", "op")
     if places.access is None:
         folder = LocalFolder(str(places.snapshot))
         kept, prefix = Pins.from_json(folder.read("offsets.json")), json.loads(folder.read("archive.json"))["prefix"]
-        # A real topic can have the name of a kind.
-        own = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
-        return _count(own), _count(pin for name, pin in kept.topics.items() if not name.startswith(prefix))
-    own, real = _pinned(places.access, kinds, places.topics)
-    state = _state(places.output) if places.continued else None
-    if state is not None:
-        own, real = ([state.pins.followed_by(pin) for pin in pins] for pins in (own, real))
-    return _count(own), _count(real)
-
-
-def _state(folder: str) -> State | None:
-    """Return what the last run of --continue has left in a folder."""
-    with closing(DuckEngine()) as engine:
-        return State.of(Tables(engine, LocalFolder(folder)), folder)
-
-
-def _pinned(access: KafkaAccess, kinds: Sequence[str], topics: Sequence[str]) -> tuple[list[TopicPin], list[TopicPin]]:
-    """Return the pins of halfway's topics of these kinds, and of real topics: those of groups and those given."""
-    with closing(DuckEngine()) as engine:
-        source = KafkaSource(DuckReader(engine), access)
-        source.pin([access.topic(kind) for kind in (*kinds, "groups")])
-        real = reading.real_topics(engine, None, reading.groups(engine, source), access.prefix, topics)
-    own = [source.pins.topics[name] for kind in kinds if (name := access.topic(kind)) in source.pins.topics]
-    return own, Brokers(access).pin(real)
-
-
-def _count(pins: Iterable[TopicPin]) -> int:
+        pins = [kept.topics[name] for kind in kinds if (name := prefix + kind) in kept.topics]
+    else:
+        pins = Brokers(places.access).pin([places.access.topic(kind) for kind in kinds])
+        if places.continued:
+            with closing(DuckEngine()) as engine:
+                state = State.of(Tables(engine, LocalFolder(places.output)), places.output)
+            pins = pins if state is None else [state.pins.followed_by(pin) for pin in pins]
     return sum(each.end - each.start for pin in pins for each in pin.partitions)
 
 

@@ -43,39 +43,24 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     """
     environment = os.environ if environment is None else environment
     home = environment.get("JAVA_HOME")
-    if home:
-        java, place = Path(home, "bin", "java"), "JAVA_HOME"
-        if not java.is_file():
-            raise JavaError(f"JAVA_HOME is {home!r}, which holds no bin/java. {_REMEDY}")
-    else:
-        found = shutil.which("java", path=environment.get("PATH", os.defpath))
-        if found is None:
-            raise JavaError(f"no java: JAVA_HOME is not set and there is none on the PATH. {_REMEDY}")
-        java, place = Path(found), "the PATH"
-    version = _version(java, place)
-    if not OLDEST <= version <= NEWEST:
-        raise JavaError(f"{java} ({place}) is Java {version}. {_REMEDY}")
-    if _ask(java, "--add-modules", _NEEDED_MODULE, "-version").returncode:
-        raise JavaError(f"{java} ({place}) is Java {version} without the module {_NEEDED_MODULE}. {_REMEDY}")
-    return java
-
-
-def _version(java: Path, place: str) -> int:
+    found = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environment.get("PATH", os.defpath))
+    if found is None or not Path(found).is_file():
+        looked = (
+            f"JAVA_HOME is {home!r}, which holds no bin/java" if home else "JAVA_HOME is not set, none is on the PATH"
+        )
+        raise JavaError(f"no java: {looked}. {_REMEDY}")
     try:
-        answer = _ask(java, "-version")
+        answer = subprocess.run(  # noqa: S603 - the user's own Java
+            [found, "--add-modules", _NEEDED_MODULE, "-version"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise JavaError(f"{java} ({place}) cannot be run: {error}. {_REMEDY}") from None
-    output = (answer.stderr + answer.stdout).decode(errors="replace")
-    match = re.search(r'version "(?:1\.)?(\d+)', output)
-    if answer.returncode or match is None:
-        raise JavaError(f"{java} ({place}) does not print its version: {output.strip()[:200]}. {_REMEDY}")
-    return int(match[1])
-
-
-def _ask(java: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(  # noqa: S603 - the user's own Java
-        [java, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
-    )
+        raise JavaError(f"{found} cannot be run: {error}. {_REMEDY}") from None
+    said = answer.stdout.decode(errors="replace").strip()
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if answer.returncode or version is None or not OLDEST <= int(version[1]) <= NEWEST:
+        raise JavaError(f"{found} does not run Spark: {said[:200]}. {_REMEDY}")
+    return Path(found)
 
 
 VERSIONS: Final = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0"}
@@ -90,54 +75,51 @@ _ARTIFACTS: Final = ("org.apache.spark:spark-sql-kafka-0-10_2.13", "org.apache.s
 _JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d[\w.+-]*)\.jar\Z")
 
 
-def packages(version: str | None = None) -> tuple[str, ...]:
-    """Return the coordinates of the packages, by default those for the PySpark that is installed."""
-    version = version or _default()
-    return *(f"{artifact}:{version}" for artifact in _ARTIFACTS), _DELTA_PACKAGES.get(
-        version[:3], _DELTA_PACKAGES["4.0"]
-    )
+def packages() -> tuple[str, ...]:
+    """Return the coordinates of the packages for the PySpark that is installed."""
+    version = _version_of_packages()
+    delta = _DELTA_PACKAGES.get(version[:3], _DELTA_PACKAGES["4.0"])
+    return *(f"{artifact}:{version}" for artifact in _ARTIFACTS), delta
 
 
-def jars(version: str | None = None) -> tuple[Path, ...]:
+def jars() -> tuple[Path, ...]:
     """Return the jars of the packages, without those that PySpark has. They are downloaded once, then cached.
 
     Raises:
         ConnectorError: they cannot be resolved. The message has the cause and how to give them manually.
 
     """
-    version = version or _default()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
-    written_down = folder / f"spark-and-delta-{version}.json"
+    written_down = folder / f"spark-and-delta-{_version_of_packages()}.json"
     found = _read(written_down)
     if not found:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "connector.lock").open("a") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            found = _read(written_down) or _resolve(version)
+            found = _read(written_down) or _resolve()
             written_down.write_text(json.dumps([str(jar) for jar in found]), encoding="utf-8")
     brought = _brought_by_pyspark()
     return tuple(jar for jar in found if _name(jar) not in brought)
 
 
-def _default() -> str:
-    """Return the version for the PySpark that is installed; one without an entry has packages of its own number."""
+def _version_of_packages() -> str:
+    """Return that for the PySpark that is installed; one without an entry has packages of its own number."""
     import pyspark
 
     return VERSIONS.get(".".join(pyspark.__version__.split(".")[:2]), pyspark.__version__)
 
 
-def _resolve(version: str) -> tuple[Path, ...]:
-    known = ", ".join(f"{works} for PySpark {of}" for of, works in VERSIONS.items())
-    remedy = f"give the jars with --jars, or another version with --connector-version ({known})"
+def _resolve() -> tuple[Path, ...]:
+    remedy = f"give the jars with --jars, or install PySpark {' or '.join(VERSIONS)}"
     try:
         import jgo
     except ImportError:
         raise ConnectorError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
     try:
-        return tuple({jar.name: jar for each in packages(version) for jar in jgo.build(each).all_jars}.values())
+        return tuple({jar.name: jar for each in packages() for jar in jgo.build(each).all_jars}.values())
     # jgo has no exceptions of its own. Every error of its parts means that the jars are missing.
     except Exception as error:
-        raise ConnectorError(f"{', '.join(packages(version))} could not be resolved ({error}): {remedy}") from error
+        raise ConnectorError(f"{', '.join(packages())} could not be resolved ({error}): {remedy}") from error
 
 
 def _read(written_down: Path) -> tuple[Path, ...]:
@@ -221,7 +203,6 @@ class SparkOptions:
 
     master: str | None = None
     memory: str | None = None
-    connector_version: str | None = None
     jars: Sequence[str] = ()
     """The jars of Spark's packages for Kafka, Avro and Delta. Without any they are resolved by name."""
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -269,7 +250,7 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
         asked.setdefault("spark.ui.showConsoleProgress", "false")
         if options.memory is not None:
             asked.setdefault("spark.driver.memory", options.memory)
-        connector = options.jars or map(str, jars(options.connector_version))
+        connector = options.jars or map(str, jars())
         asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
 
     def start() -> SparkSession:

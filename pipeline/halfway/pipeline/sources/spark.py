@@ -28,6 +28,7 @@ RECORD: Final = (
     "headers array<struct<key: string, value: binary>>"
 )
 """The columns of a record of any source."""
+_OF_A_TASK: Final = 2_000_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 
 
@@ -82,6 +83,8 @@ class SparkReader:
                 of.setdefault(topic, {})[str(number)] = bound
         reader = reader.option("assign", json.dumps(assigned))
         reader = reader.option("startingOffsets", json.dumps(bounds[0])).option("endingOffsets", json.dumps(bounds[1]))
+        # A partition of Kafka that has many more records than a task takes is read by several.
+        reader = reader.option("maxRecordsPerPartition", _OF_A_TASK)
         # Retention can remove records before they are read: the reader asks afterwards what has gone.
         return reader.option("failOnDataLoss", "false").load().select(*COLUMNS)
 
@@ -107,4 +110,4 @@ def kafka_options(access: KafkaAccess, level: str) -> dict[str, str]:
     """Return the options of Spark's Kafka source. Some are secret; the session hides these."""
     # A range that ends with the marker of a Kafka transaction ends only when a fetch has returned nothing more.
     options = {"kafka.fetch.max.wait.ms": "20"} | {f"kafka.{name}": value for name, value in access.java.items()}
-    return options | dict(access.reading) | {"kafka.isolation.level": level, "includeHeaders": "true"}
+    return options | {"kafka.isolation.level": level, "includeHeaders": "true"}

@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import duckdb
 import pytest
@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from halfway.pipeline import cli
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.commands import running
-from halfway.pipeline.commands.running import Places, chosen
+from halfway.pipeline.commands.running import Name, Places, engine_of
 from halfway.pipeline.engines.duckdb import DuckEngine, free_memory
 from halfway.pipeline.errors import SourceError
-from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
+from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 from halfway.pipeline.tables import LocalFolder
 from tests.support.pipeline.audits import committed, continued
 from tests.support.pipeline.logs import PREFIX, START
@@ -34,43 +34,7 @@ def archive(folder: Path, records: int) -> Places:
     return Places(output=str(folder / "audit"), snapshot=str(folder), offsets=None, access=None)
 
 
-@pytest.mark.parametrize(
-    "records, free, memory, engine, because",
-    [
-        (3_000, GIB, None, "duckdb", "half and op have 3,000 records"),
-        # A million transactions, which take 3.5 GiB (docs/pipeline.md).
-        (2_900_000, 5 * GIB, None, "duckdb", "half and op have 2,900,000 records"),
-        (2_900_000, 7 * GIB // 2, None, "spark", "DuckDB takes about 4.3 GiB of memory, and 3.5 GiB are free"),
-        (running.MOST, 16 * GIB, None, "duckdb", "half and op have 10,000,000 records"),
-        (3_000_000, 2 * GIB, None, "spark", "2.0 GiB are free: with --engine duckdb --memory it goes to disk"),
-        (3_000_000, 2 * GIB, "1g", "duckdb", "half and op have 3,000,000 records"),
-        (3_000_000, None, None, "duckdb", "half and op have 3,000,000 records"),
-        (running.MOST + 2, 1_000 * GIB, None, "spark", "more than 10,000,000"),
-    ],
-)
-def test_the_engine_is_chosen_by_size_and_by_the_memory_that_is_free(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    records: int,
-    free: int | None,
-    memory: str | None,
-    engine: Literal["duckdb", "spark"],
-    because: str,
-) -> None:
-    """With a limit DuckDB uses the disk. If the free memory is unknown, the size decides."""
-    monkeypatch.setattr(running, "free_memory", lambda: free)
-    monkeypatch.setattr(running, "_require_disk", lambda *_: None)
-    found = chosen("auto", archive(tmp_path, records), spark_asked=False, memory=memory)
-    assert found.engine == engine
-    assert because in found.because
-
-
-def test_real_topics_count_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few transactions can be among many records of others, which take their time."""
-    monkeypatch.setattr(running, "MOST_REAL", 1_000)
-    assert chosen("auto", archive(tmp_path, 2_000), spark_asked=False).engine == "duckdb"
-    found = chosen("auto", archive(tmp_path, 2_002), spark_asked=False)
-    assert (found.engine, found.because) == ("spark", "the real topics have 1,001 records, more than 1,000")
+NOTHING_ASKED: dict[str, Any] = {"master": None, "memory": None, "conf": ()}
 
 
 def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,19 +42,20 @@ def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(running, "disk_usage", lambda _: shutil._ntuple_diskusage(100 * GIB, 98 * GIB, 2 * GIB))
     monkeypatch.setattr(running, "gettempdir", lambda: "/full")
     places = archive(tmp_path, 3_000_000)
-    assert chosen("duckdb", places, spark_asked=False, memory="4g").engine == "duckdb"
+    found = engine_of("audit", "auto", places, NOTHING_ASKED | {"memory": "4g"})
+    assert (found.engine, found.because) == ("duckdb", "this machine has all folders")
     with pytest.raises(
         SourceError, match=r"about 4\.2 GiB in '/full', and 2\.0 GiB are free: make room, .* in TMPDIR, or"
     ):
-        chosen("duckdb", places, spark_asked=False, memory="1g")
+        engine_of("audit", "auto", places, NOTHING_ASKED | {"memory": "1g"})
 
 
 @pytest.mark.parametrize("records, few", [(running.FEW, True), (running.FEW + 2, False)])
 def test_spark_knows_that_there_are_few_records(tmp_path: Path, records: int, few: bool) -> None:
     """Whatever has chosen it. It then compiles less, because its start and its plans take longest."""
-    options = {"master": "local[1]", "memory": None}
+    options = NOTHING_ASKED | {"master": "local[1]"}
     for name in ("auto", "spark"):
-        found = running.engine_of("audit", name, archive(tmp_path, records), options)
+        found = engine_of("audit", name, archive(tmp_path, records), options)
         assert (found.engine, found.few) == ("spark", few)
 
 
@@ -103,8 +68,8 @@ def test_a_report_chooses_its_engine_as_an_audit_does() -> None:
         "halfway-pipeline report: --engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine\n",
     )
     places = Places(output="report", snapshot=None, offsets=None, access=None, tables=["audit", None])
-    assert chosen("auto", places, spark_asked=False, sized=False).engine == "duckdb"
-    assert chosen("auto", places, spark_asked=True, sized=False).engine == "spark"
+    for conf, engine in (((), "duckdb"), (("spark.ui.enabled=true",), "spark")):
+        assert engine_of("report", "auto", places, NOTHING_ASKED | {"conf": conf}, sized=False).engine == engine
 
 
 def test_a_full_disk_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -124,39 +89,36 @@ def test_a_full_disk_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_run_that_continues_counts_what_is_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """However much there is before it."""
-    folder = LocalFolder(str(tmp_path))
-    log = committed(20)
-    continued(log, START + 600_000, folder)
-    read = running._state(str(tmp_path))
-    assert read is not None
-    now = {name: replace(pin, partitions=tuple(replace(each, end=10_000_000) for each in pin.partitions))
-           for name, pin in read.pins.topics.items()}  # fmt: skip
-    own, real = [now[PREFIX + "op"]], [now["orders"]]
-    monkeypatch.setattr(running, "_pinned", lambda *_: (own, real))
-    monkeypatch.setattr(running, "free_memory", lambda: None)
+    continued(committed(20), START + 600_000, LocalFolder(str(tmp_path)))
+    [read] = [pin for pin in pins_in(tmp_path).topics.values() if pin.topic == PREFIX + "op"]
+    now = replace(read, partitions=tuple(replace(each, end=10_000_000) for each in read.partitions))
+    monkeypatch.setattr(Brokers, "pin", lambda *_: [now])
     access = KafkaAccess(librdkafka={"bootstrap.servers": "127.0.0.1:1"})
     places = Places(output=str(tmp_path), snapshot=None, offsets=None, access=access)
-    whole = chosen("auto", places, spark_asked=False)
-    new = chosen("auto", replace(places, continued=True), spark_asked=False)
-    ended = read.pins.topics[PREFIX + "op"].partitions[0].end
-    assert whole.because == "half and op have 10,000,000 records"
-    assert new.because == f"half and op have {10_000_000 - ended:,} records"
+    assert running._records(places) == 10_000_000
+    assert running._records(replace(places, continued=True)) == 10_000_000 - read.partitions[0].end
 
 
-def test_an_engine_that_is_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """However much there is to read."""
-    monkeypatch.setattr(running, "free_memory", lambda: None)
-    monkeypatch.setattr(running, "_DISK_EACH", 0)
-    places = archive(tmp_path, 2 * running.MOST)
-    for name in ("duckdb", "spark"):
-        assert chosen(name, places, spark_asked=False).engine == name
-    assert chosen("auto", archive(tmp_path, 2), spark_asked=True).engine == "spark"
+def pins_in(folder: Path) -> Pins:
+    """Return what the last run into a folder has read."""
+    return Pins.from_json((folder / "offsets.json").read_text())
+
+
+def test_an_engine_that_is_asked_for_is_taken_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a wish it is DuckDB, unless a folder is elsewhere."""
+    places = archive(tmp_path, 2)
+    names: tuple[Name, ...] = ("duckdb", "spark")
+    for name in names:
+        assert engine_of("audit", name, places, NOTHING_ASKED).engine == name
+    assert engine_of("audit", "auto", places, NOTHING_ASKED).engine == "duckdb"
+    assert engine_of("audit", "auto", places, NOTHING_ASKED | {"master": "local[2]"}).engine == "spark"
     far = Places(output="s3a://bucket/audit", snapshot=str(tmp_path), offsets=None, access=None)
-    assert "not on this machine" in chosen("auto", far, spark_asked=False).because
+    assert "not on this machine" in engine_of("audit", "auto", far, NOTHING_ASKED).because
+    assert "audit: runs on Spark: 's3a://bucket/audit' is not on this machine" in capsys.readouterr().err
     with pytest.raises(
         SourceError, match="--engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine"
     ):
-        chosen("duckdb", far, spark_asked=False)
+        engine_of("audit", "duckdb", far, NOTHING_ASKED)
 
 
 def test_too_little_memory_for_duckdb_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_spark_that_is_interrupted_while_it_starts_is_stopped(
         return SimpleNamespace(stop=stop)
 
     monkeypatch.setattr(running, "prepared", lambda *_, **__: start)
-    options: dict[str, Any] = dict.fromkeys(("config", "master", "memory", "connector_version"))
+    options: dict[str, Any] = dict.fromkeys(("config", "master", "memory"))
     try:
         with (
             pytest.raises(SystemExit) as ended,
