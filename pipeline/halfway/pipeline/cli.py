@@ -7,7 +7,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -31,8 +31,6 @@ from halfway.pipeline.jobs import report as report_job
 from halfway.pipeline.jobs import sweep as sweep_job
 from halfway.pipeline.tables import ANOMALIES, DIFFERENCES, QUARANTINE
 from halfway.pipeline.transforms.verdict import UNPROVED
-
-_SHOWN_TOPICS: Final = 20
 
 
 @command
@@ -137,7 +135,8 @@ def say(summary: audit_job.Summary, output: str) -> None:
             f"{summary.verdicts[UNPROVED]:,} may be lost or leaked, but logs have lost records: audit more often, "
             "into the same folder or with --continue"
         )
-        since = [[topic, f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S}"] for topic, at in _late(summary)]
+        late = audit_job.latest_proofs(summary.provable_since)
+        since = [[topic, f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S}"] for topic, at in late]
         print_table(["topic", "any loss is proved since (UTC)"], since)
     if summary.not_judged:
         click.echo(f"{summary.not_judged:,} outcomes could not be read: is this release older than the coordinator?")
@@ -148,12 +147,6 @@ def say(summary: audit_job.Summary, output: str) -> None:
     if summary.differing:
         shown = [[str(each[name]) for name in ("id", "life", "whole", "continued")] for each in summary.differing]
         print_table(["id", "use", "whole", "continued"], shown)
-
-
-def _late(summary: audit_job.Summary) -> list[tuple[str, int]]:
-    """Return the topics in which not every loss can be proved, the latest time first."""
-    late = [(topic, at) for topic, at in summary.provable_since.items() if at]
-    return sorted(late, key=lambda each: (-each[1], each[0]))[:_SHOWN_TOPICS]
 
 
 @command

@@ -201,7 +201,8 @@ def write_audit(engine: Engine, folder: Path, doubled: int, *, quarantined: int 
     for name in (runs.ANOMALIES, runs.VERDICTS):
         tables.write(name, found)
     counts = dict.fromkeys(VERDICTS, 0) | {"doubled": doubled, "committed_ok": 5}
-    summary = {**counts, "quarantined": quarantined, "judged_at": 1_750_000_000_000}
+    proved = {"orders": round(START.timestamp() * 1000), "mails": 0}
+    summary = {**counts, "quarantined": quarantined, "judged_at": 1_750_000_000_000, "provable_since": proved}
     tables.end({"summary": summary}, at=0)
 
 
@@ -296,9 +297,10 @@ def test_both_engines_make_the_same_report(spark: "SparkSession", engine: DuckEn
 
 
 def test_the_page_gives_times_of_anomalies_and_a_meaning_for_every_verdict(engine: DuckEngine, tmp_path: Path) -> None:
-    """When they were prepared and when they ended, in UTC."""
+    """When they were prepared and when they ended, in UTC; and in which topic losses are proved only since when."""
     write_audit(engine, tmp_path / "audit", 2)
     page = Path(run(report.Sources(audit=LocalFolder(str(tmp_path / "audit"))), LocalFolder(str(tmp_path)))).read_text()
     told = re.findall(r"<td[^>]*>(\w+)</td><td class=\"n\">[\d,]+</td><td>([^<]*)</td>", page)
     assert {name for name, meaning in told if meaning} == {*VERDICTS}
+    assert re.findall(r"In (.*) any loss is proved since (.*)\.<", page) == [("orders", "2026-01-02 03:04:00")]
     assert 'class="prepared_at">2026-01-02 03:04:00</td><td class="ended_at">2026-01-02 03:05:00</td>' in page

@@ -28,6 +28,7 @@ OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
 ENDS: Final = "ends"
 """In the state of a whole audit: where the topics ended at this audit and at earlier ones into the same folder."""
+_SHOWN_TOPICS: Final = 20
 _NEVER: Final = 1 << 62
 _SEARCHED: Final = (10_000, _NEVER)
 """The number of offsets after the first message of a partition in which a message that op names is searched, and how
@@ -140,6 +141,12 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     quarantined = rows_in(engine, tables.write(QUARANTINE, read.quarantine))
     summary = summary_of(counts, found=anomalies, quarantined=quarantined, provable_since=read.proved_since)
     return tables, [pins.content for pins in ends.followed_by(source.pins).seen], summary
+
+
+def latest_proofs(provable_since: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the first of the topics in which not every loss can be proved, the latest time first."""
+    late = [(topic, at) for topic, at in provable_since.items() if at]
+    return sorted(late, key=lambda each: (-each[1], each[0]))[:_SHOWN_TOPICS]
 
 
 def rows_in(engine: Engine, frame: Frame) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from halfway.pipeline.engines.engine import between
 from halfway.pipeline.errors import SourceError
 from halfway.pipeline.jobs import ledger, reading
+from halfway.pipeline.jobs.audit import latest_proofs
 from halfway.pipeline.sources.headers import LATEST_MS
 from halfway.pipeline.tables import ANOMALIES as ANOMALIES_FOUND
 from halfway.pipeline.tables import VERDICTS as VERDICTS_FOUND
@@ -352,6 +353,7 @@ def _of_audit(engine: Engine, folder: Files, tables: dict[str, Table], wanted: W
     tables["anomalies"] = _table("anomalies", header, map(_anomaly, engine.stream(anomalies, "strength, id")))
     return {
         "verdicts": verdicts,
+        "proofs": [(topic, _moment(at)) for topic, at in latest_proofs(summary["provable_since"])],
         "anomalies": sum(summary[name] for name in ANOMALIES),
         "transactions": sum(count for _, count in verdicts),
         "quarantined": summary["quarantined"],
