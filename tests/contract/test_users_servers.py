@@ -13,6 +13,7 @@ from halfway.client import (
     IdReusedError,
     InvalidRequestError,
     Message,
+    PrepareUnconfirmedError,
     SyncHalfway,
     UnknownGroupError,
     UnknownTransactionError,
@@ -110,6 +111,34 @@ def test_a_lost_end_is_asked_for(server: Server, client: SyncHalfway, topic: str
     client.prepare([Message(topic=topic, value="v")], id=lost)
     assert [record.value for record in server.wait_for_records(topic, 1, within_s=GENEROUS_S)] == [b"v"]
     assert client.show(lost)["cause"] == "check"
+
+
+def test_what_goes_wrong_in_production_can_be_tried(
+    server: Server, client: SyncHalfway, topic: str, endpoint: str
+) -> None:
+    """An end is lost, a check comes late, the coordinator is away, and another one takes over what is prepared."""
+    client.register(topics=[topic], check_urls=[endpoint], policy=SOON)
+    server.lose_ends()
+    with server.checks_held():
+        with client.transaction([Message(topic=topic, value="lost")]) as lost:
+            pass
+        client.check_secrets()  # any call: the coordinator has been asked since
+        assert client.show(lost.id)["state"] == "prepared"
+    server.wait_for_records(topic, 1, within_s=GENEROUS_S)
+    assert client.show(lost.id)["cause"] == "check"
+
+    client.register(topics=[topic], policy={"first_check_after_s": 60})
+    kept, away = client.new_id(), Message(topic=topic, value="away")
+    client.prepare([Message(topic=topic, value="kept")], id=kept)
+    unconfirmed = pytest.raises(PrepareUnconfirmedError)
+    with server.down(), SyncHalfway(server.url, client.group, prepare_timeout_s=0.2) as impatient, unconfirmed:
+        impatient.prepare([away], id=impatient.new_id())
+    with client.transaction([Message(topic=topic, value="back")]):
+        pass
+    server.restart()
+    client.end(kept, "commit")
+    values = [record.value for record in server.wait_for_records(topic, 3)]
+    assert sorted(map(str, values)) == ["b'back'", "b'kept'", "b'lost'"]
 
 
 def test_checks_can_be_fetched(server: Server, client: SyncHalfway, topic: str) -> None:

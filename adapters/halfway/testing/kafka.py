@@ -85,7 +85,7 @@ class KafkaServer(Server):
 
             broker = EmbeddedKafka(EmbeddedConfig(jvm_options=SHORT_LIVED))
             await asyncio.to_thread(broker.__enter__)
-            stack.push_async_callback(asyncio.to_thread, broker.__exit__, None, None, None)
+            self._broker.push_async_callback(asyncio.to_thread, broker.__exit__, None, None, None)
             self.bootstrap_servers = broker.bootstrap_servers
         kafka = {"bootstrap.servers": SecretStr(self.bootstrap_servers)}
         settings = self._settings.model_copy(update={"kafka": kafka})

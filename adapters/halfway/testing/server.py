@@ -6,21 +6,26 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import uuid4
+
+import msgspec
 
 from halfway.app.metrics import Metrics
 from halfway.app.settings import Settings
 from halfway.checks import LOOPBACK_NETWORKS
 from halfway.client.consumer import Record
 from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.operations import Operation
+from halfway.coordinator.requests import End, EndResult
 from halfway.http.console import Console
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.server.api import Api
 from halfway.http.server.server import HttpServer
+from halfway.protocol.transactions import Outcome
 
 T = TypeVar("T")
 
@@ -56,7 +61,14 @@ class Server(ABC):
         self._metrics = Metrics()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="halfway-testing", daemon=True)
+        self._broker = AsyncExitStack()
+        """What outlives a restart."""
         self._stack = AsyncExitStack()
+        """The coordinator."""
+        self._listening = AsyncExitStack()
+        self._port = 0
+        self._ends_to_lose = 0
+        self._holds_checks = False
 
     def __enter__(self) -> Self:
         """Start, and return once requests are served."""
@@ -73,7 +85,8 @@ class Server(ABC):
     ) -> None:
         """Finish the requests in flight, and stop."""
         try:
-            self._run(self._stack.aclose())
+            self._run(self._stop())
+            self._run(self._broker.aclose())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -102,29 +115,80 @@ class Server(ABC):
             time.sleep(_POLL_S)
         return records
 
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Answer nobody within the block: connections are closed and refused. Afterwards the same URL answers again."""
+        self._run(self._listening.aclose())
+        try:
+            yield
+        finally:
+            self._run(self._listen())
+
+    def restart(self) -> None:
+        """Stop the coordinator, and start another one at the same URL, which reads again what has been stored."""
+        self._run(self._stop())
+        self._stack, self._listening = AsyncExitStack(), AsyncExitStack()
+        self._run(self._start())
+
+    def lose_ends(self, count: int = 1) -> None:
+        """Lose the next `count` ends, as if their service had crashed before it sent them: a check has to follow.
+
+        Their callers are answered as if nothing had happened.
+        """
+        self._ends_to_lose = count
+
+    @contextmanager
+    def checks_held(self) -> Iterator[None]:
+        """Send no checks within the block, also if they are due."""
+        self._holds_checks = True
+        try:
+            yield
+        finally:
+            self._holds_checks = False
+
     @abstractmethod
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
         """Return a coordinator that serves every shard until the stack is closed."""
 
     async def _start(self) -> None:
-        coordinator = await self._coordinator(self._stack)
+        self._served = coordinator = await self._coordinator(self._stack)
+        end, scan = coordinator.end, coordinator.scan
+
+        def lossy(request: End, **options: Any) -> Operation[EndResult]:
+            if self._ends_to_lose > 0:
+                self._ends_to_lose -= 1
+                request = msgspec.structs.replace(request, outcome=Outcome.UNKNOWN)
+            return end(request, **options)
+
+        async def holding(shard: int, now: int) -> None:
+            if not self._holds_checks:
+                await scan(shard, now)
+
+        coordinator.end, coordinator.scan = lossy, holding  # type: ignore[method-assign]  # the faults of this server
+        self._stack.push_async_callback(coordinator.drain)
+        await self._listen()
+
+    async def _listen(self) -> None:
         api = Api(
-            coordinator,
+            self._served,
             internal_prefix=self._settings.kafka_prefix,
             observer=self._metrics,
             limits=ApiLimits(request_timeout_s=self._settings.request_timeout_s),
         )
         server = HttpServer(api, console=Console())
-        await server.start(_HOST, 0)
-        self.url = f"http://{_HOST}:{server.port}"
+        self._port = await server.start(_HOST, self._port)
+        self.url = f"http://{_HOST}:{self._port}"
 
         async def stop() -> None:
             await server.close_port()
-            await coordinator.drain()
             await api.drain(asyncio.get_running_loop().time() + _DRAIN_S)
             await server.stop()
 
-        self._stack.push_async_callback(stop)
+        self._listening.push_async_callback(stop)
+
+    async def _stop(self) -> None:
+        await self._listening.aclose()
+        await self._stack.aclose()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
