@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 from halfway.client.barrier.drivers import (
     at_once,
+    blocking,
     carry_out,
     carry_out_async,
     drive,
@@ -325,21 +325,6 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
         return bool(await client.is_pending(check.id, check.group))
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncBarrier, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Barrier, P], T]:
-    """Return the same method for a Barrier, with its parameters and its docstring.
-
-    It is not tied to an event loop: on a synchronous connection, the coroutine never waits.
-    """
-
-    @functools.wraps(method)
-    def blocking(self: Barrier, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return at_once(method(cast("AsyncBarrier", self), *args, **kwargs))
-
-    return blocking
-
-
 class Barrier(_BaseBarrier[Connect]):
     """The barrier for synchronous drivers: psycopg, PyMySQL, sqlite3, SQLAlchemy, Django."""
 
@@ -351,15 +336,15 @@ class Barrier(_BaseBarrier[Connect]):
         """
         self.write(connection, transaction_id)
 
-    create = _blocking(AsyncBarrier.create)
-    learn = _blocking(AsyncBarrier.learn)
-    look = _blocking(AsyncBarrier.look)
-    decide = _blocking(AsyncBarrier.decide)
-    settle = _blocking(AsyncBarrier.settle)
-    clean = _blocking(AsyncBarrier.clean)
-    stored = _blocking(AsyncBarrier.stored)
-    parked = _blocking(AsyncBarrier.parked)
-    resolve = _blocking(AsyncBarrier.resolve)
+    create = blocking(AsyncBarrier.create)
+    learn = blocking(AsyncBarrier.learn)
+    look = blocking(AsyncBarrier.look)
+    decide = blocking(AsyncBarrier.decide)
+    settle = blocking(AsyncBarrier.settle)
+    clean = blocking(AsyncBarrier.clean)
+    stored = blocking(AsyncBarrier.stored)
+    parked = blocking(AsyncBarrier.parked)
+    resolve = blocking(AsyncBarrier.resolve)
 
     def in_transaction(self, steps: Steps[T]) -> T:
         """Execute steps in a transaction on a connection of the barrier."""

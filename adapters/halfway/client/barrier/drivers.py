@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from halfway.client.barrier.table import Result, Statement, Steps
 from halfway.client.errors import HalfwayError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 D = TypeVar("D")
 S = TypeVar("S")
@@ -66,6 +68,16 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # the result of the coroutine
     raise AssertionError(f"{coroutine} waits")
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the same method for synchronous connections, on which it waits for nothing, with its docstring."""
+
+    @functools.wraps(method)
+    def at_once_of(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return at_once(method(self, *args, **kwargs))
+
+    return at_once_of
 
 
 def transaction_of(connection: Any) -> Any | None:

@@ -11,10 +11,11 @@ except ModuleNotFoundError as error:
     ) from None
 
 from halfway.client.consumer.consumer import Consumer, InvalidSettingError
-from halfway.client.consumer.inbox import Inbox, RetentionTooShortError, UnknownTopicError
+from halfway.client.consumer.inbox import AsyncInbox, Inbox, RetentionTooShortError, UnknownTopicError
 from halfway.client.consumer.record import Record, RejectedMessageError, Retries
 
 __all__ = [
+    "AsyncInbox",
     "Consumer",
     "Inbox",
     "InvalidSettingError",

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException
@@ -21,8 +21,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # public, but
     ResourceType,
 )
 
-from halfway.client.barrier.barrier import Connect, UncommittedConnectionError
-from halfway.client.barrier.drivers import at_once, carry_out, drive, require_transaction
+from halfway.client.barrier.barrier import Connect, ConnectAsync, UncommittedConnectionError
+from halfway.client.barrier.drivers import (
+    blocking,
+    carry_out,
+    carry_out_async,
+    drive,
+    is_sqlalchemy,
+    require_transaction,
+    run_sync,
+)
 from halfway.client.barrier.table import (
     BATCH,
     INDEX,
@@ -81,21 +89,17 @@ class InboxTable(SqlTable):
         yield self._statement(_REMOVE, consumer, message)
 
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 _DAY_S: Final = 86_400
 
 
-class Inbox:
-    """The messages that have taken effect. A row is written in the transaction of the effect, so both commit or none.
-
-    Consumers of several groups may share an inbox: each group has its own rows.
-    """
-
+class _BaseInbox(Generic[C]):
     def __init__(
         self,
         dialect: Dialect | str,
-        connect: Connect,
+        connect: C,
         *,
         table: str = "halfway_inbox",
         retention_s: float | None = 15 * _DAY_S,
@@ -112,32 +116,57 @@ class Inbox:
         """Return the statements that create the table, for a migration tool."""
         return self._table.migration()
 
-    def create(self) -> None:
-        """Create the table and its index, unless they exist; every process may call it whenever it starts."""
-
-        async def in_transaction(steps: Steps[T]) -> T:
-            return self._in_transaction(steps)
-
-        at_once(drive(creation(self._table), in_transaction))
-
-    def insert(self, connection: Any, consumer: str, message: str) -> bool:
-        """Record a message in the transaction on this connection; return False if it has already taken effect."""
+    def _write(self, connection: Any, consumer: str, message: str) -> bool:
         require_transaction(connection)
         return carry_out(self._table.insert(consumer, message), connection)
 
-    def demand_commits(self) -> None:
+
+class AsyncInbox(_BaseInbox[ConnectAsync]):
+    """The same for asynchronous drivers, in a consumer of your own."""
+
+    async def create(self) -> None:
+        """Create the table and its index, unless they exist; every process may call it whenever it starts."""
+        await drive(creation(self._table), self._in_transaction)
+
+    async def insert(self, connection: Any, consumer: str, message: str) -> bool:
+        """Record a message in the transaction on this connection; return False if it has already taken effect."""
+        if is_sqlalchemy(connection):
+            return await run_sync(connection, self._write, consumer, message)
+        require_transaction(connection)
+        return await carry_out_async(self._table.insert(consumer, message), connection)
+
+    async def clean(self, limit: int) -> int:
+        """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
+        return 0 if self.retention_s is None else await self._in_transaction(self._table.clean(self.retention_s, limit))
+
+    async def _in_transaction(self, steps: Steps[T]) -> T:
+        async with self.connect() as connection:
+            return await carry_out_async(steps, connection)
+
+
+class Inbox(_BaseInbox[Connect]):
+    """The messages that have taken effect. A row is written in the transaction of the effect, so both commit or none.
+
+    Consumers of several groups may share an inbox: each group has its own rows.
+    """
+
+    create = blocking(AsyncInbox.create)
+    clean = blocking(AsyncInbox.clean)
+
+    def insert(self, connection: Any, consumer: str, message: str) -> bool:
+        """Record a message in the transaction on this connection; return False if it has already taken effect."""
+        return self._write(connection, consumer, message)
+
+    @blocking
+    async def demand_commits(self) -> None:
         """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits."""
         consumer, message = "#trial", uuid4().hex  # not a legal name of a consumer
-        self._in_transaction(self._table.insert(consumer, message))
-        if self._in_transaction(self._table.insert(consumer, message)):
+        await self._in_transaction(self._table.insert(consumer, message))
+        if await self._in_transaction(self._table.insert(consumer, message)):
             raise UncommittedConnectionError
-        self._in_transaction(self._table.remove(consumer, message))
+        await self._in_transaction(self._table.remove(consumer, message))
 
-    def clean(self, limit: int) -> int:
-        """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
-        return 0 if self.retention_s is None else self._in_transaction(self._table.clean(self.retention_s, limit))
-
-    def _in_transaction(self, steps: Steps[T]) -> T:
+    async def _in_transaction(self, steps: Steps[T]) -> T:
         with self.connect() as connection:
             return carry_out(steps, connection)
 

@@ -118,8 +118,18 @@ class Record:
     headers: Headers
 
     @classmethod
-    def of(cls, message: Message) -> Record:
-        """Convert a message that is not an error."""
+    def of(cls, message: Any) -> Record:
+        """Convert a Message of confluent_kafka that is not an error, or a ConsumerRecord of aiokafka."""
+        if not isinstance(message, Message):
+            return cls(
+                topic=message.topic,
+                partition=message.partition,
+                offset=message.offset,
+                timestamp_ms=message.timestamp,
+                key=message.key,
+                value=message.value,
+                headers=tuple(message.headers),
+            )
         return cls(
             topic=message.topic() or "",
             partition=message.partition() or 0,
