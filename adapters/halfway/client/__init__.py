@@ -16,7 +16,15 @@ from halfway.client.checks.answers import (
     answer_check_sync,
     read_check,
 )
-from halfway.client.checks.endpoints import AiohttpChecks, AsgiChecks, FlaskChecks, WsgiChecks, join_aiohttp
+from halfway.client.checks.endpoints import (
+    AiohttpChecks,
+    AsgiChecks,
+    FlaskChecks,
+    WsgiChecks,
+    join_aiohttp,
+    join_flask,
+    join_starlette,
+)
 from halfway.client.errors import (
     AlreadyEndedError,
     ClientClosedError,
@@ -45,7 +53,6 @@ from halfway.client.ids import InvalidIdError, transaction_id
 from halfway.client.messages import Data, Message, Outcome, SerializationContext, UnserialisableMessageError
 from halfway.client.producer.client import CheckWorker, Halfway
 from halfway.client.producer.listener import (
-    SyncTransactionListener,
     SyncTransactionProducer,
     TransactionListener,
     TransactionProducer,
@@ -94,7 +101,6 @@ __all__ = [
     "SerializationContext",
     "SyncHalfway",
     "SyncTransaction",
-    "SyncTransactionListener",
     "SyncTransactionProducer",
     "Transaction",
     "TransactionEndedError",
@@ -110,6 +116,8 @@ __all__ = [
     "answer_check",
     "answer_check_sync",
     "join_aiohttp",
+    "join_flask",
+    "join_starlette",
     "read_check",
     "transaction_id",
 ]

@@ -101,6 +101,6 @@ def test_a_client_or_listener_of_the_other_kind_is_refused_before_anything_is_se
         with pytest.raises(TypeError, match="use SyncTransactionProducer"):
             TransactionProducer(sync, Listener())  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="execute_local_transaction is a coroutine function"):
-            SyncTransactionProducer(sync, Listener())  # type: ignore[arg-type]
+            SyncTransactionProducer(sync, Listener())
     with pytest.raises(TypeError, match="use TransactionProducer"):
         SyncTransactionProducer(Halfway("http://127.0.0.1:1", "shop"), SyncListener())  # type: ignore[arg-type]

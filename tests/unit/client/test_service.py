@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from fastapi import FastAPI
+from flask import Flask
+from starlette.applications import Starlette
 
 from halfway.checks.caller import signed_headers
 from halfway.client import (
@@ -23,6 +27,8 @@ from halfway.client import (
     SyncHalfway,
     TransactionEndedError,
     join_aiohttp,
+    join_flask,
+    join_starlette,
 )
 from halfway.client.barrier import Barrier, InvalidRetentionError, MissingTableError, sqlite_transactions
 from halfway.protocol.keys import CheckSecrets
@@ -130,11 +136,9 @@ async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: B
     app = web.Application()
     for client in clients:
         join_aiohttp(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
-    now = datetime.now(UTC).isoformat()
-    question = {"type": "transaction.check", "id": named_id("a"), "group": "desk", "prepared_at": now, "attempt": 1}
     async with TestClient(TestServer(app)) as service:
         await clients[0].prepare([ORDER], id=named_id("a"))
-        answer = await service.post("/halfway/check", json={**question, "messages": []})
+        answer = await service.post("/halfway/check", json=question_of("desk"))
         assert (answer.status, await answer.json()) == (200, {"outcome": "rollback"})
         shown = [(await client.show_group())["check"]["urls"] for client in clients]
         assert shown == [["http://desk.example/halfway/check"]] * 2
@@ -142,6 +146,69 @@ async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: B
         await clients[0].show_group()
     with pytest.raises(NoBarrierError):
         join_aiohttp(app, Halfway(world.url, "desk"), topics=["orders"], check_url="http://desk.example/check")
+
+
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+async def test_an_application_of_starlette_or_fastapi_carries_it(
+    world: RestWorld, barrier: Barrier, framework: type[Starlette]
+) -> None:
+    """Within its own lifespan, which may create the table first; the clients are closed with the application."""
+    steps: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[dict[str, str]]:
+        steps.append("begun")
+        yield {"own": "state"}
+        steps.append("ended")
+
+    app, clients = framework(lifespan=lifespan), [Halfway(world.url, group, barrier=barrier) for group in ("a", "b")]
+    for client in clients:
+        join_starlette(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
+    async with app.router.lifespan_context(app) as state:
+        assert (state, steps) == ({"own": "state"}, ["begun"])
+        await clients[1].prepare([ORDER], id=named_id("a"))
+        for group, outcome in (("b", "rollback"), ("third", None)):
+            assert await asked_over_asgi(app, "/halfway/check", group) == outcome
+        assert (await clients[0].show_group())["check"]["urls"] == ["http://desk.example/halfway/check"]
+    assert steps == ["begun", "ended"]
+    with pytest.raises(ClientClosedError):
+        await clients[0].show_group()
+
+
+async def asked_over_asgi(app: Starlette, path: str, group: str) -> str | None:
+    body = json.dumps(question_of(group)).encode()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "root_path": "", "headers": []}
+    await app(scope, receive, send)
+    outcome: str | None = json.loads(sent[1]["body"]).get("outcome")
+    return outcome
+
+
+def question_of(group: str) -> dict[str, object]:
+    now = datetime.now(UTC).isoformat()
+    asked = {"type": "transaction.check", "id": named_id("a"), "group": group, "prepared_at": now, "attempt": 1}
+    return {**asked, "messages": []}
+
+
+async def test_an_application_of_flask_carries_it(world: RestWorld, barrier: Barrier) -> None:
+    def work() -> None:
+        app = Flask("desk")
+        with SyncHalfway(world.url, "desk", barrier=barrier) as client:
+            join_flask(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
+            client.prepare([ORDER], id=named_id("a"))
+            answer = app.test_client().post("/halfway/check", json=question_of("desk"))
+            assert (answer.status_code, answer.json) == (200, {"outcome": "rollback"})
+        with SyncHalfway(world.url, "desk") as client, pytest.raises(NoBarrierError):
+            join_flask(app, client, topics=["orders"], check_url="http://desk.example/other")
+
+    await asyncio.to_thread(work)
 
 
 async def test_an_application_verifies_each_groups_checks_if_its_client_has_a_key(barrier: Barrier) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -27,10 +29,12 @@ from halfway.client.checks.answers import (
 )
 from halfway.client.messages import Outcome
 from halfway.client.producer.client import Halfway
+from halfway.client.producer.sync import SyncHalfway
 from halfway.client.producer.transaction import NoBarrierError
 
+log = logging.getLogger(__name__)
+
 _Event = MutableMapping[str, Any]
-_Decider = tuple[Decide, CheckVerifier | None]
 _NOT_POST: Final = (HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "a check is a POST"}')
 
 
@@ -46,90 +50,58 @@ class Endpoint(Generic[D]):
         self._verifier = verifier
 
 
-class AiohttpChecks(Endpoint[Decide]):
+class _AsyncEndpoint(Endpoint[Decide]):
+    """Answers checks in an event loop; those of groups that have joined at their path with the group's own decider."""
+
+    def __init__(self, decide: Decide | None = None, verifier: CheckVerifier | None = None) -> None:
+        super().__init__(decide or _of_no_group, verifier)
+        self.groups: dict[str, tuple[Decide, CheckVerifier | None]] = {}
+
+    async def answer(self, body: bytes, headers: Headers) -> tuple[int, bytes]:
+        decide, verifier = self._decide, self._verifier
+        if self.groups:
+            try:
+                group = read_check(body).group if len(self.groups) > 1 else next(iter(self.groups))
+            except InvalidCheckError as error:
+                return refusal(error)
+            if group not in self.groups:
+                return refusal(InvalidCheckError(f"no client of the group {group} has joined this application"))
+            decide, verifier = self.groups[group]
+        return await answer_check(body, decide, headers=headers, verifier=verifier)
+
+    @asynccontextmanager
+    async def joined(
+        self, client: Halfway, check_url: str, decide: Decide, verifier: CheckVerifier | None, **options: Any
+    ) -> AsyncIterator[None]:
+        """Open and start a client, and answer the checks of its group."""
+        async with client:
+            await client.start(check_urls=[check_url], **options)
+            self.groups[client.group] = decide, verifier or await client.check_verifier()
+            yield
+
+
+def _of_no_group(check: Check) -> Outcome:
+    log.warning("a check of %s came before its group had joined", check.group)
+    return "unknown"
+
+
+class AiohttpChecks(_AsyncEndpoint):
     """A handler for aiohttp: `app.router.add_post("/check", AiohttpChecks(barrier.decide))`."""
 
     async def __call__(self, request: web.Request) -> web.Response:
         """Answer one request. The body is limited here, not by the application's `client_max_size`."""
-        return await _answer(request, lambda _: (self._decide, self._verifier))
-
-
-class _JoinedChecks:
-    """A handler for aiohttp that answers checks of several groups, each with the group's own decider."""
-
-    def __init__(self) -> None:
-        self.groups: dict[str, _Decider] = {}
-
-    async def __call__(self, request: web.Request) -> web.Response:
-        return await _answer(request, self._decider)
-
-    def _decider(self, body: bytes) -> _Decider:
-        if len(self.groups) == 1:
-            return next(iter(self.groups.values()))
-        group = read_check(body).group
-        if group not in self.groups:
-            raise InvalidCheckError(f"no client of the group {group} has joined this application")
-        return self.groups[group]
-
-
-async def _answer(request: web.Request, decider_of: Callable[[bytes], _Decider]) -> web.Response:
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > MAX_CHECK_BYTES:
-            status, answer = too_large()
-            break
-    else:
-        try:
-            decide, verifier = decider_of(bytes(body))
-        except InvalidCheckError as error:
-            status, answer = refusal(error)
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > MAX_CHECK_BYTES:
+                status, answer = too_large()
+                break
         else:
-            status, answer = await answer_check(bytes(body), decide, headers=request.headers.items(), verifier=verifier)
-    return web.Response(status=status, body=answer, content_type=CONTENT_TYPE)
+            status, answer = await self.answer(bytes(body), request.headers.items())
+        return web.Response(status=status, body=answer, content_type=CONTENT_TYPE)
 
 
-_JOINED: Final = web.AppKey("halfway.client", dict[str, _JoinedChecks])
-"""The handler for each path."""
-
-
-def join_aiohttp(
-    app: web.Application,
-    client: Halfway,
-    *,
-    topics: Iterable[str],
-    check_url: str,
-    policy: Mapping[str, object] | None = None,
-    decide: Decide | None = None,
-    verifier: CheckVerifier | None = None,
-) -> None:
-    """Open the client as long as the application runs, and answer checks at the path of `check_url`.
-
-    The start of the application registers the group and starts the maintenance of its barrier (`Halfway.start`). If the
-    client has a key, checks that halfway has not signed are answered with 401; `verifier` replaces the verifier that is
-    created at the start. Groups may share a URL. Raises NoBarrierError if there is neither a barrier nor `decide`.
-    """
-    if decide is None and client.barrier is not None:
-        decide = client.barrier.decide
-    if decide is None:
-        raise NoBarrierError("nothing answers the group's checks: give the client a barrier, or `decide`")
-    path = urlsplit(check_url).path or "/"
-    handlers = app.setdefault(_JOINED, {})
-    checks = handlers.setdefault(path, _JoinedChecks())
-    chosen_decide = decide
-
-    async def run_client(_: web.Application) -> AsyncIterator[None]:
-        async with client:
-            await client.start(topics=topics, check_urls=[check_url], policy=policy)
-            checks.groups[client.group] = chosen_decide, verifier or await client.check_verifier()
-            yield
-
-    app.cleanup_ctx.append(run_client)
-    if path not in {resource.canonical for resource in app.router.resources()}:
-        app.router.add_post(path, checks.__call__)
-
-
-class AsgiChecks(Endpoint[Decide]):
+class AsgiChecks(_AsyncEndpoint):
     """An ASGI application: `app.add_route("/check", AsgiChecks(barrier.decide))` in Starlette and FastAPI."""
 
     async def __call__(
@@ -141,12 +113,12 @@ class AsgiChecks(Endpoint[Decide]):
         """Answer one request."""
         if scope["type"] != "http":
             raise ValueError(f"{scope['type']} is not HTTP: mount AsgiChecks at its own route")
-        status, answer = await self._answer(scope, receive)
+        status, answer = await self._receive(scope, receive)
         headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": int(status), "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
-    async def _answer(self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[_Event]]) -> tuple[int, bytes]:
+    async def _receive(self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[_Event]]) -> tuple[int, bytes]:
         if scope["method"] != "POST":
             return _NOT_POST
         body = bytearray()
@@ -157,7 +129,90 @@ class AsgiChecks(Endpoint[Decide]):
                 return too_large()
             if not event.get("more_body", False):
                 headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-                return await answer_check(bytes(body), self._decide, headers=headers, verifier=self._verifier)
+                return await self.answer(bytes(body), headers)
+
+
+_AIOHTTP: Final = web.AppKey("halfway.client", dict[str, AiohttpChecks])
+"""The handler for each path."""
+
+
+class JoinOptions(TypedDict, total=False):
+    """The keyword parameters of `join_aiohttp`, `join_starlette` and `join_flask` that may be left out."""
+
+    policy: Mapping[str, object] | None
+    decide: Any
+    verifier: CheckVerifier | None
+
+
+def join_aiohttp(
+    app: web.Application, client: Halfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
+) -> None:
+    """Open the client as long as the application runs, and answer checks at the path of `check_url`.
+
+    The start of the application registers the group and starts the maintenance of its barrier (`Halfway.start`). If the
+    client has a key, checks that halfway has not signed are answered with 401; `verifier` replaces the verifier that is
+    created at the start. Groups may share a URL. Raises NoBarrierError if there is neither a barrier nor `decide`.
+    """
+    path, running = _joining(client, topics, check_url, options)
+    handlers = app.setdefault(_AIOHTTP, {})
+    if path not in handlers:
+        handlers[path] = AiohttpChecks()
+        app.router.add_post(path, handlers[path].__call__)
+
+    async def run(_: web.Application) -> AsyncIterator[None]:
+        async with running(handlers[path]):
+            yield
+
+    app.cleanup_ctx.append(run)
+
+
+def join_starlette(
+    app: Any, client: Halfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
+) -> None:
+    """Do the same for an application of Starlette or FastAPI, within whose lifespan the client is open."""
+    path, running = _joining(client, topics, check_url, options)
+    lifespan, handlers = app.router.lifespan_context, app.state._state.setdefault("halfway", {})  # noqa: SLF001 - a dict
+    if path not in handlers:
+        handlers[path] = AsgiChecks()
+        app.add_route(path, handlers[path], methods=["POST"])
+
+    @asynccontextmanager
+    async def run(own: Any) -> AsyncIterator[Any]:
+        async with lifespan(own) as state, running(handlers[path]):
+            yield state
+
+    app.router.lifespan_context = run
+
+
+def join_flask(
+    app: Any, client: SyncHalfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
+) -> None:
+    """Start the client at once, and answer checks in an application of Flask at the path of `check_url`."""
+    decide = _decider(client, options)
+    client.start(topics=topics, check_urls=[check_url], policy=options.get("policy"))
+    checks = FlaskChecks(decide, options.get("verifier") or client.check_verifier())
+    app.add_url_rule(_path_of(check_url), "halfway-check", checks, methods=["POST"])
+
+
+def _joining(
+    client: Halfway, topics: Iterable[str], check_url: str, options: JoinOptions
+) -> tuple[str, Callable[[_AsyncEndpoint], AbstractAsyncContextManager[None]]]:
+    """Return the path of the checks, and what runs a client that answers them at an endpoint."""
+    decide, verifier, policy = _decider(client, options), options.get("verifier"), options.get("policy")
+    return _path_of(check_url), lambda checks: checks.joined(
+        client, check_url, decide, verifier, topics=topics, policy=policy
+    )
+
+
+def _path_of(check_url: str) -> str:
+    return urlsplit(check_url).path or "/"
+
+
+def _decider(client: Halfway | SyncHalfway, options: JoinOptions) -> Any:
+    decide = options.get("decide") or (None if client.barrier is None else client.barrier.decide)
+    if decide is None:
+        raise NoBarrierError("nothing answers the group's checks: give the client a barrier, or `decide`")
+    return decide
 
 
 class WsgiChecks(Endpoint[DecideSync]):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack, cast
 
 from halfway.client.checks.answers import Check, Decide, DecideSync
 from halfway.client.messages import OUTCOMES, Message, Outcome
-from halfway.client.producer.client import Halfway
+from halfway.client.producer.client import Halfway, TransactionOptions
 from halfway.client.producer.sync import SyncHalfway
 from halfway.client.threads import call_async
 
@@ -24,16 +24,6 @@ class TransactionListener(Protocol):
 
     def check_local_transaction(self, check: Check) -> Outcome | Awaitable[Outcome]:
         """Return the outcome later, `unknown` while it is not known; an exception counts as `unknown`."""
-
-
-class SyncTransactionListener(Protocol):
-    """The interface for a SyncTransactionProducer."""
-
-    def execute_local_transaction(self, transaction_id: str, argument: Any) -> Outcome:
-        """Same as `TransactionListener.execute_local_transaction`, in the caller's thread."""
-
-    def check_local_transaction(self, check: Check) -> Outcome:
-        """Same as `TransactionListener.check_local_transaction`."""
 
 
 class TransactionProducer:
@@ -51,22 +41,14 @@ class TransactionProducer:
         return self._listener.check_local_transaction
 
     async def send_in_transaction(
-        self,
-        messages: Iterable[Message],
-        argument: Any = None,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
+        self, messages: Iterable[Message], argument: Any = None, **options: Unpack[TransactionOptions]
     ) -> tuple[str, Outcome]:
         """Prepare, run the local transaction with `argument`, and end; return the id and the outcome.
 
-        Raises the errors of `Halfway.prepare`, before the local transaction has run, and the errors of `Halfway.end`,
-        unless `confirm=False` sends the end in the background.
+        The options are those of `Halfway.transaction`. Raises the errors of `Halfway.prepare`, before the local
+        transaction has run, and the errors of `Halfway.end`, unless `confirm=False` sends the end in the background.
         """
-        async with self._client.transaction(
-            messages, id=id, check_after_s=check_after_s, confirm=confirm
-        ) as transaction:
+        async with self._client.transaction(messages, **options) as transaction:
             try:
                 result: object = await call_async(self._listener.execute_local_transaction, transaction.id, argument)
             except Exception as error:  # noqa: BLE001 - of the listener
@@ -77,9 +59,9 @@ class TransactionProducer:
 
 
 class SyncTransactionProducer:
-    """`TransactionProducer` for threads."""
+    """`TransactionProducer` for threads: the methods of its listener are no coroutine functions."""
 
-    def __init__(self, client: SyncHalfway, listener: SyncTransactionListener) -> None:
+    def __init__(self, client: SyncHalfway, listener: TransactionListener) -> None:
         if not isinstance(client, SyncHalfway):
             raise TypeError(f"SyncTransactionProducer takes a SyncHalfway: use TransactionProducer with {type(client)}")
         for method in (listener.execute_local_transaction, listener.check_local_transaction):
@@ -91,19 +73,13 @@ class SyncTransactionProducer:
     @property
     def decide(self) -> DecideSync:
         """The function that answers checks, for a check endpoint or `SyncHalfway.start`."""
-        return self._listener.check_local_transaction
+        return cast("DecideSync", self._listener.check_local_transaction)
 
     def send_in_transaction(
-        self,
-        messages: Iterable[Message],
-        argument: Any = None,
-        *,
-        id: str | None = None,
-        check_after_s: float | None = None,
-        confirm: bool = True,
+        self, messages: Iterable[Message], argument: Any = None, **options: Unpack[TransactionOptions]
     ) -> tuple[str, Outcome]:
         """Same as `TransactionProducer.send_in_transaction`."""
-        with self._client.transaction(messages, id=id, check_after_s=check_after_s, confirm=confirm) as transaction:
+        with self._client.transaction(messages, **options) as transaction:
             try:
                 result: object = self._listener.execute_local_transaction(transaction.id, argument)
             except Exception as error:  # noqa: BLE001 - of the listener
