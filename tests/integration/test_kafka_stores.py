@@ -28,7 +28,7 @@ from halfway.protocol.errors import ForbiddenError, KafkaUnavailableError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
 from tests.support.brokers.fixtures import Kafka
-from tests.support.contract.groups import put, remove
+from tests.support.contract.groups import put
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
     SkippedRecords,
@@ -89,20 +89,6 @@ async def running_cursors(config: KafkaConfig) -> AsyncIterator[KafkaCursors]:
         yield cursors
     finally:
         await cursors.stop()
-
-
-async def test_groups_are_there_after_a_restart_and_on_other_instances(config: KafkaConfig) -> None:
-    """Start returns when all are read; a change of one instance reaches the other."""
-    async with running_groups(config, SkippedRecords()) as first:
-        await asyncio.gather(*(put(first, group(f"g{number}"), deadline=patience()) for number in range(50)))
-        await remove(first, "g7", deadline=patience())
-        async with running_groups(config, SkippedRecords()) as second:
-            assert second.all() == first.all()
-            assert len(second.all()) == 49
-            await put(second, group("late"), deadline=patience())
-            async with asyncio.timeout(PATIENCE_S):
-                while first.get("late") is None:  # noqa: ASYNC110 - the port reports no changes
-                    await asyncio.sleep(0.01)
 
 
 async def test_groups_of_a_topic_that_was_made_again_are_followed(config: KafkaConfig) -> None:

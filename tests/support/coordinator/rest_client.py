@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -225,8 +224,3 @@ def _problems(body: object, status: int) -> list[object]:
         return []
     lists = [items for items in body.values() if isinstance(items, list)]
     return [item["problem"] for items in lists for item in items if isinstance(item, dict) and "problem" in item]
-
-
-def moment_ms(time: str) -> int:
-    """Give an RFC 3339 time of the API as milliseconds since the epoch."""
-    return round(datetime.fromisoformat(time).timestamp() * 1000)

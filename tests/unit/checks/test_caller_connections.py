@@ -95,15 +95,6 @@ async def test_a_url_that_is_not_plain_http_is_not_called(ask: Ask, url: str) ->
     assert "secret" not in reply.detail
 
 
-async def test_connections_are_kept_and_used_again(ask: Ask) -> None:
-    """Ten checks in sequence to a service that echoes the nonce use one connection."""
-    async with endpoint(echoes("commit"), keep=True) as service:
-        for _ in range(10):
-            assert (await ask(service.url)).answered
-    assert service.connections == 1
-    assert len(service.asked) == 10
-
-
 async def test_a_service_that_does_not_echo_the_nonce_is_asked_on_a_new_connection_each_time(ask: Ask) -> None:
     """Its answers count, each on a connection that carries no other check."""
     async with endpoint(sends(COMMIT), keep=True) as service:

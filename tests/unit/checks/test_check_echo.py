@@ -1,6 +1,5 @@
 """The check endpoint of `halfway dev --check-echo`, called by the coordinator and by wrong requests."""
 
-import socket
 from collections.abc import Iterator
 
 import aiohttp
@@ -43,10 +42,3 @@ async def test_what_is_no_question_is_refused(echo: CheckEcho, body: bytes) -> N
             assert answer.status == 400
         async with session.post(echo.url, json={"id": "t"}) as answer:
             assert await answer.json() == {"outcome": "commit"}
-
-
-def test_its_port_is_free_again_afterwards() -> None:
-    with CheckEcho("commit", 0) as echo:
-        port = int(echo.url.split(":")[2].removesuffix("/check"))
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port), 1)

@@ -52,9 +52,3 @@ def test_what_is_parked_must_be_resumed_first(state: State, action: Action) -> N
 def test_the_table_is_whole() -> None:
     assert {(state, action) for state, action, _ in CELLS} == {(state, action) for state in State for action in Action}
     assert len(TRANSITIONS) == len(CELLS) - len(CONFLICTS)
-
-
-@pytest.mark.parametrize("state", [COMMITTED, ROLLED_BACK])
-@pytest.mark.parametrize("action", list(Action))
-def test_nothing_leads_out_of_an_outcome(state: State, action: Action) -> None:
-    assert TRANSITIONS.get((state, action), state) is state

@@ -19,7 +19,7 @@ from halfway.protocol.errors import (
     UnauthenticatedError,
     UnknownKeyError,
 )
-from halfway.protocol.keys import RANDOM_BYTES, Key, MasterSecret, key_text
+from halfway.protocol.keys import RANDOM_BYTES, Key, MasterSecret
 from halfway.protocol.principal import Principal, PrincipalKind
 
 SECRET = MasterSecret(b"s" * 32)
@@ -225,10 +225,3 @@ async def test_without_kafka_nothing_is_told_to_be_done(scene: Scene) -> None:
         with pytest.raises(KafkaUnavailableError):
             await call
     assert scene.valid(new)
-
-
-def test_the_first_operator_key_needs_no_log() -> None:
-    text = key_text(PrincipalKind.OPERATOR, bytes(RANDOM_BYTES))
-    memory = Memory(shards=1)
-    access = KeyedAccess(memory.keys.table, [SECRET], memory.clock, first_operator=text)
-    assert access.authenticate(text).name == "first"

@@ -200,17 +200,6 @@ async def test_after_an_outage_longer_than_max_age_the_group_is_asked(
     await again.stop()
 
 
-async def test_an_endpoint_that_was_never_reached_was_not_asked(world: World) -> None:
-    """Refused connections are not checks, at any number."""
-    await world.group(policy=ROLLBACK_AT_LAST)
-    world.memory.caller.always(unreachable())
-    prepared = await world.prepare()
-    for _ in range(30):
-        await world.scan(after_s=40)
-    assert len(world.memory.caller.requests) > 3
-    assert await world.state(prepared.id) is State.PARKED
-
-
 async def test_the_reason_for_parking_names_the_last_error(world: World) -> None:
     """The filter on the error finds the transaction, also after a restart."""
     await world.group(policy=PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_age_s=4))
@@ -277,23 +266,6 @@ async def test_after_a_gap_policy_asks_again_before_it_rolls_back(
         return
     assert asked >= 2
     assert last is {Outcome.COMMIT: OpKind.COMMITTED, Outcome.UNKNOWN: OpKind.ROLLED_BACK, None: OpKind.PARKED}[answer]
-
-
-async def test_a_new_owner_asks_once_more_before_it_rolls_back() -> None:
-    """The former owner may have died with a commit verdict that it had not written."""
-    world = await World.start()
-    await world.group(policy=SHORT_LIVED)
-    prepared = await world.prepare()
-    world.memory.caller.always(verdict(Outcome.UNKNOWN))
-    await world.scan(after_s=6)
-    await world.until(lambda: [op.kind for op in ops(world, prepared.id)] == [OpKind.CHECKED])
-
-    again = await world.restart()
-    again.memory.caller.always(verdict(Outcome.COMMIT))
-    await again.scan(after_s=60)
-    await again.scan()
-    assert await again.state(prepared.id) is State.COMMITTED
-    await again.stop()
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "not to be reached"])

@@ -11,10 +11,10 @@ from halfway.coordinator.requests import ListQuery, ServiceLimits
 from halfway.memory import no_verdict, unreachable, verdict
 from halfway.protocol.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
 from halfway.protocol.policy import PolicyOverrides
-from halfway.protocol.records import CheckMode, Half, Message, OpKind
+from halfway.protocol.records import Half, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
-from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
+from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
 from tests.unit.coordinator.resolve.test_ending import ops
 
 
@@ -131,20 +131,6 @@ async def test_a_slow_write_holds_up_no_other_transaction(world: World) -> None:
         await world.prepare()
         await world.scan(after_s=6)
         assert [request.group for request in world.memory.caller.requests] == ["old", "shop"]
-
-
-async def test_an_operators_change_from_pull_to_push_reaches_what_was_queued(world: World) -> None:
-    """Checks that wait to be fetched are sent once the group is called instead."""
-    await world.group("turning", mode=CheckMode.PULL, policy=QUICK)
-    prepared = await world.prepare(group="turning")
-    await world.scan(after_s=6)
-    await world.group("turning", mode=CheckMode.PUSH, policy=QUICK)
-    world.memory.caller.always(verdict(Outcome.COMMIT))
-    for _ in range(70):
-        await world.scan(after_s=1)
-        if ops(world, prepared.id):
-            break
-    assert await world.state(prepared.id) is State.COMMITTED
 
 
 async def test_other_content_after_a_lost_answer_waits_for_the_log(world: World) -> None:

@@ -88,17 +88,6 @@ async def test_lists_show_a_group_its_own_only(both: Guarded) -> None:
         assert len((await both.call_at(at, "board", "GET", "/v1/transactions")).body["transactions"]) == 4
 
 
-async def test_a_reader_sees_no_payload_and_a_group_its_own(both: Guarded) -> None:
-    name = own_id(1, "payload")
-    made = {"group": "shop", "id": name, "messages": [ORDER]}
-    assert (await both.call("shop", "POST", "/v1/transactions", made)).status == 201
-    assert (
-        "messages" not in (await both.call("board", "GET", f"/v1/transactions/{name}")).body
-        or (await both.call("board", "GET", f"/v1/transactions/{name}")).body["messages"] is None
-    )
-    assert (await both.call("shop", "GET", f"/v1/transactions/{name}")).body["messages"][0]["value"] == ORDER["value"]
-
-
 async def test_a_reader_sees_only_the_host_of_a_check_endpoint(both: Guarded) -> None:
     """The rest of a URL may contain a secret by which the endpoint recognises halfway."""
     secret = {"check": {"urls": ["http://shop:9000/check/s3cret?token=s3cret"]}, "topics": ["orders"]}

@@ -1,7 +1,6 @@
 """What one group sends or asks for, and what another one feels of it."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -47,15 +46,23 @@ def _holds(world: Guarded, streams: int, size: int) -> bool:
     return len(api.streams) == streams + 1 and api.in_flight.arriving == streams * size
 
 
-async def test_a_stream_that_only_pings_takes_nothing_from_the_streams_of_others() -> None:
+@pytest.mark.parametrize(
+    "begun, sent",
+    [(b"", PING * (60_000 // len(PING))), (b"\x01\x80\0\0\0\0", b"\x00\x80\0\0\0\0" * 10_000)],
+    ids=["pings", "fragments of a message that never ends"],
+)
+async def test_a_stream_that_sends_no_content_takes_nothing_from_the_streams_of_others(
+    begun: bytes, sent: bytes
+) -> None:
     """It sends ten times the bytes that all unread frames may have; the other group's large frame is then done."""
     limits = ApiLimits(max_body_bytes=60_000, max_body_bytes_in_flight=60_000)
     async with guarded(limits=limits) as world:
         _, writer = await open_raw(world, "other")
         stream = await StreamClient.connect(world.here.session, world.here.url, bearer(world, "shop"))
         try:
+            writer.write(begun)
             for _ in range(10):
-                writer.write(PING * (60_000 // len(PING)))
+                writer.write(sent)
                 await writer.drain()
                 answer = await stream.prepare("shop", {**MESSAGE, "value": "x" * 40_000})
                 assert answer.status == 201
@@ -86,24 +93,6 @@ async def test_whoever_has_most_unfinished_frames_is_cut_off_and_the_other_group
                 writer.transport.abort()
             await stream.close()
         await until_true(lambda: world.here.api.in_flight.arriving == 0)
-
-
-async def test_fragments_without_content_take_nothing_from_the_streams_of_others() -> None:
-    """A message of a million empty fragments never ends, and holds nothing."""
-    limits = ApiLimits(max_body_bytes=60_000, max_body_bytes_in_flight=60_000)
-    async with guarded(limits=limits) as world:
-        _, writer = await open_raw(world, "other")
-        stream = await StreamClient.connect(world.here.session, world.here.url, bearer(world, "shop"))
-        try:
-            writer.write(b"\x01\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 50_000)
-            await writer.drain()
-            prepare = {"n": 1, "group": "shop", "messages": [{**MESSAGE, "value": "x" * 40_000}]}
-            assert len(json.dumps(prepare)) > 40_000
-            assert (await stream.prepare("shop", {**MESSAGE, "value": "x" * 40_000})).status == 201
-            assert len(world.here.api.streams) == 2
-        finally:
-            writer.transport.abort()
-            await stream.close()
 
 
 async def test_look_ups_of_one_group_let_the_history_of_another_be_read_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +222,7 @@ class LoopTurns:
 
     @property
     def most_in_one(self) -> int:
-        """The most events of one turn."""
+        """The most events of one turn: 2 where the first after a pause begins in the turn of the last before it."""
         return max(Counter(turn for turn, _ in self.events).values())
 
 
@@ -280,7 +269,7 @@ async def test_lists_of_one_group_leave_every_other_turn_to_another(
         mine = [at for at, (_, who) in enumerate(loop_turns.events[before:]) if who == "shop"]
         assert mine[-1] - mine[0] <= 2 * len(mine)
         assert {answer.status for answer in await asyncio.gather(*many)} == {200}
-    assert loop_turns.most_in_one == 1
+    assert loop_turns.most_in_one <= 2
 
 
 async def test_batches_of_one_group_leave_every_other_turn_to_another(
@@ -312,7 +301,7 @@ async def test_batches_of_one_group_leave_every_other_turn_to_another(
         await until_true(lambda: len(loop_turns.events) > 1)
         await batch("shop", 400)
         await asyncio.gather(*many)
-        assert loop_turns.most_in_one == 1
+        assert loop_turns.most_in_one <= 2
         assert max(begun) <= 200
 
 

@@ -50,13 +50,6 @@ class TestGroups:
         assert answer.body["created_at"] == answer.body["updated_at"]
         assert answer.body["created_at"].endswith("Z")
 
-    async def test_a_group_that_is_put_again_is_200_and_changed(self, world: RestWorld) -> None:
-        answer = await world.call("PUT", "/v1/groups/shop", {"check": {"mode": "pull"}, "topics": ["orders"]})
-        assert answer.status == 200
-        shown = await world.call("GET", "/v1/groups/shop")
-        assert shown.body["check"] == {"mode": "pull", "urls": []}
-        assert shown.body["topics"] == ["orders"]
-
     @pytest.mark.parametrize("check", [{"mode": "pull"}, {"urls": ["http://shop:9000/check"]}], ids=["pull", "push"])
     async def test_the_parts_of_a_group_that_was_shown_can_be_put_again(
         self, world: RestWorld, check: dict[str, Any]

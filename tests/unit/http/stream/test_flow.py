@@ -203,18 +203,6 @@ async def test_a_client_that_does_not_read_is_cut_off(new_world: NewWorld) -> No
         writer.transport.abort()
 
 
-async def test_a_client_that_leaves_without_a_word_ends_its_stream(world: RestWorld) -> None:
-    """Half-closed: the client has closed its side and still reads."""
-    reader, writer = await asyncio.open_connection(HOST, world.port)
-    writer.write(HANDSHAKE)
-    await reader.readuntil(b"\r\n\r\n")
-    await until_true(lambda: len(world.api.streams) == 1)
-    writer.write_eof()
-    await reader.read()
-    await until_true(lambda: len(world.api.streams) == 0)
-    writer.transport.abort()
-
-
 async def test_a_silent_client_is_pinged_and_cut_off(new_world: NewWorld) -> None:
     """A client that answers pings stays connected."""
     world = await new_world(ApiLimits(stream_heartbeat_s=100))
