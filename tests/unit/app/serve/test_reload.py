@@ -77,7 +77,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
     script, file = tmp_path / "worker.py", tmp_path / "starts"
     script.write_text(WORKER)
     monkeypatch.setattr(sys, "orig_argv", ["python", str(script), str(file)])
-    for name, seconds in (("_HANGS_S", HANGS_S), ("_FIRST_PAUSE_S", 0.01), ("_LONGEST_PAUSE_S", 0.1)):
+    for name, seconds in (("_HANGS_S", 600.0), ("_FIRST_PAUSE_S", 0.01), ("_LONGEST_PAUSE_S", 0.1)):
         monkeypatch.setattr(supervisor, name, seconds)
 
     @asynccontextmanager
@@ -132,8 +132,9 @@ async def test_a_reload_moves_no_port_and_judges_access_by_where_it_is(run: Runn
         assert [line["setting"] for line in service.said("setting_not_reloaded")] == ["HALFWAY_HOST"]
 
 
-async def test_a_supervisor_that_stood_still_kills_no_worker(run: Running) -> None:
+async def test_a_supervisor_that_stood_still_kills_no_worker(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It, or all of its container, was frozen: what the workers said meanwhile is not read yet."""
+    monkeypatch.setattr(supervisor, "_HANGS_S", HANGS_S)
     async with run() as service:
         time.sleep(2 * HANGS_S)  # noqa: ASYNC251 - it stands still
         await asyncio.sleep(HANGS_S / 10)
