@@ -20,10 +20,7 @@ async def test_a_commit_writes_messages_marker_and_tombstone(instance: Instance,
     own = (("trace", b"1"), ("trace", b"2"), ("null", None))
     half = half_of(
         new_id(),
-        (
-            Message(topic=orders, key=b"o-1", value=b"paid", headers=own),
-            Message(topic=points, key=b"c-1", value=b"+5"),
-        ),
+        (Message(topic=orders, key=b"o-1", value=b"paid", headers=own), Message(topic=points, key=b"c-1", value=b"+5")),
     )
     started = backend.now_ms()
     offset = await instance.prepare(1, half)

@@ -14,25 +14,11 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.reader import Place, Reader
 from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.cursors import KafkaCursors
-from halfway.kafka.records.codec import (
-    KIND_HALF,
-    KIND_OP,
-    KIND_OWNER,
-    encode_op,
-    record_headers,
-)
+from halfway.kafka.records.codec import KIND_HALF, KIND_OP, KIND_OWNER, encode_op, record_headers
 from halfway.protocol.transactions import State
 from tests.support.domain.states import state_of
 from tests.support.ownership.acquisitions import GivenCursors, acquire
-from tests.support.ownership.cluster_harness import (
-    PATIENCE_S,
-    commit_of,
-    half,
-    in_shard,
-    prepare,
-    produce,
-    running,
-)
+from tests.support.ownership.cluster_harness import PATIENCE_S, commit_of, half, in_shard, prepare, produce, running
 
 
 def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:
@@ -65,9 +51,7 @@ async def test_the_fold_starts_at_the_cursors_but_reads_outcomes_back_to_the_hor
         assert state_of(state, ended) is State.COMMITTED
 
 
-async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(
-    config: KafkaConfig,
-) -> None:
+async def test_an_outcome_whose_marker_comes_late_is_folded_behind_the_cursor_too(config: KafkaConfig) -> None:
     """Kafka finds nothing after the LSO when it looks up the horizon: the fold begins at the LSO.
 
     The writer of the outcome is not fenced, because it had released the shard. Its commit was accepted, and the broker

@@ -17,10 +17,7 @@ from halfway.coordinator.operations import Path
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.lane import quarantine
 from halfway.protocol.entries import ParkedEntry, Pending
-from halfway.protocol.errors import (
-    MessageTooLargeError,
-    TopicUnavailableError,
-)
+from halfway.protocol.errors import MessageTooLargeError, TopicUnavailableError
 from halfway.protocol.records import Half, Message, OpKind, Parked
 from halfway.protocol.transactions import Cause, State
 from tests.support.brokers.fixtures import Kafka

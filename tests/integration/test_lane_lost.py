@@ -16,9 +16,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.transactional_producer import fence
 from halfway.kafka.records.codec import KIND_HALF, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata, WritablePartitions
-from halfway.protocol.errors import (
-    LaneLostError,
-)
+from halfway.protocol.errors import LaneLostError
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import State
 from halfway.schemas.single_object import MARKER

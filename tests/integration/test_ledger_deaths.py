@@ -154,12 +154,7 @@ def batch_under_way(folder: Path) -> bool:
 
 def process(topics: Topics, folder: Path, *program: str, max_records: int = 80) -> int:
     """Run the command as a user does and return its exit status."""
-    options = {
-        "--master": "local[1]",
-        "--memory": "1g",
-        "--max-records": str(max_records),
-        "--output": str(folder),
-    }
+    options = {"--master": "local[1]", "--memory": "1g", "--max-records": str(max_records), "--output": str(folder)}
     conf = QUICK | {"spark.sql.shuffle.partitions": "1"}
     settings = {
         "HALFWAY_KAFKA__BOOTSTRAP_SERVERS": topics.access.bootstrap_servers,

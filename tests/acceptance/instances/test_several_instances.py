@@ -8,15 +8,7 @@ import pytest
 
 from tests.support.brokers.fixtures import Kafka
 from tests.support.coordinator.callers import Callers
-from tests.support.coordinator.fleet import (
-    SHARDS,
-    Fleet,
-    RoundRobin,
-    id_in,
-    served_by,
-    settled,
-    shares,
-)
+from tests.support.coordinator.fleet import SHARDS, Fleet, RoundRobin, id_in, served_by, settled, shares
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.stream_client import CheckedStream
 from tests.support.coordinator.topics import Cluster

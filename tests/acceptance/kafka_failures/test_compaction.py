@@ -161,12 +161,7 @@ async def all_shown(rest: Rest, ids: Mapping[str, list[str]]) -> dict[str, Json]
 
 
 async def test_after_compaction_everything_is_as_it_was(
-    new_coordinator: NewCoordinator,
-    connect: Connect,
-    cluster: Cluster,
-    endpoint: CheckEndpoint,
-    topic: str,
-    group: str,
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, endpoint: CheckEndpoint, topic: str, group: str
 ) -> None:
     """Pending with payload and checks, parked, resumed, and outcomes: from the cursors, and without cursors."""
     coordinator = new_coordinator(SETTINGS).start()

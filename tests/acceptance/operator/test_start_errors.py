@@ -1,8 +1,6 @@
 """A coordinator that cannot start names the cause; one that only has to wait for Kafka waits."""
 
-import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,23 +139,6 @@ async def test_unsafe_internal_topics_end_it_and_are_named_with_the_setting(
         assert coordinator.topic(kind) in said
         assert setting in said
     assert {kind: await cluster.config(coordinator.topic(kind)) for kind in unsafe} == before
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    """Return a port that another process listens on."""
-    with socket.socket() as other:
-        other.bind((HOST, pick_port()))
-        other.listen()
-        yield other.getsockname()[1]
-
-
-@pytest.mark.parametrize("setting", ["HALFWAY_PORT", "HALFWAY_HEALTH_PORT"])
-async def test_a_taken_port_ends_it_and_is_named(new_coordinator: NewCoordinator, taken: int, setting: str) -> None:
-    coordinator = new_coordinator({setting: str(taken)})
-    said = await refused(coordinator)
-    assert str(taken) in said
-    assert setting in said
 
 
 ALONE = {

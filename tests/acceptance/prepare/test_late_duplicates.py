@@ -111,12 +111,7 @@ async def resolved_once(rest: Rest, cluster: Cluster, internal: InternalTopics, 
 
 
 async def test_a_late_duplicate_never_comes_to_life(
-    new_coordinator: NewCoordinator,
-    connect: Connect,
-    cluster: Cluster,
-    endpoint: CheckEndpoint,
-    topic: str,
-    group: str,
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, endpoint: CheckEndpoint, topic: str, group: str
 ) -> None:
     """After commit, after rollback, while pending or parked: during operation, across a kill, and while it is down."""
     coordinator = new_coordinator({"HALFWAY_SHARDS": str(SHARDS)}).start()

@@ -15,12 +15,7 @@ SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.2, "max_interval_s": 0
 
 
 async def test_prepares_are_rejected_while_ends_and_checks_go_on(
-    new_coordinator: NewCoordinator,
-    connect: Connect,
-    endpoint: CheckEndpoint,
-    cluster: Cluster,
-    group: str,
-    topic: str,
+    new_coordinator: NewCoordinator, connect: Connect, endpoint: CheckEndpoint, cluster: Cluster, group: str, topic: str
 ) -> None:
     """From the switch on, over a restart, and until it is taken back; limits of the group's own survive too."""
     coordinator = new_coordinator().start()

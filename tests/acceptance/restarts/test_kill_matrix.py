@@ -190,12 +190,7 @@ async def test_killed_in_a_scan(scene: Scene, point: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "point, counted",
-    [
-        ("check.ask.after", 0),
-        ("lane.5.commit.before", 0),
-        ("lane.5.commit.after", 1),
-    ],
+    "point, counted", [("check.ask.after", 0), ("lane.5.commit.before", 0), ("lane.5.commit.after", 1)]
 )
 async def test_killed_after_a_check_was_sent(
     scene: Scene, endpoint: CheckEndpoint, group: str, point: str, counted: int
@@ -219,10 +214,7 @@ async def test_killed_after_a_check_was_sent(
     await scene.stands()
 
 
-@pytest.mark.parametrize(
-    "point, state",
-    [("lane.5.commit.before", "prepared"), ("lane.5.commit.after", "committed")],
-)
+@pytest.mark.parametrize("point, state", [("lane.5.commit.before", "prepared"), ("lane.5.commit.after", "committed")])
 async def test_killed_after_a_verdict(
     scene: Scene, endpoint: CheckEndpoint, group: str, point: str, state: str
 ) -> None:

@@ -59,10 +59,7 @@ class GuardedKafka(EmbeddedKafka):
         open_port = pick_port({self._guarded_port}) if self._node is None else self._node.ports[0]
         return Node(
             voters={1: pick_port({self._guarded_port, open_port})},
-            listeners={
-                CLIENT_LISTENER: Listener(port=open_port),
-                GUARDED_LISTENER: Listener(port=self._guarded_port),
-            },
+            listeners={CLIENT_LISTENER: Listener(port=open_port), GUARDED_LISTENER: Listener(port=self._guarded_port)},
         )
 
     def allow(self, user: str, resource: ResourceType, name: str, *operations: AclOperation) -> None:
@@ -118,15 +115,7 @@ B = TypeVar("B", AclBinding, AclBindingFilter)
 
 
 def _denial(kind: type[B], user: str, resource: ResourceType, name: str, operation: AclOperation) -> B:
-    return kind(
-        resource,
-        name,
-        ResourcePatternType.LITERAL,
-        f"User:{user}",
-        "*",
-        operation,
-        AclPermissionType.DENY,
-    )
+    return kind(resource, name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.DENY)
 
 
 def credentials(user: str, password: str) -> dict[str, str]:

@@ -131,16 +131,11 @@ def _listener(port: int) -> dict[str, Any]:
         "stat_prefix": "api",
         "upgrade_configs": [{"upgrade_type": "websocket"}],
         "route_config": {
-            "virtual_hosts": [
-                {"name": "api", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]},
-            ]
+            "virtual_hosts": [{"name": "api", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}]
         },
         "http_filters": [{"name": "router", "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"}}],
     }
-    return {
-        "address": _address(port),
-        "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}],
-    }
+    return {"address": _address(port), "filter_chains": [{"filters": [{"name": "http", "typed_config": manager}]}]}
 
 
 def _cluster(members: Sequence[CoordinatorProcess], events: Path) -> dict[str, Any]:

@@ -32,10 +32,7 @@ WORST: dict[str, tuple[str, bytes]] = {
         "/v1/transactions",
         filled(PREPARE + b'{"topic":"orders","value":"","headers":[{', b'"name":"a"', b"}]}]}"),
     ),
-    "small messages and one that is wrong": (
-        "/v1/transactions",
-        filled(PREPARE, SMALL, b',{"topic":1}]}', 512 * 1024),
-    ),
+    "small messages and one that is wrong": ("/v1/transactions", filled(PREPARE, SMALL, b',{"topic":1}]}', 512 * 1024)),
     "free data that is wrong at its end": (
         "/v1/transactions",
         filled(PREPARE + b'{"topic":"orders","value":{"type":"JSON","data":[', b"{}", b"]}}]", 1024 * 1024),
@@ -58,10 +55,7 @@ WORST: dict[str, tuple[str, bytes]] = {
         "/v1/batch",
         batch_of(*[filled(PREPARE, SMALL, b',{"topic":1}]}', 500 * 1024)] * 14),
     ),
-    "a batch of many wrong items": (
-        "/v1/batch",
-        batch_of(*[filled(PREPARE, SMALL, b',{"topic":1}]}', 1000)] * 1000),
-    ),
+    "a batch of many wrong items": ("/v1/batch", batch_of(*[filled(PREPARE, SMALL, b',{"topic":1}]}', 1000)] * 1000)),
     "a batch whose items repeat names": (
         "/v1/batch",
         batch_of(
@@ -70,10 +64,7 @@ WORST: dict[str, tuple[str, bytes]] = {
         ),
     ),
     "an end with a body of another kind": ("/v1/transactions/x/end", filled(b'{"outcome":[', b"1", b"]}")),
-    "an end that says it again and again": (
-        "/v1/transactions/x/end",
-        filled(b"{", b'"outcome":"commit"', b"}"),
-    ),
+    "an end that says it again and again": ("/v1/transactions/x/end", filled(b"{", b'"outcome":"commit"', b"}")),
     "a resume with fields": ("/v1/transactions/x/resume", filled(b"[", b"1", b"]")),
     "a group of topics": ("/v1/groups/shop", filled(b'{"check":{"mode":"pull"},"topics":[', b'"a"', b"]}")),
 }

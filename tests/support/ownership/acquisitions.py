@@ -14,9 +14,7 @@ from halfway.kafka.clients.transactional_producer import ProducerFailedError, Tr
 from halfway.kafka.ownership.acquisition import Acquired, Acquisition
 from halfway.kafka.ownership.former_owners import FencedOwners
 from halfway.protocol.records import Owner
-from tests.support.ownership.cluster_harness import (
-    PATIENCE_S,
-)
+from tests.support.ownership.cluster_harness import PATIENCE_S
 
 
 class GivenCursors:

@@ -63,9 +63,7 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
         "max_age_s = 100",
     )
     file.write_text("\n".join(lines))
-    settings = load(
-        {"HALFWAY_PORT": "9001", "HALFWAY_CONFIG_FILE": str(file), "HALFWAY_POLICY__MAX_CHECKS": "8"},
-    )
+    settings = load({"HALFWAY_PORT": "9001", "HALFWAY_CONFIG_FILE": str(file), "HALFWAY_POLICY__MAX_CHECKS": "8"})
     assert (settings.shards, settings.port) == (3, 9001)
     assert (settings.policy.max_checks, settings.policy.max_age_s) == (8, 100)
     assert settings.kafka_config("").properties["enable.ssl.certificate.verification"] == "true"

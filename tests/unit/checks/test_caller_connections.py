@@ -207,10 +207,7 @@ async def test_a_proxy_that_the_operator_names_is_used() -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "169.254.169.254", "[::ffff:7f00:1]"])
 async def test_behind_a_proxy_what_the_url_itself_says_is_judged_here(host: str) -> None:
     """The proxy looks up names, so it checks their addresses; it is never called for a refused address."""
-    async with (
-        endpoint(sends(COMMIT)) as proxy,
-        local_caller(proxy=proxy.url, destinations=Destinations()) as caller,
-    ):
+    async with endpoint(sends(COMMIT)) as proxy, local_caller(proxy=proxy.url, destinations=Destinations()) as caller:
         reply = await caller.call(GROUP, [f"http://{host}/check"], QUESTION)
     assert (reply.sent, proxy.connections) == (False, 0)
     assert "HALFWAY_CHECK_ALSO_NETWORKS" in reply.detail
@@ -228,10 +225,7 @@ async def test_an_address_that_the_operator_does_not_allow_gets_no_connection(ho
 
 async def test_a_name_that_has_another_address_at_its_connection_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address of the connection is checked, not that of an earlier look-up."""
-    async with (
-        endpoint(sends(COMMIT)) as service,
-        local_caller(destinations=Destinations()) as caller,
-    ):
+    async with endpoint(sends(COMMIT)) as service, local_caller(destinations=Destinations()) as caller:
         url = f"http://orders.example:{service.port}/check"
         assert caller.refusal(url) is None  # as a registration sees it
         resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", service.port))]

@@ -27,10 +27,7 @@ async def test_every_check_gets_the_outcome(ask: Ask, outcome: Outcome) -> None:
 
 async def test_the_nonce_of_a_question_is_given_back(echo: CheckEcho) -> None:
     """It binds the answer to its check."""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(echo.url, json={"id": "t", "nonce": "n-1"}) as answer,
-    ):
+    async with aiohttp.ClientSession() as session, session.post(echo.url, json={"id": "t", "nonce": "n-1"}) as answer:
         assert await answer.json() == {"outcome": "commit", "nonce": "n-1"}
 
 

@@ -11,8 +11,7 @@ from halfway.checks import Destinations
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["http://orders:9000/check", "https://a.shop.svc/check", "http://A.SHOP.SVC./check", "http://10.1.2.3/check"],
+    "url", ["http://orders:9000/check", "https://a.shop.svc/check", "http://A.SHOP.SVC./check", "http://10.1.2.3/check"]
 )
 def test_a_host_that_is_named_or_matches_a_pattern_may_be_called(url: str) -> None:
     assert Destinations(hosts=["orders", "*.shop.svc", "10.1.2.3"]).refusal(URL(url)) is None

@@ -10,14 +10,8 @@ from halfway.coordinator.changes import OpFields
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.ports import Cursors, LaneWrite
 from halfway.coordinator.requests import End, GroupSpec, Prepare, ServiceLimits
-from halfway.memory import (
-    Memory,
-    topic,
-)
-from halfway.protocol.errors import (
-    LaneLostError,
-    NotWrittenError,
-)
+from halfway.memory import Memory, topic
+from halfway.protocol.errors import LaneLostError, NotWrittenError
 from halfway.protocol.records import CheckMode, Half, Message
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.contract.instance import Listener, half_of, new_id

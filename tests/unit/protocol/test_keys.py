@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.protocol.keys import (
-    FORM,
-    KINDS,
-    RANDOM_BYTES,
-    Key,
-    KeyTable,
-    MasterSecret,
-    key_text,
-    kind_in,
-    public_id,
-)
+from halfway.protocol.keys import FORM, KINDS, RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, kind_in, public_id
 from halfway.protocol.principal import Principal, PrincipalKind
 
 RANDOM = st.binary(min_size=RANDOM_BYTES, max_size=RANDOM_BYTES)

@@ -66,9 +66,7 @@ class NoteTombstone:
 
 steps = st.lists(
     st.one_of(
-        endings,
-        st.builds(Discard, st.sampled_from(IDS)),
-        st.builds(NoteTombstone, st.sampled_from(IDS), offsets),
+        endings, st.builds(Discard, st.sampled_from(IDS)), st.builds(NoteTombstone, st.sampled_from(IDS), offsets)
     ),
     max_size=40,
 )

@@ -53,13 +53,7 @@ def decide_at(
     answer_by: int = 0,
 ) -> Decision:
     return decide(
-        policy,
-        facts,
-        now=now,
-        end_offset=end_offset,
-        reanchor_after=reanchor_after,
-        jitter=jitter,
-        answer_by=answer_by,
+        policy, facts, now=now, end_offset=end_offset, reanchor_after=reanchor_after, jitter=jitter, answer_by=answer_by
     )
 
 

@@ -104,35 +104,12 @@ def test_the_table_has_a_line_for_each_event_which_no_text_in_it_breaks(
     ask: Callable[..., Result], trail: Trail
 ) -> None:
     """The actor is shown with its kind; an unknown value is a dash."""
+    changed = msgspec.structs.replace
+    done = {"key_id": "AbCdEf123456", "detail": "commit", "remark": "looked at\n\x1b[31mit", "result": "done"}
+    none = {"actor_kind": "anybody", "actor": "", "detail": None, "remark": None, "result": "unknown_transaction"}
     trail.events = [
-        AuditEvent(
-            id="e1",
-            at=NOW_MS,
-            action="end_by_hand",
-            actor_kind="operator",
-            actor="anna",
-            key_id="AbCdEf123456",
-            subject="o-42",
-            group="shop",
-            detail="commit",
-            remark="looked at\n\x1b[31mit",
-            result="done",
-            instance="http://one:8080",
-        ),
-        AuditEvent(
-            id="e2",
-            at=NOW_MS,
-            action="resume",
-            actor_kind="anybody",
-            actor="",
-            key_id=None,
-            subject="o-43",
-            group=None,
-            detail=None,
-            remark=None,
-            result="unknown_transaction",
-            instance="http://one:8080",
-        ),
+        changed(EVENTS[0], action="end_by_hand", subject="o-42", **done),
+        changed(EVENTS[1], action="resume", subject="o-43", **none),
     ]
     header, first, second = ask().stdout.splitlines()
     assert header.split() == list(audit_log.COLUMNS)

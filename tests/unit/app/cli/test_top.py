@@ -50,9 +50,7 @@ def test_top_obeys_nothing_that_it_shows(answer: Answer, text: str) -> None:
         "totals": {"pending": text},
         "away": [{"shard": 1, "instance": text, "detail": text}],
         "groups": [{"group": text, "breaker": text}],
-        "instances": [
-            {"url": text, "last_failure": {"reason": text}, "warnings": [{"check": text, "detail": text}]},
-        ],
+        "instances": [{"url": text, "last_failure": {"reason": text}, "warnings": [{"check": text, "detail": text}]}],
         "shards": [{"shard": 0, "instance": text}],
         "failures": {
             "topics": [{"topic": text, "detail": text, "error_code": text}],

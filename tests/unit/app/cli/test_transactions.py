@@ -437,9 +437,7 @@ def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> No
     assert answer.asked[-1] == ("GET", "/health/ready")
 
 
-def test_a_certificate_of_an_unknown_authority_is_told_with_the_remedy(
-    tmp_path: Path,
-) -> None:
+def test_a_certificate_of_an_unknown_authority_is_told_with_the_remedy(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "own")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(*authority.sign("server", "CN=localhost", "DNS:localhost"))

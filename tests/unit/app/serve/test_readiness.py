@@ -79,13 +79,7 @@ def test_a_single_instance_is_ready_once_it_serves_the_shards_that_it_can(
 
 @pytest.mark.parametrize(
     "later",
-    [
-        status((1,), (0, 2)),
-        status((), (0, 1, 2)),
-        status((), (0,), failing=True),
-        status(),
-        status(joined=False),
-    ],
+    [status((1,), (0, 2)), status((), (0, 1, 2)), status((), (0,), failing=True), status(), status(joined=False)],
     ids=["takes over", "lost its lane", "cannot acquire", "is spare", "left the group"],
 )
 def test_after_its_first_recovery_an_instance_that_can_serve_or_forward_stays_ready(later: MembershipStatus) -> None:
@@ -121,9 +115,7 @@ def test_an_instance_whose_writer_is_dead_is_not_ready() -> None:
     assert instance.readiness.starting() is None
 
 
-async def test_an_instance_that_serves_nothing_and_reaches_nobody_is_not_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_instance_that_serves_nothing_and_reaches_nobody_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """It alone is cut off, so others serve; it is ready again when it reaches one."""
     monkeypatch.setattr(readiness, "_WATCH_S", 0.01)
     instance = Instance(status((1,)), OTHER)

@@ -25,12 +25,7 @@ async def test_the_first_check_comes_in_its_time_and_its_verdict_resolves(world:
     assert world.memory.caller.requests == []
     await world.scan(after_s=0.2)
     shown = await world.get(prepared.id)
-    assert (shown.state, shown.cause, shown.checks, shown.remark) == (
-        State.COMMITTED,
-        Cause.CHECK,
-        1,
-        "in the books",
-    )
+    assert (shown.state, shown.cause, shown.checks, shown.remark) == (State.COMMITTED, Cause.CHECK, 1, "in the books")
     assert len(world.memory.records("orders")) == 1
     assert [request.attempt for request in world.memory.caller.requests] == [1]
 

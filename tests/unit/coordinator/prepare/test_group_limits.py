@@ -175,11 +175,7 @@ async def test_the_limit_of_what_is_pending_holds_over_all_instances() -> None:
 async def test_to_ask_another_instance_than_the_owner_gets_around_no_limit() -> None:
     """Pending transactions and bytes in flight count at the owner, the rate at the instance that gets the request."""
     large = Message(topic="orders", key=b"k", value=b"v" * 700)
-    for limits, taken in (
-        ({"pending": 6}, 3),
-        ({"bytes_in_flight": 1000}, 1),
-        ({"prepares_per_s": 4.0}, 4),
-    ):
+    for limits, taken in (({"pending": 6}, 3), ({"bytes_in_flight": 1000}, 1), ({"prepares_per_s": 4.0}, 4)):
         asked, owner = await two_instances(**limits)
         names = [name for name in map(named_id, map(str, range(100))) if shard_of(name, SHARDS) == 1][:10]
         made = await asyncio.gather(

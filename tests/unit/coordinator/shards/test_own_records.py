@@ -10,12 +10,7 @@ from halfway.protocol.shard import ShardState
 def half(name: str) -> Half:
     messages = (Message(topic="t", value=b"v"),)
     return Half(
-        id=name,
-        group="g",
-        messages=messages,
-        prepared_at=1,
-        since=1,
-        fingerprint=fingerprint("g", messages, None),
+        id=name, group="g", messages=messages, prepared_at=1, since=1, fingerprint=fingerprint("g", messages, None)
     )
 
 

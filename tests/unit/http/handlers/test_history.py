@@ -19,12 +19,7 @@ HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'
 
 def failed_check() -> CheckReply:
     attempt = CheckAttempt(
-        host="http://shop:9000",
-        sent=True,
-        answered=False,
-        status=502,
-        detail="status 502, not 200",
-        duration_s=0.25,
+        host="http://shop:9000", sent=True, answered=False, status=502, detail="status 502, not 200", duration_s=0.25
     )
     return CheckReply(
         outcome=Outcome.UNKNOWN, sent=True, answered=False, reachable=True, detail="no", attempts=(attempt,)

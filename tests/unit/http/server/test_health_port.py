@@ -13,10 +13,7 @@ from tests.support.rest.guarded import guarded
 
 
 async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str, str]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, f"http://{HOST}:{port}{path}") as answer,
-    ):
+    async with aiohttp.ClientSession() as session, session.request(method, f"http://{HOST}:{port}{path}") as answer:
         return answer.status, answer.content_type, await answer.text()
 
 
@@ -39,11 +36,7 @@ async def test_it_is_alive_before_it_is_ready_and_says_why_it_is_not() -> None:
         assert (status, content_type) == (503, "application/json")
         reason = '"reasons":[{"check":"kafka","detail":"not reached"}]'
         assert body == f'{{"status":"not_ready",{reason},"warnings":[],"not_acquired":[]}}'
-        assert await ask(port, "/health/started") == (
-            503,
-            "application/json",
-            f'{{"status":"not_started",{reason}}}',
-        )
+        assert await ask(port, "/health/started") == (503, "application/json", f'{{"status":"not_started",{reason}}}')
         starting.clear()
         assert await ask(port, "/health/started") == (200, "application/json", '{"status":"ok","reasons":[]}')
         reasons.clear()

@@ -14,11 +14,7 @@ from tests.unit.http.stream.conftest import Connects, Raw
 
 IDS: dict[str, str] = {}
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text(encoding="utf-8")
-PAGE = re.sub(
-    r"\bID-\d",
-    lambda placeholder: IDS.setdefault(placeholder[0], named_id(placeholder[0])),
-    PAGE,
-)
+PAGE = re.sub(r"\bID-\d", lambda placeholder: IDS.setdefault(placeholder[0], named_id(placeholder[0])), PAGE)
 EXAMPLES = re.compile(r"^```stream\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

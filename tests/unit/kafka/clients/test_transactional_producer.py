@@ -232,11 +232,7 @@ def test_a_commit_that_has_timed_out_with_nothing_to_flush_is_not_called_again(c
 def test_a_commit_gets_all_of_the_time_once_its_messages_have_left(committing: type[Committing]) -> None:
     """Before that, calls are short, because only the next one reports that the transaction has failed."""
     committing.waiting = 2
-    committing.answers += [
-        (1, retryable(KafkaError._TIMED_OUT)),
-        (0, retryable(KafkaError._TIMED_OUT)),
-        (0, None),
-    ]
+    committing.answers += [(1, retryable(KafkaError._TIMED_OUT)), (0, retryable(KafkaError._TIMED_OUT)), (0, None)]
     TransactionalProducer(CONFIG, "lane.0").commit(LONG_S)
     assert committing.given_s == [transactional_producer._SLICE_S, transactional_producer._SLICE_S, LONG_S]
 

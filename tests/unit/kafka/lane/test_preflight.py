@@ -171,10 +171,7 @@ async def test_a_write_that_cannot_be_encoded_fails_at_once_and_alone() -> None:
     batch = [unexpired("bad\udcff"), unexpired("good")]
     answers: list[LaneAnswer] = []
     admitted = admit(
-        context_with(Known(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))),
-        batch,
-        answers,
-        shown,
+        context_with(Known(WritablePartitions("bad\udcff", 1), WritablePartitions("good", 1))), batch, answers, shown
     )
     assert [work.write.id for work in admitted] == ["good"]
     [(write, error)] = answers

@@ -270,11 +270,7 @@ def test_an_op_of_a_later_release_is_undecodable_not_misread(field: str, symbol:
 def test_headers_tell_kind_group_and_state() -> None:
     """Tools need not decode records or tombstones."""
     headers = codec.record_headers(codec.KIND_HALF, "größe", "committed")
-    assert headers == [
-        ("halfway-kind", b"half"),
-        ("halfway-group", "größe".encode()),
-        ("halfway-state", b"committed"),
-    ]
+    assert headers == [("halfway-kind", b"half"), ("halfway-group", "größe".encode()), ("halfway-state", b"committed")]
     assert codec.kind_of(headers) == "half"
     assert codec.kind_of(None) is None
     assert codec.kind_of([("other", b"x")]) is None
