@@ -56,7 +56,7 @@ from halfway.protocol.transactions import State
 
 
 class MemoryMembership:
-    """The port `service.ports.Membership`, for an instance that owns every shard, or the shards in `owns`."""
+    """The membership of an instance that owns every shard, or the shards in `owns`."""
 
     def __init__(
         self,

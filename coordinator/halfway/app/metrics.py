@@ -178,7 +178,7 @@ _ENDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 _BY_SHARD: Final = {
     "pending": ("halfway_pending", "Pending transactions"),
     "parked": ("halfway_parked", "Parked transactions"),
-    "ended": ("halfway_outcomes", "Outcomes in memory"),
+    "remembered": ("halfway_outcomes", "Outcomes in memory"),
     "half_lag": ("halfway_half_cursor_lag", "Records of half between its cursor and its tail"),
     "op_lag": ("halfway_op_cursor_lag", "Records of op between its cursor and its tail"),
     "strays": ("halfway_strays", "Half records to correct"),
@@ -477,7 +477,7 @@ def _figures_of(coordinator: Coordinator, api: Api) -> Iterator[Metric]:
 
 
 def _figures_by_shard(shards: ShardTable) -> Iterator[Metric]:
-    stats = {str(one.shard): one for one in shards.stats()}
+    stats = {str(one.shard): one for one in shards.figures()}
     for name, (metric, text) in _BY_SHARD.items():
         yield _gauges(metric, text, "shard", {shard: getattr(one, name) for shard, one in stats.items()})
 

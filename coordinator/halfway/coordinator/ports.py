@@ -354,16 +354,6 @@ class ShardListener(Protocol):
         """Drop this shard at once. The fold of its next owner settles the writes in flight."""
 
 
-class Membership(Protocol):
-    """This instance as a member of the cluster: acquires shards (docs/protocol.md#ownership)."""
-
-    async def start(self, listener: ShardListener) -> None:
-        """Join, and acquire the assigned shards; return when that is in progress."""
-
-    async def stop(self, *, deadline: float) -> None:
-        """Release every shard and leave; drop work that is not finished by the deadline."""
-
-
 class Clock(Protocol):
     """The wall clock."""
 

@@ -94,7 +94,7 @@ class LaneFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one shard."""
+    """The figures of one shard; ages in seconds, lags in records."""
 
     shard: int
     pending: int
@@ -104,6 +104,7 @@ class ShardFigures(msgspec.Struct, frozen=True, kw_only=True):
     half_lag: int = 0
     op_lag: int = 0
     due: int = 0
+    """The transactions that a scan will look at some time: all pending ones."""
     strays: int = 0
 
 

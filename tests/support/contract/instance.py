@@ -16,8 +16,8 @@ from halfway.coordinator.ports import (
     Lane,
     LaneWrite,
     LogLoss,
-    Membership,
     Owners,
+    ShardListener,
     TopicFacts,
     Topics,
     Written,
@@ -54,6 +54,16 @@ class Stored:
     key: str
     value: Half | Op | Parked | None
     headers: dict[str, bytes]
+
+
+class Membership(Protocol):
+    """An instance as a member of the cluster: it acquires shards (docs/protocol.md#ownership)."""
+
+    async def start(self, listener: ShardListener) -> None:
+        """Join, and acquire the assigned shards; return when that is in progress."""
+
+    async def stop(self, *, deadline: float) -> None:
+        """Release every shard and leave; drop work that is not finished by the deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,6 @@ class KafkaCursors:
     """
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._observer = observer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="halfway-cursors")

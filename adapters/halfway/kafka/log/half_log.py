@@ -369,7 +369,6 @@ class KafkaHalfLog:
     """First prepares in `<prefix>half`, and the records of half and parked by their offsets."""
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._topic = config.half_topic
         self._most_bytes = config.half_record_bytes

@@ -47,7 +47,6 @@ class KafkaHistory:
     """Each read uses a consumer and a thread of its own. A few run at once, and the others wait."""
 
     def __init__(self, config: KafkaConfig) -> None:
-        """Keep the configuration; nothing connects before the first read."""
         self._config = config
         self._places = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
@@ -212,7 +211,6 @@ class RecordReader:
     """Reads records at known offsets, many at a time, with a consumer and a thread of its own."""
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         self._config = config
         self._observer = observer
         self._condition = threading.Condition()

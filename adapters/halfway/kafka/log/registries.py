@@ -66,7 +66,6 @@ class ExclusiveWriter:
     """One transactional id: `fence_others`, then read the log to its end and decide, then `write`."""
 
     def __init__(self, config: KafkaConfig, topic: str, name: str) -> None:
-        """Keep the configuration; nothing connects before `fence_others`."""
         self._config = config
         self._topic = topic
         self._transactional_id = config.prefix + name
@@ -215,7 +214,6 @@ class KafkaGroups(CompactedTable[Group]):
     not_read_event = "groups_not_read"
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         super().__init__(config, "groups", observer, **{"fetch.wait.max.ms": _FETCH_MS})
         self._groups: dict[str, Group] = {}
         self._exclusive = ExclusiveWriter(config, self._topic, "groups")
@@ -328,7 +326,6 @@ class KafkaKeys(CompactedTable[Key]):
     not_read_event = "keys_not_read"
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         super().__init__(config, "keys", observer)
         self._table = KeyTable()
         self._writer = RecordWriter(config, name="keys")
@@ -390,7 +387,6 @@ class KafkaAuditTrail:
     """
 
     def __init__(self, config: KafkaConfig, observer: Observer) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         small = dataclasses.replace(config, writer_in_flight=MAX_WAITING, writer_in_flight_bytes=4 * MIB)
         self._topic = config.topic("audit")
         self._timeout_s = config.prepare_timeout_s

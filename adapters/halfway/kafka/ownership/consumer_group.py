@@ -71,7 +71,6 @@ class GroupMember(OwnedThread):
     """A thread that polls a consumer, which never fetches; it joins and leaves the group on request."""
 
     def __init__(self, config: KafkaConfig, events: GroupEvents) -> None:
-        """Keep the configuration; nothing connects before `start`."""
         super().__init__(self._run, "halfway-members")
         self._config = config
         self._events = events

@@ -31,7 +31,6 @@ class LogWatch:
     """Looks at the log when it is asked to, with an admin client of its own. Used on the loop's thread."""
 
     def __init__(self, config: KafkaConfig) -> None:
-        """Keep the configuration; nothing connects before `look`."""
         self._config = config
         self._topics = [config.half_topic, config.op_topic, config.parked_topic, config.owners_topic]
         self._client: Admin | None = None

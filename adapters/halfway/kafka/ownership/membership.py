@@ -92,7 +92,7 @@ class MembershipStatus:
 
 
 class KafkaMembership:
-    """The port `service.ports.Membership`. Its state is changed on the loop's thread only.
+    """This instance as a member of the cluster. Its state is changed on the loop's thread only.
 
     Blocking work runs on owned threads: those of the group member, the lane, the suspect lane, the tail and the
     acquisitions, and two workers that begin incarnations and wait for threads.
@@ -106,7 +106,6 @@ class KafkaMembership:
         destinations: TopicMetadata,
         cursors: CursorLoader,
     ) -> None:
-        """Keep the parts; nothing connects before `start`."""
         self._config = config
         self._lane = lane
         self._observer = observer

@@ -138,7 +138,6 @@ class TopicMetadata:
     """
 
     def __init__(self, config: KafkaConfig) -> None:
-        """Keep the configuration; nothing connects before the first request."""
         self._config = config
         self._client: Admin | None = None
         self._is_silent = False

@@ -188,13 +188,9 @@ class ClusterStatistics:
         )
 
     def _shard_figures(self, group: str | None) -> Iterable[ShardFigures]:
-        for stats in self._shards.stats():
-            if group is None:
-                fields = msgspec.structs.asdict(stats)
-                yield ShardFigures(remembered=fields.pop("ended"), **fields)
-            else:
-                pending, parked = self._shards.counts_here(group, stats.shard)
-                yield ShardFigures(shard=stats.shard, pending=pending, parked=parked)
+        for figures in self._shards.figures():
+            pending, parked = (0, 0) if group is None else self._shards.counts_here(group, figures.shard)
+            yield figures if group is None else ShardFigures(shard=figures.shard, pending=pending, parked=parked)
 
     def _group_figures(self, group: str | None) -> Iterable[GroupFigures]:
         counts = self._shards.group_counts()

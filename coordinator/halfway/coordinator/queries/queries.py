@@ -406,7 +406,6 @@ class Histories:
     """Reads the histories of transactions. It changes nothing."""
 
     def __init__(self, shards: ShardTable, history: History) -> None:
-        """Store the parts."""
         self._shards = shards
         self._history = history
         self._group_places = Places(1)

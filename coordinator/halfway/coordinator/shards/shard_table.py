@@ -13,16 +13,16 @@ import structlog
 
 from halfway.coordinator.changes import Change
 from halfway.coordinator.ports import Clock, KnownLog, LaneWrite, LogLoss, Tombstone, Written
+from halfway.coordinator.records import ShardFigures
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard import (
     Losses,
     Missing,
     Shard,
-    ShardStats,
     ends_before,
+    figures_of,
     missing,
     not_served,
-    stats_of,
 )
 from halfway.protocol.entries import Ended, Pending, Unresolved
 from halfway.protocol.errors import (
@@ -226,10 +226,10 @@ class ShardTable:
         """The number of transactions that are pending or parked in the shards served here."""
         return sum([shard.state.unresolved_count for shard in self._served.values()])
 
-    def stats(self) -> list[ShardStats]:
+    def figures(self) -> list[ShardFigures]:
         """Return the figures of every shard served."""
         now = self._clock.now_ms()
-        return [stats_of(shard, now) for shard in self.all()]
+        return [figures_of(shard, now) for shard in self.all()]
 
     def group_counts(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of pending and parked transactions by group, over the shards served here."""
