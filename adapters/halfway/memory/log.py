@@ -16,8 +16,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from halfway.coordinator.cluster.peers import (
-    PeerHandler,
+from halfway.coordinator.cluster.forward import PeerHandler
+from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
+from halfway.coordinator.records import (
+    PeerCall,
     decode_answers,
     decode_call,
     decode_calls,
@@ -25,9 +27,7 @@ from halfway.coordinator.cluster.peers import (
     encode_call,
     encode_message,
 )
-from halfway.coordinator.cluster.peers import decode_result as read_result
-from halfway.coordinator.ports import Appended, Cursors, LoggedOp, OpsRead, OwnerHint, PlacesRead, TopicFacts
-from halfway.coordinator.records import PeerCall
+from halfway.coordinator.records import decode_result as read_result
 from halfway.protocol.errors import (
     HalfwayError,
     KafkaUnavailableError,

@@ -22,7 +22,6 @@ import structlog
 from aiohttp import WSMsgType
 from yarl import URL
 
-from halfway.coordinator.cluster.peers import decode_answers, decode_result, encode_call, encode_message
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.records import (
@@ -36,6 +35,10 @@ from halfway.coordinator.records import (
     EndCall,
     PeerCall,
     PrepareCall,
+    decode_answers,
+    decode_result,
+    encode_call,
+    encode_message,
 )
 from halfway.protocol.errors import HalfwayError, OverloadedError, PeerLostError, ShardUnavailableError
 from halfway.protocol.principal import Principal

@@ -11,8 +11,7 @@ from halfway.coordinator.changes import Change
 from halfway.coordinator.checkback.dispatcher import CheckDispatcher
 from halfway.coordinator.checkback.fetching import FetchedChecks, IsConnected, always
 from halfway.coordinator.checkback.scan import Scan
-from halfway.coordinator.cluster.forward import FanOut, Forwarder
-from halfway.coordinator.cluster.peers import PeerHandler
+from halfway.coordinator.cluster.forward import FanOut, Forwarder, PeerHandler
 from halfway.coordinator.cluster.statistics import ClusterStatistics
 from halfway.coordinator.ending import Ending
 from halfway.coordinator.fairness import Turns
@@ -40,7 +39,6 @@ from halfway.coordinator.queries.queries import Histories, Lookup, Queries
 from halfway.coordinator.records import (
     CheckCall,
     EndCall,
-    FiguresCall,
     GetCall,
     HistoryView,
     PrepareCall,
@@ -170,7 +168,7 @@ class Coordinator:
         )
         """Gathers the figures of all instances."""
         self.statistics.instance = instance
-        self.peer_handler.register(self.statistics.answer, FiguresCall)
+        self.peer_handler.figures = self.statistics.answer
 
     def prepare(self, request: Prepare, *, deadline: float, principal: Principal = ANYBODY) -> Operation[Prepared]:
         """Store a half message, and answer when it is durable (docs/protocol.md#prepare)."""

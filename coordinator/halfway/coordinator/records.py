@@ -9,7 +9,8 @@ that first supports the higher version. Durations are in seconds.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +25,9 @@ from halfway.coordinator.requests import (
     Prepared,
     TransactionView,
 )
+from halfway.protocol import errors
+from halfway.protocol.errors import HalfwayError, RetryableError, ShardUnavailableError
+from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.transactions import State
 
 
@@ -362,14 +366,10 @@ class FiguresCall(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
     samples: bool = False
 
 
-InstanceCall = FiguresCall
-"""Calls that each instance answers for itself, independent of the shards that it serves."""
-
-
-ReadCall = GetCall | ListCall | CountCall
-"""Calls that change no transaction."""
-ShardCall = PrepareCall | EndCall | CheckCall | ResumeCall | DueCall | LeaseCall | ReadCall
-PeerCall = ShardCall | InstanceCall
+PeerCall = (
+    PrepareCall | EndCall | GetCall | CheckCall | ResumeCall | ListCall | CountCall | DueCall | LeaseCall | FiguresCall
+)
+"""Each instance answers FiguresCall for itself, and the others from the shards that it serves."""
 
 
 class MessagePlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -441,3 +441,145 @@ ANSWERS: Final[dict[type, Any]] = {
     LeaseCall: LeaseResult,
 }
 """The type of the answer to each call."""
+
+
+# --- calls and answers as frames in MessagePack; a message of a connection has one or many
+
+
+class CallFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, with its caller and how long the caller waits."""
+
+    number: int
+    """The number of the call on its connection, for the answer."""
+    within_ms: int
+    principal: Principal
+    """The caller, as the first instance authenticated it."""
+    call: msgspec.Raw
+
+    @property
+    def caller(self) -> Principal:
+        """The caller; PEER if the other instance has no access control, so that it can be turned on step by step."""
+        return PEER if self.principal.kind is PrincipalKind.ANYBODY else self.principal
+
+
+class ErrorFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as callers get it."""
+
+    code: str
+    detail: str
+    fields: dict[str, Any] = {}
+    retry_after_s: float | None = None
+
+
+class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the call with this number."""
+
+    number: int
+    result: msgspec.Raw = msgspec.Raw()
+    """Empty if there is an error."""
+    error: ErrorFrame | None = None
+
+
+def _encoded(value: object) -> int | str:
+    return int(value) if isinstance(value, Moment) else str(value)
+
+
+def _decoded(kind: type, value: Any) -> Moment:
+    if kind is Moment and isinstance(value, int):
+        return Moment(value)
+    raise NotImplementedError(kind)
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encoded)
+_CALL: Final[msgspec.msgpack.Decoder[PeerCall]] = msgspec.msgpack.Decoder(PeerCall)
+_CALLS: Final = msgspec.msgpack.Decoder(list[CallFrame])
+_ANSWERS: Final = msgspec.msgpack.Decoder(list[AnswerFrame])
+_RESULTS: Final[dict[type, msgspec.msgpack.Decoder[Any]]] = {
+    call: msgspec.msgpack.Decoder(result, dec_hook=_decoded) for call, result in ANSWERS.items()
+}
+
+F = TypeVar("F")
+
+
+def encode_message(frames: Iterable[bytes]) -> bytes:
+    """Return the message with these encoded frames: all of calls, or all of answers."""
+    return _ENCODER.encode([msgspec.Raw(frame) for frame in frames])
+
+
+def encode_call(number: int, call: PeerCall, *, within_ms: int, principal: Principal) -> bytes:
+    raw = msgspec.Raw(_ENCODER.encode(call))
+    return _ENCODER.encode(CallFrame(number=number, within_ms=within_ms, principal=principal, call=raw))
+
+
+def encode_answer(number: int, result: msgspec.Struct | HalfwayError) -> bytes:
+    if isinstance(result, HalfwayError):
+        wait = result.retry_after_s if isinstance(result, RetryableError) else None
+        error = ErrorFrame(code=result.code, detail=result.detail, fields=result.fields, retry_after_s=wait)
+        return _ENCODER.encode({"number": number, "error": error})
+    return _ENCODER.encode({"number": number, "result": result})
+
+
+def decode_calls(message: bytes) -> list[CallFrame]:
+    """Return the calls of a message; raise ValueError if it is none of calls."""
+    return _decode(_CALLS, message)
+
+
+def decode_answers(message: bytes) -> list[AnswerFrame]:
+    """Return the answers of a message; raise ValueError if it is none of answers."""
+    return _decode(_ANSWERS, message)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[F], message: bytes | msgspec.Raw) -> F:
+    try:
+        return decoder.decode(message)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"it cannot be read: {error}") from None
+
+
+def decode_call(raw: msgspec.Raw) -> PeerCall:
+    """Return a call; raise ShardUnavailableError if this release does not know it: nothing was done."""
+    try:
+        return _decode(_CALL, raw)
+    except ValueError as error:
+        raise ShardUnavailableError(f"the owner runs a release that does not know this call: {error}") from None
+
+
+def decode_result(call: PeerCall, frame: AnswerFrame) -> Any:
+    """Return the result of a call from its answer.
+
+    Raises:
+        HalfwayError: the error that the other instance answered with.
+        ValueError: this release cannot read the result.
+
+    """
+    if frame.error is not None:
+        raise _decode_error(frame.error)
+    if not bytes(frame.result):
+        raise ValueError("the answer has neither a result nor an error")
+    return _decode(_RESULTS[type(call)], frame.result)
+
+
+def _errors_by_code() -> Mapping[str, type[HalfwayError]]:
+    """Return the errors that callers may get, by their codes; if several share a code, the most general one."""
+    by_code: dict[str, type[HalfwayError]] = {}
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, HalfwayError) and kind is not errors.NotServedError:
+            by_code.setdefault(kind.code, kind)
+    return by_code
+
+
+_ERRORS: Final = _errors_by_code()
+
+
+def _decode_error(frame: ErrorFrame) -> HalfwayError:
+    """Return the error that the other instance raised; one that only a newer release knows becomes retryable."""
+    kind = _ERRORS.get(frame.code)
+    if kind is None:
+        return ShardUnavailableError(
+            f"the owner answered with the error {frame.code!r}, which this release does not know"
+        )
+    error = kind.__new__(kind)
+    HalfwayError.__init__(error, frame.detail, **frame.fields)
+    if isinstance(error, RetryableError) and frame.retry_after_s is not None:
+        error.retry_after_s = frame.retry_after_s
+    return error

@@ -59,7 +59,7 @@ NEWER = '''
 """Makes this process one of the next release: a further field in half, and further fields between instances."""
 import msgspec
 from halfway.kafka.records import codec
-from halfway.coordinator.cluster import peers as peer_wire
+from halfway.coordinator import records as peer_wire
 
 _half, _call, _answer = codec.encode_half, peer_wire.encode_call, peer_wire.encode_answer
 

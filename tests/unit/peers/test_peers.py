@@ -7,9 +7,8 @@ from unittest import mock
 import pytest
 from aiohttp import web
 
-from halfway.coordinator.cluster.peers import decode_calls
 from halfway.coordinator.ports import OwnerHint
-from halfway.coordinator.records import DueCall, EndCall
+from halfway.coordinator.records import DueCall, EndCall, decode_calls
 from halfway.http.server import peer_port
 from halfway.peers import HttpPeers, PeerLimits
 from halfway.protocol.errors import OverloadedError, PeerLostError, ShardUnavailableError

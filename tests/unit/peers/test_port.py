@@ -11,9 +11,19 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from halfway.coordinator.cluster.peers import AnswerFrame, decode_answers, decode_result, encode_message
 from halfway.coordinator.logging import flush_all
-from halfway.coordinator.records import CREDENTIAL_HEADER, PATH, TO_HEADER, VERSION, VERSION_HEADER, GetCall
+from halfway.coordinator.records import (
+    CREDENTIAL_HEADER,
+    PATH,
+    TO_HEADER,
+    VERSION,
+    VERSION_HEADER,
+    AnswerFrame,
+    GetCall,
+    decode_answers,
+    decode_result,
+    encode_message,
+)
 from halfway.peers import HttpPeers
 from halfway.protocol.errors import ShardUnavailableError
 from tests.support.peers.owner import SECRET, Owner, Serve, ask, end_of, within

@@ -1,7 +1,7 @@
-"""Forwards calls to the owner of a shard that is not served here, or to all owners: one hop, never more.
+"""Forwards calls to the owner of a shard that is not served here, or to all owners, and answers those of others.
 
-A call that needs every shard (a list, the deletion of a group, fetching checks) returns no partial result. See
-docs/protocol.md#forwarding.
+One hop, never more. A call that needs every shard (a list, the deletion of a group, fetching checks) returns no partial
+result. See docs/protocol.md#forwarding.
 """
 
 from __future__ import annotations
@@ -11,18 +11,29 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
+import msgspec
+
+from halfway.coordinator.checkback.dispatcher import CheckDispatcher
 from halfway.coordinator.checkback.fetching import LOOK_EVERY_S, FetchedChecks, IsConnected, always
+from halfway.coordinator.ending import Ending
+from halfway.coordinator.fairness import Turns
 from halfway.coordinator.ports import Observer, OwnerHint, Owners, Peers
+from halfway.coordinator.prepare import Preparer
 from halfway.coordinator.queries.queries import Queries, encode_cursor, sort_key
 from halfway.coordinator.records import (
+    CheckCall,
     CountCall,
     DueCall,
     DueResult,
     EndCall,
+    FiguresCall,
+    GetCall,
     GroupCounts,
+    InstanceFigures,
     LeaseCall,
+    LeaseResult,
     ListCall,
     PeerCall,
     PrepareCall,
@@ -39,7 +50,7 @@ from halfway.protocol.errors import (
     PeerLostError,
     ShardUnavailableError,
 )
-from halfway.protocol.principal import Principal
+from halfway.protocol.principal import Permission, Principal
 
 _HELD_BACK_S = 0.25
 """How much earlier the deadline of a forwarded call is than its caller's, to leave time for the answer."""
@@ -356,3 +367,84 @@ def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionVi
 
 def _task(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return asyncio.create_task(call)
+
+
+_LONGEST_WAIT_S = 10.0
+
+
+class PeerHandler:
+    """The receiving side of the port `Peers`: it answers from the shards served here, and calls no other instance."""
+
+    turns: Turns
+    figures: Callable[[FiguresCall, float, Principal], Awaitable[InstanceFigures]]
+    """Returns the figures of this instance by a deadline on the loop's clock, for a principal."""
+
+    def __init__(
+        self,
+        preparer: Preparer,
+        ending: Ending,
+        queries: Queries,
+        groups: Groups,
+        checks: CheckDispatcher,
+        leases: FetchedChecks,
+    ) -> None:
+        self._preparer = preparer
+        self._ending = ending
+        self._queries = queries
+        self._groups = groups
+        self._checks = checks
+        self._leases = leases
+
+    async def answer(self, call: PeerCall, *, deadline: float, principal: Principal) -> msgspec.Struct:
+        """Carry out a call and return its answer, of the type in `ANSWERS`.
+
+        Raises:
+            ShardUnavailableError: its shard is not served here; nothing was done.
+            HalfwayError: any error that the same call of a client raises.
+
+        """
+        try:
+            return await self._answer(call, deadline, principal)
+        except NotServedError as error:
+            raise ShardUnavailableError(error.detail, **error.fields) from None
+
+    async def _answer(  # noqa: C901, PLR0911 - a case for each call
+        self, call: PeerCall, deadline: float, principal: Principal
+    ) -> msgspec.Struct:
+        match call:
+            case PrepareCall():
+                return await self._preparer.prepare(
+                    call.request, deadline=deadline, principal=principal, is_relayed=True
+                )
+            case EndCall():
+                return await self._ending.end(call.request, deadline=deadline, principal=principal)
+            case CheckCall():
+                return await self._checks.check_now(call.id, deadline=deadline, principal=principal)
+            case ResumeCall():
+                return await self._ending.resume(call.id, remark=call.remark, deadline=deadline, principal=principal)
+            case DueCall():
+                await self._groups.get_permitted(
+                    call.group, Permission.FETCH_CHECKS, principal=principal, deadline=deadline
+                )
+                until = min(deadline, asyncio.get_running_loop().time() + min(call.wait_s, _LONGEST_WAIT_S))
+                return DueResult(due=await self._leases.wait_until_due(call.group, until=until))
+            case LeaseCall():
+                checks = await self._leases.lease(
+                    call.group, at_most=call.at_most, wait_s=0, principal=principal, counts=False
+                )
+                self._leases.settle(call.group, call.settled, is_taken=call.taken)
+                return LeaseResult(checks=tuple(checks))
+            case GetCall():
+                view = await self._queries.get(call.id, payload=call.payload, deadline=deadline, principal=principal)
+                await self.turns.next(principal.group)  # its payload is encoded next
+                return view
+            case ListCall():
+                return await self._queries.list(call.query, call.shards, deadline=deadline, principal=principal)
+            case CountCall():
+                return await self._groups.count(
+                    call.group, call.shards, hold_s=call.hold_s, deadline=deadline, principal=principal
+                )
+            case FiguresCall():
+                return await self.figures(call, deadline, principal)
+            case _:
+                assert_never(call)

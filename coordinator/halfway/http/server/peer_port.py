@@ -12,14 +12,7 @@ from typing import Final
 import structlog
 from aiohttp import WSMsgType, web
 
-from halfway.coordinator.cluster.peers import (
-    CallFrame,
-    PeerHandler,
-    decode_call,
-    decode_calls,
-    encode_answer,
-    encode_message,
-)
+from halfway.coordinator.cluster.forward import PeerHandler
 from halfway.coordinator.logging import LogSummary
 from halfway.coordinator.records import (
     CREDENTIAL_HEADER,
@@ -28,6 +21,11 @@ from halfway.coordinator.records import (
     SUPPORTED_VERSIONS,
     TO_HEADER,
     VERSION_HEADER,
+    CallFrame,
+    decode_call,
+    decode_calls,
+    encode_answer,
+    encode_message,
 )
 from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
 

@@ -7,15 +7,6 @@ import msgspec
 import pytest
 
 from halfway.coordinator import records as peer_calls
-from halfway.coordinator.cluster.peers import (
-    decode_answers,
-    decode_call,
-    decode_calls,
-    decode_result,
-    encode_answer,
-    encode_call,
-    encode_message,
-)
 from halfway.coordinator.records import (
     ANSWERS,
     CheckCall,
@@ -43,6 +34,13 @@ from halfway.coordinator.records import (
     ShardFigures,
     Skipped,
     Totals,
+    decode_answers,
+    decode_call,
+    decode_calls,
+    decode_result,
+    encode_answer,
+    encode_call,
+    encode_message,
 )
 from halfway.coordinator.requests import (
     End,
