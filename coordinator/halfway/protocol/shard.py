@@ -15,9 +15,8 @@ from collections.abc import Container, Iterator, Mapping
 
 import msgspec
 
-from halfway.protocol.entries import Ended, Entry, OpTotals, ParkedEntry, Pending
+from halfway.protocol.entries import Ended, Entry, IndexedHeap, OffsetOrder, OpTotals, ParkedEntry, Pending
 from halfway.protocol.ids import AHEAD_MS, BORN_AFTER_END_MS, ID, birth_of
-from halfway.protocol.indexes import IndexedHeap, OffsetOrder
 from halfway.protocol.outcomes import Outcomes
 from halfway.protocol.records import FOREIGN, NO_BARRIER, Foreign, Half, MessageDigest, Op, Origin, Parked
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.protocol.indexes import Agenda, IndexedHeap, OffsetOrder
+from halfway.protocol.entries import Agenda, IndexedHeap, OffsetOrder
 
 KEYS = st.sampled_from("abcde")
 _STEP_MS = 400  # a few in a second

@@ -20,9 +20,8 @@ import structlog
 
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Tombstone, Written
 from halfway.coordinator.records import ShardFigures
-from halfway.protocol.entries import Ended, ParkedEntry, Pending
+from halfway.protocol.entries import Agenda, Ended, ParkedEntry, Pending
 from halfway.protocol.errors import KafkaUnavailableError, NotServedError
-from halfway.protocol.indexes import Agenda
 from halfway.protocol.records import Group, Half
 from halfway.protocol.shard import ShardState
 
