@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from ipaddress import ip_address
 from secrets import token_urlsafe
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, NoReturn, Self
 
 import aiohttp
@@ -332,9 +332,7 @@ class HttpCheckCaller:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -13,7 +13,6 @@ import ssl
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
-from types import TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
@@ -130,9 +129,7 @@ class HttpPeers:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

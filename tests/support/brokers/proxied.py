@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
@@ -39,11 +38,9 @@ class ProxiedKafka(EmbeddedKafka):
             self._stack.enter_context(proxy)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
-        super().__exit__(kind, error, trace)
+        super().__exit__()
 
     @property
     def proxy(self) -> KafkaProxy:

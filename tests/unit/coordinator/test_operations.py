@@ -10,7 +10,6 @@ import pytest
 
 from halfway.coordinator.access import OpenAccess
 from halfway.coordinator.operations import Deadlines, Operation, Path, Waits, results_of, tick_of
-from halfway.kafka.clients.threads import answer_all
 from halfway.protocol.errors import NotServedError
 from halfway.protocol.principal import Principal, PrincipalKind
 from tests.support.waiting import GENEROUS_S
@@ -177,22 +176,3 @@ async def test_a_late_one_that_raises_keeps_no_other_from_being_called() -> None
     deadlines.watch(broken, passed)
     deadlines.watch(called.set, passed)
     await asyncio.wait_for(called.wait(), GENEROUS_S)
-
-
-class Broken:
-    """A reply that raises when it is answered."""
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, _: object) -> None:
-        raise RuntimeError("broken")
-
-    def set_exception(self, _: BaseException) -> None:
-        raise RuntimeError("broken")
-
-
-async def test_one_that_raises_costs_no_other_its_answer() -> None:
-    future = asyncio.get_running_loop().create_future()
-    answer_all([(Broken(), 1), (future, 2)])
-    assert await future == 2

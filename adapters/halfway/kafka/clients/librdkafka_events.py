@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import time
-from typing import Final
+from typing import ClassVar, Final
 
 import structlog
 from confluent_kafka import ThrottleEvent
@@ -63,48 +63,54 @@ class SessionWatch(LibrdkafkaLog):
         super().log(level, template, facility, client, text)
 
 
-class ApiVersionWatch(LibrdkafkaLog):
-    """Keeps which version of AddPartitionsToTxn each broker knows: librdkafka says so only in its log.
+class _DebugWatch(LibrdkafkaLog):
+    """Reads what librdkafka says only in its log, at debug level: set `debug` to the context of its lines."""
 
-    Set `debug` to `feature`.
-    """
-
-    debug: Final = "feature"
+    debug: ClassVar[str]
 
     def __init__(self, *, verbose: bool) -> None:
         """Log debug lines only if `verbose`."""
         super().__init__()
         self._verbose = verbose
+
+    def see(self, facility: str, text: str) -> None:
+        """Read one line."""
+        raise NotImplementedError
+
+    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+        self.see(facility, text)
+        if level > logging.DEBUG or self._verbose:
+            super().log(level, template, facility, client, text)
+
+
+class ApiVersionWatch(_DebugWatch):
+    """Keeps which version of AddPartitionsToTxn each broker knows."""
+
+    debug = "feature"
+
+    def __init__(self, *, verbose: bool) -> None:
+        super().__init__(verbose=verbose)
         self.versions: dict[int, int] = {}
         """The highest version by broker."""
 
-    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+    def see(self, facility: str, text: str) -> None:
         found = _ADD_PARTITIONS.search(text) if facility == "APIVERSION" else None
         if found is not None:
             self.versions[int(found["broker"])] = int(found["highest"])
-        if level > logging.DEBUG or self._verbose:
-            super().log(level, template, facility, client, text)
 
 
-class CoordinatorWatch(LibrdkafkaLog):
-    """Counts how often a producer's connection to its transaction coordinator was lost.
+class CoordinatorWatch(_DebugWatch):
+    """Counts how often a producer's connection to its transaction coordinator was lost."""
 
-    librdkafka reports this only in its log, and reports every loss only at debug level: set `debug` to `broker`.
-    """
-
-    debug: Final = "broker"
+    debug = "broker"
 
     def __init__(self, *, verbose: bool) -> None:
-        """Log debug lines only if `verbose`."""
-        super().__init__()
-        self._verbose = verbose
+        super().__init__(verbose=verbose)
         self.losses = 0
 
-    def log(self, level: int, template: str, facility: str, client: str, text: str) -> None:
+    def see(self, facility: str, text: str) -> None:
         if facility == "FAIL" and _COORDINATOR in text:
             self.losses += 1
-        if level > logging.DEBUG or self._verbose:
-            super().log(level, template, facility, client, text)
 
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVarTuple, Unpack
 
 import structlog
 from confluent_kafka import KafkaException
@@ -147,31 +147,12 @@ def drop_last(held: list[Admin]) -> None:
     threading.Thread(target=held.clear, name="halfway-drop-admin", daemon=True).start()
 
 
-R_contra = TypeVar("R_contra", contravariant=True)
-
-
-class Reply(Protocol[R_contra]):
-    """Takes one answer, as an `asyncio.Future` does. Called on the loop's thread."""
-
-    def done(self) -> bool:
-        """Return whether it takes no answer any more."""
-
-    def set_result(self, result: R_contra, /) -> None:
-        """Answer."""
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """Answer with an error."""
-
-
-def answer_all(answers: Iterable[tuple[Reply[Any], Any]]) -> None:
-    """Pass results or errors to replies. Replies that are done or cancelled are skipped."""
-    for reply, result in answers:
-        if reply.done():
+def answer_all(answers: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Give futures their results or errors, on the loop's thread; those that are done or cancelled are skipped."""
+    for future, result in answers:
+        if future.done():
             continue
-        try:
-            if isinstance(result, BaseException):
-                reply.set_exception(result)
-            else:
-                reply.set_result(result)
-        except Exception:
-            log.exception("reply_failed")  # the others must still get their answers
+        if isinstance(result, BaseException):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
