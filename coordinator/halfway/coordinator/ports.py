@@ -287,6 +287,8 @@ class KnownLog(msgspec.Struct, frozen=True, kw_only=True):
     """The offset after the last known record of op[s]."""
     half_needed: int
     """The lowest offset of a half that is still pending."""
+    op_recent: int | None = None
+    """The offset in op[s] of the first outcome within the horizon, or a lower one. None if it is not known yet."""
     op_needed: int | None = None
     """The lowest offset of an op that has a verdict, or checks, that are nowhere else. None if there is none."""
     parked_needed: int | None = None

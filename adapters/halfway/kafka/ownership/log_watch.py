@@ -7,8 +7,6 @@ records. Nothing else would notice it while the owner has everything in memory, 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -23,8 +21,6 @@ from halfway.kafka.clients.seam import Admin
 log = structlog.get_logger()
 
 _REQUEST_S: Final = 5.0
-_SAMPLES: Final = 16
-"""Ends that are remembered for an outcome horizon, at equal intervals."""
 
 
 class LogWatch:
@@ -40,8 +36,6 @@ class LogWatch:
         """The highest end that was seen of each partition."""
         self._starts: dict[Place, int] = {}
         """The log start that was reported last."""
-        self._op_ends: dict[int, deque[tuple[float, int]]] = {}
-        """By shard: when op[s] had which end, over the last horizon."""
         self._doubted: set[Place] = set()
         """Partitions that ended too early at the last look: a leader that was just elected may lag for a moment."""
 
@@ -67,7 +61,6 @@ class LogWatch:
         """Forget the ends of a shard that is not served any more: its log may have been found shorter."""
         for topic in self._topics:
             self._ends.pop((topic, shard), None)
-        self._op_ends.pop(shard, None)
 
     # --- topics
 
@@ -89,7 +82,6 @@ class LogWatch:
                 made_again.append(topic)
                 self._ends = {place: end for place, end in self._ends.items() if place[0] != topic}
                 self._starts = {place: start for place, start in self._starts.items() if place[0] != topic}
-                self._op_ends.clear()
         return made_again
 
     def _note_missing(self, topic: str) -> None:
@@ -124,14 +116,12 @@ class LogWatch:
         """Return every loss, not one for each shard: the records of several topics may be deleted together."""
         half, op, parked, _ = self._topics
         losses: list[tuple[int, LogLoss]] = []
-        now = time.monotonic()
         for place, start in (await self._offsets(known, earliest=True)).items():
             topic, shard = place
             if start <= self._starts.get(place, 0):
                 continue
-            one, outcomes = known[shard], start
-            if topic == op and (samples := self._recent_op_ends(shard, now)):
-                outcomes = samples[0][1]
+            one = known[shard]
+            outcomes = start if topic != op or one.op_recent is None else one.op_recent
             lowest = {half: one.half_needed, op: one.op_needed, parked: one.parked_needed}[topic]
             needed = outcomes if lowest is None else min(lowest, outcomes)
             self._starts[place] = start
@@ -145,20 +135,7 @@ class LogWatch:
                     is_op_cut=start > outcomes,
                 )
                 losses.append((shard, loss))
-        for shard, one in known.items():
-            self._note_op_end(shard, one.op_end, now)
         return losses
-
-    def _recent_op_ends(self, shard: int, now: float) -> deque[tuple[float, int]]:
-        samples = self._op_ends.setdefault(shard, deque())
-        while samples and samples[0][0] < now - self._config.outcome_horizon_s:
-            samples.popleft()
-        return samples
-
-    def _note_op_end(self, shard: int, end: int, now: float) -> None:
-        samples = self._recent_op_ends(shard, now)
-        if not samples or now - samples[-1][0] >= self._config.outcome_horizon_s / _SAMPLES:
-            samples.append((now, end))
 
     async def _offsets(self, known: Mapping[int, KnownLog], *, earliest: bool) -> dict[Place, int]:
         """Return the earliest (not of owners) or latest offsets of the owned partitions, as far as Kafka answers."""

@@ -266,6 +266,11 @@ class OutcomeWindow:
         self._samples: deque[tuple[float, int]] = deque(maxlen=2 * _SAMPLES)
         """Times on the monotonic clock, and how far op[s] was known then."""
 
+    @property
+    def recent(self) -> int | None:
+        """The position of one horizon ago, or an earlier one; None before the first scan."""
+        return self._samples[0][1] if self._samples else None
+
     def start(self, now: float) -> int:
         """Return the offset. It stays while there are strays, whose outcomes must be known until they are corrected."""
         if not self._samples:

@@ -299,6 +299,7 @@ class ShardTable:
             half_end=state.half_end,
             op_end=state.op_tail,
             half_needed=state.half_cursor,
+            op_recent=served.outcomes.recent,
             op_needed=op_needed,
             parked_needed=state.oldest_parked_offset,
         )
