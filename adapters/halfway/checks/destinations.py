@@ -194,7 +194,8 @@ class Destinations:
 
     def _address_refusal(self, address: Address) -> str | None:
         direct, *embedded = reachable_addresses(address)
-        if self._has_networks and not self._is_listed(direct) and not self._is_allowed_as_public(direct):
+        is_public = self._is_public_allowed and special_kind(direct) is None
+        if self._has_networks and not self._is_listed(direct) and not is_public:
             return "an address that the operator does not allow (HALFWAY_CHECK_NETWORKS)"
         for reachable in (direct, *embedded):
             kind = special_kind(reachable)
@@ -205,9 +206,6 @@ class Destinations:
             if self._has_networks:
                 return "a private address, which the operator does not allow (HALFWAY_CHECK_NETWORKS)"
         return None
-
-    def _is_allowed_as_public(self, address: Address) -> bool:
-        return self._is_public_allowed and special_kind(address) is None
 
     def _is_listed(self, address: Address) -> bool:
         return any(address in network for network in self._networks)

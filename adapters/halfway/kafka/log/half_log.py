@@ -64,7 +64,8 @@ class _Append(Generic[T]):
 
     def answer_late(self) -> None:
         self.is_late = True
-        self.appended([(token, _not_in_time(self._topic)) for token, _ in self.waiting.values()])
+        detail = f"Kafka did not confirm a record of {self._topic} in time"
+        self.appended([(token, OutcomeUnknownError(detail)) for token, _ in self.waiting.values()])
 
     def report(self, error: KafkaError | None, message: Message) -> None:
         """Take a delivery report, on the polling thread."""
@@ -356,10 +357,6 @@ def _limit_lowered(topic: str | None) -> TopicUnavailableError:
         "needs: an operator must raise it (topic_unsafe in the log names the command)",
         topic=topic,
     )
-
-
-def _not_in_time(topic: str) -> OutcomeUnknownError:
-    return OutcomeUnknownError(f"Kafka did not confirm a record of {topic} in time")
 
 
 _PREPARED: Final = State.PREPARED.value

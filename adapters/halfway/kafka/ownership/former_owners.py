@@ -285,15 +285,13 @@ class FormerOwners:
     def _fence(self, owners: Mapping[str, tuple[str, ...]]) -> None:
         """Step 3: fence the lane ids of former owners."""
         for incarnation, ids in owners.items():
-            self.fences.once(incarnation, partial(self._fence_owner, incarnation, ids), self._check_deadline)
+            check = partial(self.acquisition_deadline.check, "waiting for the fence of the former owner")
+            self.fences.once(incarnation, partial(self._fence_owner, incarnation, ids), check)
 
     def _fence_owner(self, incarnation: str, ids: Sequence[str]) -> None:
         log.info("fencing_former_owner", incarnations=[incarnation])
         end_rehearsal(self.config, incarnation)
         fence(self.config, ids, self.acquisition_deadline.deadline, self.acquisition_deadline.cancelled)
-
-    def _check_deadline(self) -> None:
-        self.acquisition_deadline.check("waiting for the fence of the former owner")
 
     def _check_ends(self) -> None:
         self.acquisition_deadline.check("requesting the end offsets")

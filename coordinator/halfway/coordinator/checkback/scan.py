@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import islice
-from typing import Protocol
 
 import structlog
 
@@ -40,11 +40,8 @@ _RETRY_MS = 1000
 _YIELD_EVERY = 200
 
 
-class Write(Protocol):
-    """A function that writes something for one transaction."""
-
-    async def __call__(self, transaction_id: str, *, deadline: float) -> None:
-        """Write it, or raise a HalfwayError."""
+Write = Callable[..., Awaitable[None]]
+"""Writes something for one transaction by a deadline, or raises a HalfwayError."""
 
 
 class Scan:

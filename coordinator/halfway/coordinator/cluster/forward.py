@@ -7,7 +7,7 @@ result. See docs/protocol.md#forwarding.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
@@ -92,7 +92,7 @@ class Forwarder:
 
     async def _forward(self, error: NotServedError, call: PeerCall, *, deadline: float, principal: Principal) -> Any:
         """Send a call to the owner of the shard that `error` names, or to any owner if it names none."""
-        owner = self._any_owner() if error.shard is None else self.owner_of(error.shard)
+        owner = next(iter(self.others()), None) if error.shard is None else self.owner_of(error.shard)
         if owner is None:
             raise error
         return await self.ask(owner, call, deadline=deadline, principal=principal)
@@ -155,9 +155,6 @@ class Forwarder:
             elsewhere.setdefault(owner, []).append(number)
         return here, elsewhere
 
-    def _any_owner(self) -> OwnerHint | None:
-        return next(iter(self.others()), None)
-
 
 def _unknown_outcome(call: PeerCall, error: PeerLostError) -> HalfwayError:
     if isinstance(call, PrepareCall):
@@ -213,7 +210,7 @@ class FanOut:
         """
         query = self._queries.restrict(query, principal)
         here, elsewhere = self._forwarder.parts()
-        calls = [_task(self._queries.list(query, here, deadline=deadline, principal=principal))]
+        calls = [asyncio.create_task(self._queries.list(query, here, deadline=deadline, principal=principal))]
         calls += [
             self._call(owner, ListCall(query=query, shards=tuple(shards)), deadline, principal)
             for owner, shards in elsewhere.items()
@@ -232,7 +229,9 @@ class FanOut:
         async def count_all(group: str, hold_s: float) -> GroupCounts:
             until = min(deadline, asyncio.get_running_loop().time() + _COUNT_S)
             here, elsewhere = self._forwarder.parts()
-            calls = [_task(self._groups.count(group, here, hold_s=hold_s, deadline=until, principal=principal))]
+            calls = [
+                asyncio.create_task(self._groups.count(group, here, hold_s=hold_s, deadline=until, principal=principal))
+            ]
             calls += [
                 self._call(owner, CountCall(group=group, shards=tuple(shards), hold_s=hold_s), until, principal)
                 for owner, shards in elsewhere.items()
@@ -352,7 +351,7 @@ class FanOut:
             task.cancel()
 
     def _call(self, owner: OwnerHint, call: Any, deadline: float, principal: Principal) -> asyncio.Task[Any]:
-        return _task(self._forwarder.ask(owner, call, deadline=deadline, principal=principal))
+        return asyncio.create_task(self._forwarder.ask(owner, call, deadline=deadline, principal=principal))
 
 
 def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionView, ...]:
@@ -363,10 +362,6 @@ def _page(ordered: Sequence[TransactionView], limit: int) -> tuple[TransactionVi
         if topics > _PAGE_TOPICS:
             return tuple(ordered[:number])
     return tuple(ordered[:limit])
-
-
-def _task(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    return asyncio.create_task(call)
 
 
 _LONGEST_WAIT_S = 10.0

@@ -275,7 +275,8 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
     described: list[dict[str, Any]] = []
     if operation.parameter is not None:
         name, kind = operation.parameter
-        described.append({"name": name, "in": "path", "required": True, "schema": _schema(kind)})
+        schema = msgspec.json.schema(kind, ref_template=_REFERENCE)
+        described.append({"name": name, "in": "path", "required": True, "schema": schema})
     if operation.query is not None:
         _, components = msgspec.json.schema_components([operation.query], ref_template=_REFERENCE)
         for name, schema in components[operation.query.__name__]["properties"].items():
@@ -310,10 +311,6 @@ def _problem(status: int, kinds: Sequence[type[HalfwayError]]) -> dict[str, Any]
             "Retry-After": {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
         }
     return described
-
-
-def _schema(kind: Any) -> dict[str, Any]:
-    return msgspec.json.schema(kind, ref_template=_REFERENCE)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -51,14 +51,10 @@ def caller_of(request: web.BaseRequest, permission: Permission, authority: Autho
         return ANYBODY
     demand_own_page(request, changes_nothing=permission is not Permission.FETCH_CHECKS)
     token = _token(request.headers.get("Authorization"))
-    principal = authority.authenticate(token, names_in(_certificate(request)), permission)
+    certificate = getattr(request.protocol, "certificate", None)  # the transport of a lost connection has none
+    principal = authority.authenticate(token, names_in(certificate), permission)
     authority.require(principal, permission)
     return principal
-
-
-def _certificate(request: web.BaseRequest) -> Mapping[str, Any] | None:
-    """Return the client's certificate as it was kept: the transport of a lost connection no longer has it."""
-    return getattr(request.protocol, "certificate", None)
 
 
 def _token(header: str | None) -> str | None:
