@@ -21,7 +21,10 @@ from halfway.app.serve import backend as backends
 from halfway.app.serve import scheduler as schedulers
 from halfway.app.settings import Settings
 from halfway.coordinator import logging as summaries
-from halfway.coordinator.cluster.peers import (
+from halfway.coordinator.coordinator import Coordinator
+from halfway.coordinator.ports import CheckReply, CheckRequest, OwnerHint
+from halfway.coordinator.records import (
+    PeerCall,
     decode_answers,
     decode_call,
     decode_calls,
@@ -30,9 +33,6 @@ from halfway.coordinator.cluster.peers import (
     encode_call,
     encode_message,
 )
-from halfway.coordinator.coordinator import Coordinator
-from halfway.coordinator.ports import CheckReply, CheckRequest, OwnerHint
-from halfway.coordinator.records import PeerCall
 from halfway.kafka.clients import threads, transactional_producer
 from halfway.kafka.clients.seam import Clients
 from halfway.protocol.errors import HalfwayError, PeerLostError, ShardUnavailableError
