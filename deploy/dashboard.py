@@ -193,6 +193,7 @@ def _lane() -> list[Any]:
         lines("Bytes in one Kafka transaction", "bytes", (f"{size} / {transactions}", "{{instance}}")),
         lines("Incarnations that ended", "short", (failures, "{{instance}}: {{reason}}")),
         lines("Changes that wait", "short", (f"sum by (on) (halfway_changes_waiting{{{HERE}}})", "for {{on}}")),
+        lines("Held back", "short", (f"sum by (kind) (halfway_held_back{{{HERE}}})", "{{kind}}")),
         lines(
             "Kafka's quotas",
             "s",
@@ -231,6 +232,7 @@ def _of_shards() -> list[Any]:
 def _process() -> list[Any]:
     hits, misses = (per_s(f"halfway_payload_cache_{what}_total", "instance", HERE) for what in ("hits", "misses"))
     held = f"sum by (instance) (halfway_pending{{{HERE}}} + halfway_parked{{{HERE}}})"
+    most = f'halfway_limit{{{HERE}, limit="pending"}}'
     return [
         lines("CPU", "percentunit", (per_s("process_cpu_seconds_total", "instance", HERE), "{{instance}}")),
         lines("Resident memory", "bytes", (f"process_resident_memory_bytes{{{HERE}}}", "{{instance}}")),
@@ -238,7 +240,7 @@ def _process() -> list[Any]:
         lines(
             "Pending and parked, of the most",
             "percentunit",
-            (f"{held} / on (instance) halfway_max_pending{{{HERE}}}", "{{instance}}"),
+            (f"{held} / on (instance) {most}", "{{instance}}"),
         ),
         lines("Open files", "short", (f"process_open_fds{{{HERE}}}", "{{instance}}")),
         lines("Requests in flight", "short", (f"halfway_requests_in_flight{{{HERE}}}", "{{instance}}")),

@@ -15,6 +15,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from ipaddress import ip_address
 from secrets import token_urlsafe
@@ -345,6 +346,24 @@ class HttpCheckCaller:
     def refusal(self, url: str) -> str | None:
         """Return why the operator's settings refuse an endpoint, None if they allow it."""
         return self._destinations.refusal(url)
+
+    async def reach(self, group: str, url: str) -> Attempt:
+        """Send HEAD to an endpoint, to see whether it answers at all; `detail` is empty if it does. Never raises."""
+        exchange = Exchange(URL(url), group, fresh=True)
+        attempt = Attempt(detail=self.refusal(url) or "", host=host_of(url))
+        if attempt.detail:
+            return attempt
+        EXCHANGE.set(exchange)
+        head = partial(self._open().head, url, allow_redirects=False, trace_request_ctx=attempt)
+        try:
+            async with asyncio.timeout(self._timeout_s), head() as response:
+                attempt.status = response.status
+                exchange.end(response)
+        except TimeoutError:
+            record_timeout(attempt, exchange)
+        except aiohttp.ClientError as error:
+            record_failure(attempt, error, exchange)
+        return attempt
 
     async def call(self, group: Group, urls: Sequence[str], request: CheckRequest) -> CheckReply:
         """Call the endpoints in the given order, one per host and port, until one returns a verdict.

@@ -455,8 +455,18 @@ def _figures_of(coordinator: Coordinator, api: Api) -> Iterator[Metric]:
     shards, in_flight = coordinator.shards, api.in_flight
     payloads, losses = shards.payloads, shards.losses
     yield _gauge("halfway_shards", "The number of shards of all instances together", shards.count)
-    text = "Most pending and parked transactions of this instance"
-    yield _gauge("halfway_max_pending", text, coordinator.limits.max_pending)
+    bounds, of_http = coordinator.limits, api.limits
+    limits = {
+        "pending": bounds.max_pending,
+        "requests": of_http.max_requests,
+        "body_bytes": of_http.max_body_bytes_in_flight,
+        "streams": of_http.max_streams,
+        "outcomes": bounds.max_outcomes_per_shard,
+    }
+    text = "Bounds: pending and parked transactions, requests in flight, their bodies, streams, outcomes of a shard"
+    yield _gauges("halfway_limit", text, "limit", limits)
+    text = "What the lane holds back: ends whose last write was refused, topics and transactions in quarantine"
+    yield _gauges("halfway_held_back", text, "kind", coordinator.statistics.held_back())
     yield _gauge("halfway_payload_cache_bytes", "Payloads held in memory", payloads.bytes)
     yield _counter("halfway_payload_cache_hits", "Payloads found in memory", payloads.hits)
     yield _counter("halfway_payload_cache_misses", "Payloads read back from Kafka", payloads.misses)

@@ -136,7 +136,9 @@ async def test_a_reload_replaces_each_worker_and_refuses_no_connection(
     assert [line["status"] for line in events(service, "worker_died")] == []
     await settled(rest)
     found = await samples(rest)
-    assert {value for (name, _), value in found.items() if name == "halfway_max_pending"} == {4321}
+    assert {
+        value for (name, labels), value in found.items() if name == "halfway_limit" and "pending" in str(labels)
+    } == {4321}
 
     left = children(service.pid)
     assert service.stop() == 0

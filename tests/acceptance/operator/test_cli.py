@@ -96,7 +96,7 @@ async def test_a_coordinator_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 async def test_topics_are_created_listed_and_verified_without_a_coordinator(
-    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, tmp_path: Path
+    new_coordinator: NewCoordinator, connect: Connect, cluster: Cluster, endpoint: CheckEndpoint, tmp_path: Path
 ) -> None:
     """For operators whose coordinator may not create topics. The doctor says what is still missing, or wrong."""
     coordinator = new_coordinator()
@@ -126,12 +126,29 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     assert "HALFWAY_SHARDS=2" in looked.out
 
     coordinator.start()
-    (await connect(coordinator).put_group("shop", topics=["orders"], urls=["http://shop:9000/check"])).expect(201)
-    looked = await command_line.run(tmp_path, "doctor", settings=settings)
-    assert looked.status == 0, looked
-    looked = await command_line.run(tmp_path, "doctor", settings={**settings, "HALFWAY_CHECK_HOSTS": "*.svc"})
-    assert looked.status == 1
-    assert "HALFWAY_CHECK_HOSTS" in next(line for line in looked.out.splitlines() if "endpoints of group shop" in line)
+    rest, place = connect(coordinator), endpoint.url.removesuffix("/check")
+    (await rest.put_group("shop", topics=["orders"], urls=[endpoint.url])).expect(201)
+
+    async def doctor(**over: str) -> tuple[int, dict[str, str]]:
+        """Return the exit status, and what is wrong; without anything what is well."""
+        ended = await command_line.run(tmp_path, "doctor", "--json", settings=settings | over)
+        findings = json.loads(ended.out)
+        results = {one["result"] for one in findings}
+        shown = "wrong" if "wrong" in results else "ok"
+        return ended.status, {one["check"]: one["detail"] for one in findings if one["result"] == shown}
+
+    status, well = await doctor()
+    assert status == 0, well
+    assert {"clock", f"check endpoint {place} of group shop"} < well.keys()
+    instance = next(check for check in well if check.startswith("instance http://"))
+    status, wrong = await doctor(HALFWAY_PEER_CREDENTIAL="p" * 32)
+    assert (status, list(wrong)) == (1, [instance])
+    assert "HALFWAY_PEER_CREDENTIAL" in wrong[instance]
+    status, wrong = await doctor(HALFWAY_CHECK_HOSTS="*.svc")
+    assert (status, "HALFWAY_CHECK_HOSTS" in wrong[f"check endpoint {place} of group shop"]) == (1, True)
+    gone = f"http://{HOST}:{pick_port()}"
+    (await rest.put_group("shop", topics=["orders"], urls=[f"{gone}/check"])).expect(200)
+    assert await doctor() == (1, {f"check endpoint {gone} of group shop": "the connection was refused"})
 
 
 @pytest.mark.parametrize(

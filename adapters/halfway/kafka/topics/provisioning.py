@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicCollection
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # public, but not for mypy
     AclOperation,
     ConfigResource,
     NewTopic,
+    OffsetSpec,
     ResourceType,
 )
 
@@ -38,7 +39,7 @@ from halfway.kafka.records.codec import (
     encode_layout,
     record_headers,
 )
-from halfway.kafka.records.lane_records import Count, note_skipped
+from halfway.kafka.records.lane_records import Count, is_layout, note_skipped, owner_in
 from halfway.kafka.topics.admin_requests import AdminRequests, demand_properties
 from halfway.kafka.topics.required_config import (
     FoundTopic,
@@ -50,12 +51,32 @@ from halfway.kafka.topics.required_config import (
     surplus_partitions,
 )
 from halfway.protocol.errors import ConfigurationError, HalfwayError, KafkaUnavailableError
+from halfway.protocol.records import base_url_refusal
 
 log = structlog.get_logger(__name__)
 
 _POLL_S: Final = 0.1
 _FLUSH_S: Final = 0.5
 _MIN_S: Final = 0.5
+
+
+def _read_whole(
+    config: KafkaConfig,
+    places: Collection[Place],
+    handle: Callable[[Place, Message], None],
+    deadline: float,
+    check: Callable[[], None],
+) -> None:
+    """Read partitions of owners from their beginning to their ends."""
+    # The end of a partition is reported after an empty fetch.
+    with Reader(config, **{"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}) as reader:
+        reader.add(dict.fromkeys(places, OFFSET_BEGINNING))
+        while not reader.at_end.issuperset(places):
+            check()
+            if time.monotonic() >= deadline:
+                raise KafkaUnavailableError(f"{config.owners_topic} could not be read in time")
+            with suppress(KafkaException):  # the deadline bounds it
+                reader.read(_POLL_S, handle)
 
 
 class ShardCountRecord:
@@ -100,15 +121,7 @@ class ShardCountRecord:
                     refused = undecodable
                     note_skipped(message, undecodable, self._skipped)
 
-        # The end of the partition is reported after an empty fetch.
-        with Reader(self._config, **{"isolation.level": "read_uncommitted", "fetch.wait.max.ms": 10}) as reader:
-            reader.add({place: OFFSET_BEGINNING})
-            while place not in reader.at_end:
-                self._check()
-                if time.monotonic() >= self._deadline:
-                    raise KafkaUnavailableError(f"{place[0]} could not be read in time")
-                with suppress(KafkaException):  # the deadline bounds it
-                    reader.read(_POLL_S, handle)
+        _read_whole(self._config, [place], handle, self._deadline, self._check)
         if layout is None and refused is not None:
             raise self._undecodable_error(refused)
         return layout, refused is not None
@@ -152,6 +165,8 @@ class ShardCountRecord:
 
 T = TypeVar("T")
 
+MAX_SKEW_S: Final = 60.0
+"""How far clocks may be apart (docs/operating.md#clocks)."""
 _RETRY_S: Final = 0.2
 _GROUP_S: Final = 2.0
 _NO_TIMEOUT_S: Final = 3600.0
@@ -220,6 +235,10 @@ class InternalTopics:
     async def examine(self, destinations: Sequence[str], *, timeout_s: float = 30.0) -> list[Finding]:
         """Look at all that a start needs, and at the permissions on topics of others; change nothing, raise nothing."""
         return await self._call(lambda session: list(session.examine(destinations)), timeout_s)
+
+    async def instances(self, *, timeout_s: float = 10.0) -> list[str]:
+        """Return the URLs of the instances that run and own a shard; errors as for `watch`."""
+        return await self._call(lambda session: session.instances(), timeout_s)
 
     async def plans(self, *, timeout_s: float = 10.0) -> list[TopicPlan]:
         """Return the topics as `ensure` would create them in this cluster; errors as for `watch`."""
@@ -291,6 +310,20 @@ class _Session:
         planned = self.plans()
         return self._problems(planned, self._describe(planned), recorded=True)
 
+    def instances(self) -> list[str]:
+        owners: dict[Place, str] = {}
+
+        def handle(place: Place, message: Message) -> None:
+            if not is_layout(message):
+                with suppress(UndecodableError):
+                    owner = owner_in(message)
+                    owners[place] = "" if owner is None or base_url_refusal(owner.url) else owner.url
+
+        if self._described_group(self._config.members_group).members:  # else all owners are former ones
+            places = [(self._config.owners_topic, shard) for shard in range(self._config.shards)]
+            _read_whole(self._config, places, handle, self._requests.deadline, self._requests.check)
+        return sorted({*owners.values()} - {""})
+
     # --- looking at everything, where a start ends with the first that is wrong
 
     def examine(self, destinations: Sequence[str]) -> Iterator[Finding]:
@@ -310,6 +343,8 @@ class _Session:
                 yield Finding(check=f"{problem.setting} of {problem.topic}", ok=False, detail=str(problem))
         if self._config.owners_topic in found:
             yield Finding.of("HALFWAY_SHARDS", self._verify_shards)
+        if self._config.op_topic in found:
+            yield Finding.of("clock", self._verify_clock)
         for group in (self._config.cursors_group, self._config.members_group):
             yield Finding.of(f"Read and Describe on group {group}", partial(self._verify_group, group))
         until = time.monotonic() + self._requests.left()
@@ -356,6 +391,22 @@ class _Session:
             return None
         self._create([plan], validate_only=True)
         return "it is missing: the first start creates it"
+
+    def _verify_clock(self) -> str:
+        """Compare the clock here with the newest records of op: instances and, as markers, brokers wrote them."""
+        places = [TopicPartition(self._config.op_topic, shard) for shard in range(self._config.shards)]
+        asked = {place: OffsetSpec.max_timestamp() for place in places}  # type: ignore[no-untyped-call]
+        requests = self._requests.admin.list_offsets(asked, request_timeout=self._requests.left())
+        results = (
+            self._requests.result(one, "Describe", f"topic {self._config.op_topic}") for one in requests.values()
+        )
+        ahead_s = max(result.timestamp for result in results) / 1000 - time.time()
+        if ahead_s > MAX_SKEW_S:
+            raise ConfigurationError(
+                f"instances or brokers have written records {ahead_s:.0f} s ahead of the clock here: set the clocks "
+                "right (NTP)"
+            )
+        return "nothing in Kafka is ahead of the clock here"
 
     def _verify_shards(self) -> None:
         record = ShardCountRecord(self._config, self._skipped, self._requests.deadline, self._requests.check)

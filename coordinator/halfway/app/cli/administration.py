@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +20,8 @@ import msgspec
 from halfway.app.cli.remote import HEALTH_DOUBT, Remote, objects_of, path_of
 from halfway.app.cli.transactions import json_option, show_answer, show_rows, token_option, url_option
 from halfway.app.terminal import FiniteRange, complain, json_line, printable, say, say_rows
-from halfway.kafka.log.registries import KafkaGroups, read_events
-from halfway.kafka.topics.provisioning import Finding, InternalTopics
+from halfway.kafka.log.registries import read_events
+from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.kafka.topics.required_config import plans
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.keys import RANDOM_BYTES, key_text
@@ -122,7 +121,7 @@ def generate() -> None:
 
 _BROKERS: Final = 3
 """The assumed size of a cluster that does not answer."""
-_ANSWER_S: Final = 5.0
+ANSWER_S: Final = 5.0
 
 
 def show_topics(settings: Settings) -> int:
@@ -134,7 +133,7 @@ def show_topics(settings: Settings) -> int:
     async def print_plans(topics: InternalTopics) -> int:
         config = settings.kafka_config("")
         try:
-            planned = await topics.plans(timeout_s=_ANSWER_S) if config.replication_factor is None else None
+            planned = await topics.plans(timeout_s=ANSWER_S) if config.replication_factor is None else None
         except HalfwayError as error:
             complain(f"{error.detail}: this shows what a cluster of {_BROKERS} brokers needs")
             planned = None
@@ -145,7 +144,7 @@ def show_topics(settings: Settings) -> int:
         say_rows(("topic", "partitions", "replication", "settings"), rows)
         return 0
 
-    return _with_topics(settings, print_plans)
+    return with_topics(settings, print_plans)
 
 
 def compare(settings: Settings) -> int:
@@ -159,7 +158,7 @@ def compare(settings: Settings) -> int:
             say("every internal topic has the required settings")
         return 1 if problems else 0
 
-    return _with_topics(settings, print_problems)
+    return with_topics(settings, print_problems)
 
 
 def prepare(settings: Settings) -> int:
@@ -170,55 +169,7 @@ def prepare(settings: Settings) -> int:
         say("every internal topic exists and has the required settings")
         return 0
 
-    return _with_topics(settings, ensure)
-
-
-def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -> int:
-    """Print what a start needs and whether it is there; return exit status 1 if something is wrong."""
-    from halfway.app.serve.addresses import demand_guarded
-    from halfway.app.serve.backend import authorities, check_authorities
-    from halfway.app.serve.process import configure, raise_limit
-
-    configure(level="critical")  # the findings say it
-    peers = partial(authorities, "HALFWAY_PEER_CA_FILE", settings.peer_ca_file)
-    findings = [
-        Finding.of("access to the API", partial(demand_guarded, settings)),
-        Finding.of("authorities of check endpoints", partial(check_authorities, settings)),
-        Finding.of("authorities of other instances", peers),
-        Finding.of("open files", lambda: f"enough for {raise_limit():,} connections of clients"),
-    ]
-
-    async def look(topics: InternalTopics) -> int:
-        found = await topics.examine(destinations)
-        findings.extend(found)
-        if all(one.ok for one in found):
-            findings.extend(await _endpoints(settings))
-        return 0
-
-    _with_topics(settings, look)
-    shown = {True: "ok", False: "wrong", None: "unknown"}
-    if as_json:
-        say(json_line([{"check": one.check, "result": shown[one.ok], "detail": one.detail} for one in findings]))
-    else:
-        say_rows(("result", "check", "detail"), [(shown[one.ok], one.check, one.detail) for one in findings])
-    return int(any(one.ok is False for one in findings))
-
-
-async def _endpoints(settings: Settings) -> list[Finding]:
-    """Look at whether the settings let the check endpoints of each registered group be called."""
-    from halfway.app.metrics import Metrics
-    from halfway.app.serve.backend import check_caller
-
-    table, caller = KafkaGroups(settings.kafka_config(""), Metrics()), check_caller(settings)
-    try:
-        await table.start(deadline=asyncio.get_running_loop().time() + _ANSWER_S)
-        refused = {group.name: list(filter(None, map(caller.refusal, group.urls))) for group in table.all()}
-    finally:
-        await table.stop()
-    return [
-        Finding(check=f"check endpoints of group {name}", ok=not reasons, detail="; ".join(reasons) or "ok")
-        for name, reasons in refused.items()
-    ]
+    return with_topics(settings, ensure)
 
 
 def not_acquired(health_url: str) -> int:
@@ -237,7 +188,7 @@ def _settings(needed: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(needed.items()))
 
 
-def _with_topics(settings: Settings, work: Callable[[InternalTopics], Awaitable[int]]) -> int:
+def with_topics(settings: Settings, work: Callable[[InternalTopics], Awaitable[int]]) -> int:
     async def run() -> int:
         topics = InternalTopics(settings.kafka_config(""))
         try:

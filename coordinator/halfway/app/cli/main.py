@@ -178,7 +178,7 @@ def audit_log(config: Path | None, since_s: float, group: str | None, actor: str
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(config: Path | None, topics: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001 - click's
     """Look at Kafka and the settings as a start does, show all that is wrong with its remedy, and change nothing."""
-    from halfway.app.cli.administration import examine
+    from halfway.app.cli.doctor import examine
 
     sys.exit(examine(_load(config), topics, as_json=as_json))
 

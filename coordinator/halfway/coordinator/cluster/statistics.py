@@ -187,6 +187,13 @@ class ClusterStatistics:
             warnings=tuple(self.warnings()),
         )
 
+    def held_back(self) -> dict[str, int]:
+        """Return how many ends, topics and transactions the lane does not write for now, the latest 100 of each."""
+        _, writes, _ = self._activity.failing
+        apart = self._lane.quarantined(MAX_ENTRIES)
+        topics = sum(one.id is None for one in apart)
+        return {"refused_end": len(writes), "topic": topics, "transaction": len(apart) - topics}
+
     def _shard_figures(self, group: str | None) -> Iterable[ShardFigures]:
         for figures in self._shards.figures():
             pending, parked = (0, 0) if group is None else self._shards.counts_here(group, figures.shard)

@@ -124,14 +124,14 @@ class Api:
         `demand_host` raises a HalfwayError if a request names a host that is not this API.
         """
         self._demand_host = demand_host
-        self._limits = limits or ApiLimits()
+        self.limits = limits or ApiLimits()
         self._observer = observer
         self._routes = Routes(OPERATIONS)
         self._site = Site(
             coordinator=coordinator,
             validation=Validation(internal_prefix=internal_prefix),
             openapi=openapi.encoded(),
-            max_batch_items=self._limits.max_batch_items,
+            max_batch_items=self.limits.max_batch_items,
             unsent=unsent or Unsent(),
             refusals=RefusalLog(),
             large_answers=Places(_LARGE_ANSWERS),
@@ -146,19 +146,19 @@ class Api:
         self._idle = asyncio.Event()
         self._idle.set()
         self.in_flight = InFlight(
-            most=self._limits.max_requests,
-            max_bytes=self._limits.max_body_bytes,
-            max_bytes_in_flight=self._limits.max_body_bytes_in_flight,
-            timeout_s=self._limits.request_timeout_s,
+            most=self.limits.max_requests,
+            max_bytes=self.limits.max_body_bytes,
+            max_bytes_in_flight=self.limits.max_body_bytes_in_flight,
+            timeout_s=self.limits.request_timeout_s,
         )
-        self.admission = Admission(max_requests=self._limits.max_requests, wait_s=self._limits.prepare_wait_s)
-        self._refusals = HeldRefusals(wait_s=self._limits.prepare_wait_s, most=max(1, self._limits.max_requests // 16))
+        self.admission = Admission(max_requests=self.limits.max_requests, wait_s=self.limits.prepare_wait_s)
+        self._refusals = HeldRefusals(wait_s=self.limits.prepare_wait_s, most=max(1, self.limits.max_requests // 16))
         self._open: set[asyncio.Task[Any]] = set()
         self._abandoning = False
         self.streams = self._streams(coordinator)
 
     def _streams(self, coordinator: Coordinator) -> Streams:
-        limits = self._limits
+        limits = self.limits
         operations = StreamOperations(
             coordinator,
             in_flight=self.in_flight,
@@ -295,7 +295,7 @@ class Api:
             site=self._site,
             request=request,
             parameter=unquote(parameter) if "%" in parameter else parameter,
-            deadline=started + self._limits.request_timeout_s,
+            deadline=started + self.limits.request_timeout_s,
             principal=caller_of(request, operation.access, self._site.coordinator.authority),
             id=request_id,
         )

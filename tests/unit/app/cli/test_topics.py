@@ -38,7 +38,7 @@ def test_a_replication_that_is_set_is_shown_without_asking_kafka() -> None:
 
 def test_a_cluster_that_does_not_answer_is_taken_for_one_of_three_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output says so: the command also serves to create the topics before anything else works."""
-    monkeypatch.setattr(topics, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(topics, "ANSWER_S", 0.5)
     listed = list_topics()
     assert replication(listed) == {"3"}
     assert "this shows what a cluster of 3 brokers needs" in listed.stderr
