@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 from playwright.async_api import Locator, Page, Request, Route, expect
 
-from tests.support.console.shop import Shop
+from tests.support.console.shop import IMPATIENT, Shop
+from tests.support.coordinator.endpoints import CheckEndpoint
 
 
 async def begin(page: Page, reason: str = "endpoint mended", *, rate: int | None = None) -> None:
@@ -50,6 +51,26 @@ async def test_a_preview_says_how_many_and_which_and_nothing_begins_without_a_re
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)
     await expect(action(page)).to_have_count(0)
+
+
+async def test_selected_rows_alone_are_resumed_and_what_became_of_them_is_said(
+    page: Page, shop: Shop, endpoint: CheckEndpoint
+) -> None:
+    """The list is fresh afterwards, without a click."""
+    await shop.group(url=endpoint.url, policy=IMPATIENT)
+    await shop.prepared(["se-1", "se-2", "se-3"])
+    for name in ("se-1", "se-2", "se-3"):
+        await shop.rest.until(shop.id(name), "parked")
+    endpoint.answer("commit")
+    await page.goto(shop.at("transactions?state=parked"))
+    for name in ("se-1", "se-3"):
+        await page.get_by_label(f"Select {shop.id(name)}").check()
+    await page.get_by_role("button", name="Resume 2 selected…").click()
+    await begin(page)
+    await expect(action(page)).to_contain_text("2 of 2")
+    await expect(action(page)).to_contain_text("2 committed")
+    await expect(page.get_by_role("table").get_by_role("link")).to_have_text([shop.id("se-2")])
+    assert (await shop.rest.show(shop.id("se-2")))["state"] == "parked"
 
 
 @pytest.mark.parametrize("name, state", [("Commit", "committed"), ("Roll back", "rolled_back")])

@@ -12,6 +12,8 @@ const LATER = new Set([429, 503]);
 const NEEDS_OPERATOR = new Set(["topic_unavailable", "not_authorised"]); // with one of these statuses, but time does not mend it
 const MEANWHILE = new Set([404, 409, 410]); // ended, parked or resumed since it was listed: there is nothing to do
 
+const AFTER = ["prepared", "parked", "committed", "rolled_back"];
+
 const ACTIVE = new Set(["running", "stopping"]);
 const listeners = new Set();
 let current = null;
@@ -36,7 +38,7 @@ export function isActive(run = current) {
   return run !== null && ACTIVE.has(run.state);
 }
 
-// `wanted`: {action, states, filter, description, reason, rate}
+// `wanted`: {action, states, filter, description, reason, rate}, or with the ids of one page in place of the filter
 export function start(wanted) {
   if (isActive()) return;
   current = { ...wanted, state: "running", done: 0, meanwhile: 0, failed: 0, left: null, failures: [], waiting: null, problem: null, wake: null, aborted: new AbortController() };
@@ -46,8 +48,8 @@ export function start(wanted) {
 }
 
 export function startAgain() {
-  const { action, states, filter, description, reason, rate } = current;
-  start({ action, states, filter, description, reason, rate });
+  const { action, states, filter, ids, description, reason, rate } = current;
+  start({ action, states, filter, ids, description, reason, rate });
 }
 
 // Sends no further batch.
@@ -74,7 +76,8 @@ function warn(event) {
 
 async function work(run) {
   try {
-    for (const state of run.states) await actOn(run, state);
+    if (run.ids) await actOn(run, null);
+    else for (const state of run.states) await actOn(run, state);
     run.state = run.state === "stopping" ? "stopped" : "done";
   } catch (error) {
     run.problem = error instanceof Problem ? error : unreachable();
@@ -95,7 +98,9 @@ async function actOn(run, state) {
   const size = Math.max(1, Math.min(Math.round(run.rate), MAX_RATE));
   while (await until(run, nextAt)) {
     // What is sent has matched a moment ago: what was done since, also by a batch whose answer was lost, is not sent again.
-    const page = await ask(run, "/transactions", { query: { ...run.filter, state, cursor, limit: size } });
+    const page = run.ids
+      ? pageOf(run.ids, cursor ?? 0, size)
+      : await ask(run, "/transactions", { query: { ...run.filter, state, cursor, limit: size } });
     if (page !== null) {
       const ids = page.transactions.map((transaction) => transaction.id);
       const wanted = ids.filter((id) => !settled.has(id));
@@ -120,6 +125,21 @@ async function actOn(run, state) {
     }
     nextAt = Math.max(nextAt, Date.now() + PAUSE_MS);
   }
+}
+
+function pageOf(ids, first, size) {
+  const next = first + size < ids.length ? first + size : null;
+  return { transactions: ids.slice(first, first + size).map((id) => ({ id })), count: ids.length - first, next };
+}
+
+// Returns how many of what it has acted on are in each state now: of the ids, or of what the filter finds in any state.
+export async function becameOf(run, signal) {
+  if (run.ids) {
+    const states = await Promise.all(run.ids.map(async (id) => (await call(`/transactions/${encodeURIComponent(id)}`, { signal })).state));
+    return AFTER.map((state) => [state, states.filter((one) => one === state).length]);
+  }
+  const { error, ...filter } = run.filter; // the last error is gone with the checks
+  return Promise.all(AFTER.map(async (state) => [state, (await call("/transactions", { query: { ...filter, state, limit: 1 }, signal })).count]));
 }
 
 // Returns the answer to each item, or null if the batch has no answer.

@@ -49,7 +49,7 @@ export function ActButtons({ actions, suffix = "", onChoose }) {
   return html`${actions.map((action) => html`<button key=${action} onClick=${() => onChoose(action)}>${ACTIONS[action].label}${suffix}…</button>`)}`;
 }
 
-// `target` is {id} or {filter}; `description` is the same in words.
+// `target` is {id}, {ids} or {filter}; `description` is the same in words.
 export function ActDialog({ action, target, description, onClose }) {
   const { verb, final, effect } = ACTIONS[action];
   const dialog = useRef(null);
@@ -59,7 +59,8 @@ export function ActDialog({ action, target, description, onClose }) {
   const [problem, setProblem] = useState(null);
   const isOne = target.id !== undefined;
   const states = ACTIONS[action].states.filter((state) => !target.filter?.state || target.filter.state === state);
-  const preview = useLoad((signal) => (isOne ? { count: 1, sample: [] } : matches(target.filter, states, signal)), [action, target]);
+  const named = target.ids?.length ?? (isOne ? 1 : null);
+  const preview = useLoad((signal) => (named !== null ? { count: named, sample: [] } : matches(target.filter, states, signal)), [action, target]);
   const busy = isActive(useBulk()) && !isOne;
   useEffect(() => {
     dialog.current.showModal();
@@ -73,7 +74,7 @@ export function ActDialog({ action, target, description, onClose }) {
     event.preventDefault();
     if (!ready) return;
     if (!isOne) {
-      start({ action, states, filter: target.filter, description, reason: reason.trim(), rate });
+      start({ action, states, filter: target.filter, ids: target.ids, description, reason: reason.trim(), rate });
       onClose();
       return;
     }

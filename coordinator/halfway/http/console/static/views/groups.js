@@ -116,7 +116,7 @@ function CheckBack({ group, figures }) {
         cells: [
           html`<span class="mono">${endpoint.host}</span>`,
           endpoint.well ? html`<${Badge} of="healthy" tone="good" />` : html`<${Badge} of="broken" tone="bad" />`,
-          html`${endpoint.status === null ? null : `HTTP ${endpoint.status} `}<span class="long-text">${endpoint.detail === null ? "" : answerText(endpoint)}</span>`,
+          html`<span class="long-text">${answerText(endpoint)}</span>`,
           endpoint.duration_s === null ? NONE : duration(endpoint.duration_s),
           html`<${Age} at=${endpoint.at} /> ago`,
         ],

@@ -127,7 +127,7 @@ function BusiestGroups({ groups, leftOut }) {
 
 // The answer of an endpoint, without its host, which is shown next to it.
 export function answerText(endpoint) {
-  const text = endpoint.detail ?? (endpoint.status === null ? "" : `HTTP ${endpoint.status}`);
+  const text = (endpoint.well ? null : endpoint.detail) ?? (endpoint.status === null ? "" : `HTTP ${endpoint.status}`);
   const host = `${endpoint.host.replace(/^[a-z]+:\/\//, "")}: `;
   return text.startsWith(host) ? text.slice(host.length) : text;
 }

@@ -10,6 +10,8 @@ import { ActButtons, ActDialog, actionsFor } from "../parts/act.js";
 import { Age, Badge, Empty, Failure, Heading, Loading, Pages, Table } from "../parts/common.js";
 
 const LIMIT = 50;
+const EVERY_S = 5;
+const SHARE = 20; // a list is asked for again after so many times what it took: it may be a search through a million
 const STATES = ["", "prepared", "parked", "committed", "rolled_back"];
 const FILTERS = ["state", "group", "topic", "key", "id", "older_than_s", "younger_than_s", "cause", "error"];
 const FINAL_STATES = new Set(["committed", "rolled_back"]);
@@ -25,13 +27,27 @@ const CAUSES = ["", "producer", "check", "operator", "policy"];
 
 export function Transactions({ query }) {
   const [acting, setActing] = useState(null);
+  const [selected, setSelected] = useState([]);
   const filter = Object.fromEntries(FILTERS.filter((name) => query[name]).map((name) => [name, query[name]]));
   const page = Number(query.page ?? 1);
   const { data, problem, at, loading, reload } = useLoad(
-    (signal) => call("/transactions", { query: { ...filter, cursor: query.cursor, limit: LIMIT }, signal }),
+    async (signal) => {
+      const begun = performance.now();
+      const found = await call("/transactions", { query: { ...filter, cursor: query.cursor, limit: LIMIT }, signal });
+      return { ...found, tookS: (performance.now() - begun) / 1000 };
+    },
     [filter, query.cursor ?? null],
+    { everyS: ({ tookS }) => Math.max(EVERY_S, SHARE * tookS) },
   );
+  useEffect(() => setSelected([]), [JSON.stringify([filter, query.cursor])]);
   const actions = actionsOf(filter, data);
+  const chosen = selected.filter((id) => data?.transactions.some((transaction) => transaction.id === id));
+  const choose = (id) => setSelected((ids) => (ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id]));
+  const close = () => {
+    setActing(null);
+    setSelected([]);
+    reload();
+  };
   return html`
     <${Heading} title="Transactions">
       ${at ? html`<span class="hint">as of ${clock(at)}</span>` : null}
@@ -40,12 +56,12 @@ export function Transactions({ query }) {
     <${Filters} filter=${filter} key=${JSON.stringify(filter)} />
     <${Failure} problem=${problem} at=${data ? at : null} reload=${reload} />
     ${actions.length > 0
-      ? html`<div class="actions"><span>All matching:</span><${ActButtons} actions=${actions} suffix=" all" onChoose=${setActing} /></div>`
+      ? html`<div class="actions"><span>${chosen.length > 0 ? "Selected:" : "All matching:"}</span><${ActButtons} actions=${actions} suffix=${chosen.length > 0 ? ` ${chosen.length} selected` : " all"} onChoose=${setActing} /></div>`
       : null}
     ${!data && !problem ? html`<${Loading} what="transactions" />` : null}
-    ${data ? html`<div class=${problem ? "stale" : ""}><${Rows} transactions=${data.transactions} filtered=${Object.keys(filter).length > 0} page=${page} /></div>` : null}
+    ${data ? html`<div class=${problem ? "stale" : ""}><${Rows} transactions=${data.transactions} filtered=${Object.keys(filter).length > 0} page=${page} chosen=${chosen} onChoose=${actions.length > 0 ? choose : null} /></div>` : null}
     ${data ? html`<${Pages} page=${page} next=${data.next} address=${(target) => to("transactions", null, { ...filter, ...target })} />` : null}
-    ${acting ? html`<${ActDialog} action=${acting} target=${{ filter }} description=${filterText(filter)} onClose=${() => setActing(null)} />` : null}`;
+    ${acting ? html`<${ActDialog} action=${acting} target=${chosen.length > 0 ? { ids: chosen } : { filter }} description=${chosen.length > 0 ? `${chosen.length} selected` : filterText(filter)} onClose=${close} />` : null}`;
 }
 
 function actionsOf(filter, data) {
@@ -93,7 +109,7 @@ function Filters({ filter }) {
 
 const COLUMNS = [{ label: "Transaction", kind: "wide" }, { label: "State" }, { label: "Group" }, { label: "Topics" }, { label: "Age", kind: "number" }, { label: "Checks", kind: "number" }, { label: "Details", kind: "wide" }];
 
-function Rows({ transactions, filtered, page }) {
+function Rows({ transactions, filtered, page, chosen, onChoose }) {
   const empty = page > 1
     ? html`<${Empty} title="No more transactions.">The transactions of this page have ended or are no longer stored.<//>`
     : filtered
@@ -103,7 +119,7 @@ function Rows({ transactions, filtered, page }) {
     rows=${transactions.map((transaction) => ({
       id: transaction.id,
       cells: [
-        html`<a class="mono" href=${to("transactions", transaction.id)}>${transaction.id}</a>`,
+        html`${onChoose && !FINAL_STATES.has(transaction.state) ? html`<input type="checkbox" aria-label="Select ${transaction.id}" checked=${chosen.includes(transaction.id)} onChange=${() => onChoose(transaction.id)} />` : null}<a class="mono" href=${to("transactions", transaction.id)}>${transaction.id}</a>`,
         html`<${Badge} of=${transaction.state} />`,
         transaction.group,
         transaction.topics.join(", "),
@@ -115,7 +131,7 @@ function Rows({ transactions, filtered, page }) {
 }
 
 function Details({ of }) {
-  if (of.state === "parked") return html`<span class="long-text">${of.reason ?? "parked"}${of.last_error && of.last_error !== of.reason ? html` <span class="hint">${of.last_error}</span>` : null}</span>`;
+  if (of.state === "parked") return html`<span class="long-text">${of.reason ?? "parked"}${of.last_error && !of.reason?.includes(of.last_error) ? html` <span class="hint">${of.last_error}</span>` : null}</span>`;
   if (FINAL_STATES.has(of.state)) return html`<span class="long-text">by ${of.cause ?? "unknown"}${of.remark ? html` <span class="hint">${of.remark}</span>` : null}</span>`;
   return html`<span class="long-text">${of.commit_verdict ? "commit was said; not written yet " : ""}${of.last_error ?? ""}</span>`;
 }
