@@ -9,13 +9,13 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_407,
+    "lines of coordinator and adapters": 47_428,
     "files of coordinator and adapters": 197,
-    "lines of halfway/protocol": 2_789,
+    "lines of halfway/protocol": 2_798,
     "lines of halfway/coordinator": 8_798,
     "lines of halfway/http": 5_818,
     "lines of halfway/app": 5_713,
-    "lines of halfway/kafka": 10_104,
+    "lines of halfway/kafka": 10_116,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 349,
     "lines of halfway/memory": 1_273,
