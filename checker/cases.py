@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -16,9 +17,9 @@ from checker.history import (
     End,
     Ended,
     Fault,
+    LogLost,
     Looked,
     LostInMemory,
-    MadeAgain,
     Prepare,
     Prepared,
     Removed,
@@ -27,6 +28,7 @@ from checker.history import (
     Serving,
     Taken,
 )
+from checker.partitions import partition_of
 from checker.records import AnyRecord, Half, Op, Parked, Real
 
 COMMITTED, ROLLED_BACK = "committed", "rolled_back"
@@ -117,6 +119,8 @@ class Case:
 
     cut_before_an_answer: bool = False
     """Whether half was cut after its prepare was sent, and nobody was told that it is stored: it may be lost."""
+    half_is_lost: bool = False
+    """Whether its last half has been lost with the end of half: it is not in the log any more."""
     lost_in_memory: bool = False
     """Whether Kafka and the owner of its shard have lost it at once: what is known of it proves nothing."""
 
@@ -173,7 +177,7 @@ class _Collector:
         """Refs of prepares whose answer contained the id."""
         self._run = Run(seed=0, topics=())
         self._removed: dict[str, int] = {}
-        self._made_again: list[MadeAgain] = []
+        self._logs_lost: list[LogLost] = []
         self._lost_in_memory: list[LostInMemory] = []
         self._disturbances = Disturbances()
 
@@ -204,8 +208,8 @@ class _Collector:
                 self._prepared(line, event)
             case Removed():
                 self._removed[event.topic] = event.at
-            case MadeAgain():
-                self._made_again.append(event)
+            case LogLost():
+                self._logs_lost.append(event)
             case LostInMemory():
                 self._lost_in_memory.append(event)
             case Fault() | Serving():
@@ -289,14 +293,24 @@ class _Collector:
             records.sort(key=lambda record: record.order)
         if case.asked_at is not None:
             case.removed = frozenset(topic for topic, at in self._removed.items() if at > case.asked_at)
-        case.ended_in_doubt = any(loss.kind == "op" and _in_doubt(case, loss) for loss in self._made_again)
+        case.ended_in_doubt = any(loss.kind == "op" and _in_doubt(case, loss) for loss in self._logs_lost)
+        ends_of_half = [loss.ends for loss in self._logs_lost if loss.kind == "half" and loss.ends]
+        case.half_is_lost = bool(case.halves) and any(
+            case.halves[-1].offset >= ends.get(case.halves[-1].shard, sys.maxsize)
+            for ends in ends_of_half[case.halves[-1].life :]
+        )
         shards = {record.shard for record in chain(case.halves, case.ops, case.parked)}
+        if not shards and self._run.shards is not None:
+            shards = {partition_of(case.id.encode(), self._run.shards)}
         case.lost_in_memory = any(
-            case.asked_at is not None and case.asked_at < loss.at and not shards.isdisjoint(loss.shards)
+            case.asked_at is not None
+            and case.asked_at < loss.at
+            and not shards.isdisjoint(loss.shards)
+            and not _is_before(case, loss.ends)
             for loss in self._lost_in_memory
         )
         case.cut_before_an_answer = case.acknowledged_at is None and any(
-            case.asked_at is not None and case.asked_at < cut for cut in self._disturbances.cuts
+            loss.kind == "half" and case.asked_at is not None and case.asked_at < loss.since for loss in self._logs_lost
         )
         run = self._run
         if run.wall is None or not case.ends:
@@ -339,15 +353,25 @@ def _add_verdict(case: Case, said: Said, line: int, at: int) -> None:
         case.decided_at = at if case.decided_at is None else min(case.decided_at, at)
 
 
-def _in_doubt(case: Case, loss: MadeAgain) -> bool:
-    """Return whether an end of a transaction may have been on its way when op was deleted.
+def _in_doubt(case: Case, loss: LogLost) -> bool:
+    """Return whether an end of a transaction may have been on its way when op lost records.
 
-    Then Kafka may have committed the messages, and the marker went with the topic: nobody can know it.
+    Then Kafka may have committed the messages, and lost the marker: nobody can know it.
     """
     begun_at = case.asked_at if case.policy_rolls_back else case.decided_at
     if begun_at is None or begun_at > loss.at:
         return False
     return not any(answer.state in OUTCOMES and answer.at < loss.since for answer in case.answered_states)
+
+
+def _is_before(case: Case, lost: Mapping[str, Mapping[int, int]]) -> bool:
+    """Return whether a transaction had ended, and everything about it is before the ends that were lost."""
+    if not lost or not case.ends or not case.halves or case.halves[-1].contents is not None:
+        return False
+    records: Mapping[str, list[Half] | list[Op]] = {"half": case.halves, "op": case.ops}
+    return all(
+        record.offset < ends.get(record.shard, sys.maxsize) for kind, ends in lost.items() for record in records[kind]
+    )
 
 
 def _add_unwritten_commit(case: Case, event: Ended, line: int) -> None:

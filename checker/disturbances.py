@@ -15,8 +15,6 @@ class Disturbances:
         """Start without faults."""
         self._all: list[tuple[int, int]] = []
         self._of_shards: list[tuple[int, int]] = []
-        self.cuts: list[int] = []
-        """When half was cut."""
         self._unserved: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
         """By shard; None as long as it is not served again."""
 
@@ -35,8 +33,6 @@ class Disturbances:
             return
         since = fault.at if fault.since is None else fault.since
         self._all.append((since, fault.at))
-        if fault.kind == "half_cut":
-            self.cuts.append(since)
         if fault.stops_ms is None:
             self._of_shards.append((since, fault.at))
         elif fault.stops_ms > 0:

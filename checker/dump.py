@@ -77,13 +77,19 @@ class Topics:
         self._topics = (*topics, *self._internal)
         self._positions: Places = since or {}
         self._lives: Counter[str] = Counter()
-        """How often each topic was created again."""
+        """How often each topic was created again, or lost its end."""
         self.held: dict[Place, int] = {}
         """Partitions whose committed records could not be read to the end last time, each with that end."""
 
     def begin_again(self, topic: str) -> None:
         """Read a topic from its beginning next time, because it was deleted and created again."""
         self._positions = {place: position for place, position in self._positions.items() if place[0] != topic}
+        self._lives[topic] += 1
+
+    def go_back(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Read partitions of a topic from these offsets next time: they have lost what they had from there on."""
+        lost = {(topic, number): min(end, self._positions.get((topic, number), 0)) for number, end in ends.items()}
+        self._positions = {**self._positions, **lost}
         self._lives[topic] += 1
 
     def read(self) -> Iterator[AnyRecord]:

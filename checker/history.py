@@ -40,6 +40,8 @@ class Run(Event, frozen=True, kw_only=True):
     """The time after which an outcome may be forgotten; None if the run is shorter."""
     wall: int | None = None
     """Milliseconds since the epoch at `at`; op markers contain such times."""
+    shards: int | None = None
+    """If it is given, the shard of an id is known although no record of it is left."""
 
 
 class Prepare(Event, frozen=True, kw_only=True):
@@ -130,13 +132,15 @@ class Removed(Event, frozen=True, kw_only=True):
     topic: str
 
 
-class MadeAgain(Event, frozen=True, kw_only=True):
-    """An internal topic was deleted and created again; it is there again at `at`."""
+class LogLost(Event, frozen=True, kw_only=True):
+    """An internal topic lost records: all, as it was deleted and created again, or its end; it is there at `at`."""
 
     kind: str
     """Its name without the prefix."""
     since: int
-    """When it was about to be deleted, on the same clock as `at`."""
+    """When it still had them, on the same clock as `at`."""
+    ends: dict[int, int] = {}
+    """The new end of each partition, if that is what it lost: the next life of the topic begins there."""
 
 
 class LostInMemory(Event, frozen=True, kw_only=True):
@@ -145,6 +149,8 @@ class LostInMemory(Event, frozen=True, kw_only=True):
     shards: tuple[int, ...]
     since: int
     """When Kafka lost it, on the same clock as `at`; it would have been written again by `at`."""
+    ends: dict[str, dict[int, int]] = {}
+    """If the topics have lost their ends only: the new ends of their partitions, by kind."""
 
 
 class Serving(Event, frozen=True, kw_only=True):
@@ -181,7 +187,7 @@ AnyEvent: TypeAlias = (
     | Looked
     | Fault
     | Removed
-    | MadeAgain
+    | LogLost
     | LostInMemory
     | Serving
     | Held

@@ -207,10 +207,10 @@ def nothing_is_left(case: Case) -> Iterator[Finding]:
     """Every transaction has an outcome, and no record of it is left in half or parked.
 
     A half that half was cut behind is written again if its owner has the payload. It must have that of a prepare that
-    it has acknowledged.
+    it has acknowledged. One that was lost with its tombstone is not left.
     """
     half = case.halves[-1] if case.halves and case.halves[-1].contents is not None else None
-    if half is not None and case.cut_before_an_answer and not case.ends:
+    if half is not None and (case.half_is_lost if case.ends else case.cut_before_an_answer):
         half = None
     parked = case.parked[-1] if case.parked and not case.parked[-1].tombstone else None
     for left in (half, parked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are there
     AclBinding,
     AclBindingFilter,
@@ -35,6 +36,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 
 from halfway.embedded import KAFKA_VERSION, find_java, resolve_jars
 from halfway.embedded.broker import (
+    DATA_FOLDER,
     HOST,
     LOG4J2_PROPERTIES,
     Listener,
@@ -44,8 +46,9 @@ from halfway.embedded.broker import (
     server_properties,
 )
 from halfway.embedded.process import SupervisedProcess
+from tests.chaos.log_ends import lose_end
 from tests.support.brokers.jvm import short_lived
-from tests.support.brokers.quotas import set_quota
+from tests.support.brokers.raw import reassign, set_quota
 from tests.support.coordinator.process import KillableProcess
 
 NODES: Final = (1, 2, 3)
@@ -149,6 +152,10 @@ class Broker(KillableProcess):
     def has_started(self) -> bool:
         """Whether it has joined the cluster since it was launched."""
         return self._times_started() > self._starts
+
+    def folder(self, topic: str, partition: int) -> Path:
+        """Return where it keeps a replica."""
+        return self._directory / DATA_FOLDER / f"{topic}-{partition}"
 
     def log_lines(self) -> Iterator[str]:
         """Return its log, over all its lives."""
@@ -368,6 +375,64 @@ class BrokerCluster:
 
         _insist(is_cut, f"the records of {topic} are still there")
         self.configure(topic, {"cleanup.policy": "compact"})
+
+    def lose_ends(self, topics: Collection[str], chance: random.Random) -> dict[tuple[str, int], int]:
+        """Let an unclean election lose the ends of some partitions of these topics; return their new ends.
+
+        For that the topics are on one broker, which is killed, until it leads them again. So no other topic loses
+        anything, and the members of groups notice little.
+        """
+        broker, others = (shuffled := chance.sample(self.brokers, len(self.brokers)))[0], shuffled[1:]
+        places = sorted((name, number) for name in topics for number in self.ends(name))
+        self._move(places, [broker])
+        for name in topics:
+            self.configure(name, {"unclean.leader.election.enable": "true"})
+        broker.kill()
+        ends = {(name, number): lose_end(broker.folder(name, number), chance) for name, number in places}
+        broker.launch()
+        self.wait_until_ready()
+        for name in topics:
+            self.configure(name, {"unclean.leader.election.enable": "false"})
+        self._move(places, [broker, *others])
+        return ends
+
+    def _move(self, places: Collection[tuple[str, int]], brokers: Sequence[Broker]) -> None:
+        """Move partitions to these brokers, and wait until all replicas are in sync."""
+        wanted = [broker.node.node_id for broker in brokers]
+
+        def is_done() -> bool:
+            topics = self.admin.list_topics(timeout=30).topics
+            found = [topics[name].partitions[number] for name, number in places]
+            if all(one.replicas == wanted and set(one.isrs) == set(wanted) and one.leader > 0 for one in found):
+                return True
+            with suppress(OSError):
+                reassign(brokers[0].address, dict.fromkeys(places, wanted))
+            return False
+
+        _insist(is_done, f"{places} are not on {wanted}")
+
+    def values_since(self, topic: str, since: Mapping[int, int]) -> list[tuple[int, bytes]]:
+        """Return the partition and the value of each committed record of a topic from these offsets on."""
+        found, left = [], set(since)
+        settings = {"enable.partition.eof": True, "enable.auto.commit": False, "log_level": 0}
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap_servers, "group.id": f"chaos-{uuid.uuid4()}", **settings}
+        )
+        try:
+            consumer.assign([TopicPartition(topic, number, offset) for number, offset in since.items()])
+            deadline = time.monotonic() + _READY_WITHIN_S
+            while left:
+                assert time.monotonic() < deadline, f"{topic} cannot be read"
+                for message in consumer.consume(1000, timeout=0.5):
+                    number, value = message.partition() or 0, message.value()
+                    error = message.error()
+                    if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                        left.discard(number)
+                    elif error is None and isinstance(value, bytes):
+                        found.append((number, value))
+        finally:
+            consumer.close()
+        return found
 
     def settings(self, topic: str, names: Collection[str]) -> dict[str, str]:
         """Return the values of some settings of a topic."""

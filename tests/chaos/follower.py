@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -22,13 +23,21 @@ _INTERVAL_S: Final = 5.0
 class Follower:
     """Appends every committed record to a file, and tracks pending and parked transactions."""
 
-    def __init__(self, read: Callable[[], Iterator[AnyRecord]], path: Path, begin_again: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Iterator[AnyRecord]],
+        path: Path,
+        begin_again: Callable[[str], None],
+        go_back: Callable[[str, Mapping[int, int]], None],
+    ) -> None:
         self._read = read
         self._path = path
         self._begin_again = begin_again
+        self._go_back = go_back
         self._encode = msgspec.json.Encoder().encode
         self._one_at_a_time = Lock()
-        self.prepared: set[str] = set()
+        self.prepared: dict[str, tuple[int, int]] = {}
+        """The partition and the offset of the half of each pending transaction."""
         self.parked: set[str] = set()
         self.records: Counter[str] = Counter()
         """The number of read records, by kind."""
@@ -38,7 +47,7 @@ class Follower:
 
     @classmethod
     def of(cls, topics: Topics, path: Path) -> Follower:
-        return cls(topics.read, path, topics.begin_again)
+        return cls(topics.read, path, topics.begin_again, topics.go_back)
 
     async def run(self) -> None:
         """Read at intervals until cancelled; if Kafka does not answer, the next read yields the missing records."""
@@ -64,21 +73,38 @@ class Follower:
     @contextmanager
     def away(self, topic: str) -> Iterator[None]:
         """Read a topic to its current end, but not while it is deleted and recreated; then from its beginning."""
+        with self._at_rest():
+            yield
+            self._begin_again(topic)
+
+    @contextmanager
+    def shortened(self) -> Iterator[dict[str, dict[int, int]]]:
+        """Read the topics, but not while they lose their ends; then from the new ones, which the caller fills in."""
+        ends: dict[str, dict[int, int]] = defaultdict(dict)
+        with self._at_rest():
+            yield ends
+            for topic, of_topic in ends.items():
+                self._go_back(topic, of_topic)
+                if topic.endswith("half"):
+                    left = {name: at for name, at in self.prepared.items() if at[1] < of_topic.get(at[0], sys.maxsize)}
+                    self.prepared = left
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
         with self._one_at_a_time:
             try:
                 self._look()
             except (KafkaException, TimeoutError):
                 self.failures += 1
             yield
-            self._begin_again(topic)
 
     def _take(self, record: AnyRecord) -> None:
         self.records[type(record).__name__.lower()] += 1
         match record:
             case Half(contents=None):
-                self.prepared.discard(record.id)
+                self.prepared.pop(record.id, None)
             case Half():
-                self.prepared.add(record.id)
+                self.prepared[record.id] = record.shard, record.offset
             case Parked(tombstone=True):
                 self.parked.discard(record.id)
             case Parked():

@@ -271,6 +271,7 @@ class _Chaos:
                 fetching=(PULLED, LEAVING),
                 horizon_s=self._options.horizon_s,
                 wall=wall,
+                shards=SHARDS,
             )
         )
         self.caller.keys[None] = OPERATOR_KEY

@@ -10,7 +10,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
-from checker.history import HistoryWriter, LostInMemory, MadeAgain, Removed
+from checker.history import HistoryWriter, LogLost, LostInMemory, Removed
 from tests.chaos.brokers import TopicKind
 from tests.chaos.coordinators import Instance
 from tests.chaos.stage import LOOK_AGAIN_S, SHARDS, Stage
@@ -20,24 +20,35 @@ _OF_TOPICS: Final = (AclOperation.WRITE, AclOperation.READ)
 _RESTORED_S: Final = 300.0
 _SETTLED_S: Final = 6.0
 """Shards that stay for so long move no more by themselves, and by then their owners have looked at the topics' ids."""
+_NOTICED_S: Final = 15.0
+"""By then the owners have looked at the ends of their logs twice."""
 _SETTLES_WITHIN_S: Final = 90.0
 _FAIL_OVER_MS: Final = 20_000
 """For how long the loss of a broker explains unserved shards; a missing real topic does not explain them."""
 
 
 class _Watch:
-    """Follows which instances acquire shards from now on."""
+    """Follows which instances claim and acquire shards from now on."""
 
-    def __init__(self, instances: Sequence[Instance]) -> None:
-        self._before = {one: (one.served(), len(one.log)) for one in instances}
+    def __init__(self, stage: Stage) -> None:
+        self._cluster, self._owners = stage.cluster, stage.instances[0].topic("owners")
+        self._since = stage.cluster.ends(self._owners)
+        self._before = {one: (one.served(), len(one.log)) for one in stage.instances}
 
     def acquired(self) -> set[int]:
         """Return the shards that an instance has acquired since, be it again."""
         return set().union(*(one.acquired(position) for one, (_, position) in self._before.items()))
 
     def moved(self) -> set[int]:
-        """Return the shards that an instance has acquired since that did not serve them before."""
-        return set().union(*(one.acquired(position) - owned for one, (owned, position) in self._before.items()))
+        """Return the shards that an instance has claimed since that did not serve them before."""
+        claims = self._cluster.values_since(self._owners, self._since)
+        owned = [(avro_text(one.url), shards) for one, (shards, _) in self._before.items()]
+        return {shard for shard, claim in claims for url, shards in owned if url in claim and shard not in shards}
+
+
+def avro_text(text: str) -> bytes:
+    """Return how Avro writes a text of up to 63 bytes."""
+    return bytes([2 * len(text)]) + text.encode()
 
 
 class TopicFaults:
@@ -182,8 +193,9 @@ class TopicFaults:
                 since, lost_before = stage.now(), await self._missing()
                 ends = await asyncio.to_thread(stage.cluster.ends, self._half)
                 await asyncio.to_thread(stage.follower.look)  # it must have read what is deleted
-                watch = _Watch(stage.instances)
+                watch = await asyncio.to_thread(_Watch, stage)
                 await asyncio.to_thread(stage.cluster.cut, self._half, ends)
+                self._history.write(LogLost(kind="half", since=since))
                 is_mended = await self._within(_RESTORED_S, lambda: asyncio.to_thread(self._is_behind, ends))
                 detail = await self._restored(watch, since, is_mended, lost_before)
             stage.note("half_cut", self._half, since=since, **detail)
@@ -203,11 +215,18 @@ class TopicFaults:
             await asyncio.sleep(5 * LOOK_AGAIN_S)
         return False
 
-    async def _restored(self, watch: _Watch, since: int, is_mended: bool, lost_before: int) -> dict[str, Any]:
+    async def _restored(
+        self,
+        watch: _Watch,
+        since: int,
+        is_mended: bool,
+        lost_before: int,
+        ends: Mapping[str, dict[int, int]] | None = None,
+    ) -> dict[str, Any]:
         """Record the shards that have moved by themselves, with what only their owners had; return the details."""
         moved = await asyncio.to_thread(watch.moved)
         if moved:
-            self._history.write(LostInMemory(shards=tuple(sorted(moved)), since=since))
+            self._history.write(LostInMemory(shards=tuple(sorted(moved)), since=since, ends=dict(ends or {})))
         written_again = await self._missing() - lost_before
         return {
             "counts": written_again > 0,
@@ -235,13 +254,13 @@ class TopicFaults:
         async with stage.brokers_free, stage.coordinators_free:
             if not await self._settled() or stage.is_over.is_set():
                 return
-            lost_before, watch = await self._missing(), _Watch(stage.instances)
+            lost_before, watch = await self._missing(), await asyncio.to_thread(_Watch, stage)
 
             def made_again() -> None:
                 with stage.follower.away(op):
                     since = stage.now()
                     stage.cluster.make_again(op)
-                    self._history.write(MadeAgain(kind="op", since=since))
+                    self._history.write(LogLost(kind="op", since=since))
 
             since = stage.now()
             await asyncio.to_thread(made_again)
@@ -250,7 +269,42 @@ class TopicFaults:
 
     async def _is_restored(self, watch: _Watch) -> bool:
         """Return whether the shards have settled since their owners noticed the loss, and nothing is in memory only."""
-        if len(await asyncio.to_thread(watch.acquired)) < SHARDS or not await self._settled():
+        return len(await asyncio.to_thread(watch.acquired)) == SHARDS and await self._is_written_again()
+
+    async def end_lost(self) -> None:
+        """Let half, op or both lose their ends; the owners of the shards write again what they know, from memory.
+
+        Only they have it. So the shards have settled, and no other fault hits a coordinator or a broker, until they
+        have looked at the ends and nothing is in memory only.
+        """
+        stage = self._stage
+        kinds = stage.chance.choice((("half",), ("op",), ("half", "op")))
+        topics = [stage.instances[0].topic(kind) for kind in kinds]
+        async with stage.brokers_free, stage.coordinators_free:
+            if not await self._settled() or stage.is_over.is_set():
+                return
+            async with stage.holding():
+                since, lost_before, watch = stage.now(), await self._missing(), await asyncio.to_thread(_Watch, stage)
+                by_topic = await asyncio.to_thread(self._lose_ends, topics)
+                ends = {kind: by_topic[topic] for kind, topic in zip(kinds, topics, strict=True)}
+                for kind in kinds:
+                    self._history.write(LogLost(kind=kind, since=since, ends=ends[kind]))
+                await asyncio.to_thread(stage.cluster.wait_until_ready)
+                await asyncio.sleep(_NOTICED_S)
+                is_mended = await self._within(_RESTORED_S, self._is_written_again)
+                detail = await self._restored(watch, since, is_mended, lost_before, ends)
+            stage.note("end_lost", ", ".join(topics), since=since, **detail)
+
+    def _lose_ends(self, topics: Sequence[str]) -> dict[str, dict[int, int]]:
+        """Return the new ends, by topic and partition."""
+        with self._stage.follower.shortened() as ends:
+            for (topic, number), end in self._stage.cluster.lose_ends(topics, self._stage.chance).items():
+                ends[topic][number] = end
+        return ends
+
+    async def _is_written_again(self) -> bool:
+        """Return whether the shards have settled, and nothing is in memory only."""
+        if not await self._settled():
             return False
         unwritten = await asyncio.gather(*(asyncio.to_thread(one.unwritten) for one in self._stage.instances))
         return not any(unwritten) and None not in unwritten
@@ -282,6 +336,7 @@ TOPIC_FAULTS: Final[Mapping[str, int]] = {
     "topic_below_min_isr": 3,
     "half_cut": 1,
     "op_made_again": 1,
+    "end_lost": 1,
     "shards_idle": 2,
     "internal_denied": 2,
     "quota": 1,

@@ -314,11 +314,12 @@ class LogLoss(msgspec.Struct, frozen=True, kw_only=True):
 class ShardListener(Protocol):
     """Gets the events of shards from the adapter; the service implements it."""
 
-    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> bool:
         """Find what this instance knew of a shard and what its new fold lacks; `acquired` follows with the same state.
 
-        It is called only if no other instance has owned the shard since this one lost it. Without `suspect` the fold
-        is compared only if the log ends before something that was known. Blocks; not called on the loop's thread.
+        It is called only if no other instance has owned the shard since this one lost it. Without `suspect` outcomes
+        are compared only if the last ones are missing. Return whether the log has lost records: then the shard must be
+        folded from the beginning of its log first. Blocks; not called on the loop's thread.
         """
 
     def known_log(self, shard: int) -> KnownLog | None:

@@ -33,6 +33,8 @@ class ShardState:
         self._ended = Outcomes()
         self._op_totals: dict[str, OpTotals] = {}
         self._strays: dict[str, int] = {}
+        self._left: dict[str, int] = {}
+        """Halves that the fold has read, of ids with an outcome, whose tombstone it has not read yet."""
         self._tombstones: dict[str, int] = {}
         """Tombstones in half[s] of ids without an outcome; an outcome has its own."""
         self._parked_tombstones: dict[str, int] = {}
@@ -60,6 +62,8 @@ class ShardState:
         """The time of the acquisition, which has not read outcomes that were past the horizon then."""
         self.complete_from = 0
         """Every outcome of an id that was born at this time or later is known here."""
+        self.last_ended = ""
+        """The id of the last known outcome in op[s]."""
         self._newest_op = 0
         """The time of the newest op that the acquisition has read."""
 
@@ -166,6 +170,8 @@ class ShardState:
         if ended is not None:
             if half.origin is Origin.PREPARE and offset != ended[0]:
                 self._stray(transaction_id, offset)
+            elif not self._complete:
+                self._left[transaction_id] = max(offset, self._left.get(transaction_id, -1))
         elif half.origin is Origin.LANE:
             self._half_of_lane(offset, half, held)
         else:
@@ -187,6 +193,8 @@ class ShardState:
     def _half_tombstone(self, offset: int, transaction_id: str) -> None:
         if not self._ended.note_tombstone(transaction_id, offset) and offset > self._tombstones.get(transaction_id, -1):
             self._tombstones[transaction_id] = offset
+        if self._left.get(transaction_id, offset) < offset:
+            del self._left[transaction_id]
         held = self._halves.get(transaction_id)
         if held is not None and held.offset < offset:
             self._drop_half(transaction_id)
@@ -242,9 +250,7 @@ class ShardState:
         return offset < held.offset or half.prepared_at >= held.prepared_at
 
     def apply_op(self, offset: int, op: Op) -> None:
-        self.op_tail = max(self.op_tail, offset + 1)
-        if not self._complete:
-            self._newest_op = max(self._newest_op, op.at)
+        self._note_op(offset, op)
         held = self._halves.get(op.id) or self._parked.get(op.id)
         if held is None:
             if self._ended.positions(op.id) is not None and not self._is_used_again(op.id, op.prepared_at):
@@ -266,6 +272,13 @@ class ShardState:
         totals = self._op_totals[op.id if half is None else half.id] = OpTotals.of(offset, op)
         if half is not None:
             self._apply_totals(half, totals)
+
+    def _note_op(self, offset: int, op: Op) -> None:
+        if offset >= self.op_tail:
+            self.op_tail = offset + 1
+            self.last_ended = op.id if op.kind.final else self.last_ended
+        if not self._complete:
+            self._newest_op = max(self._newest_op, op.at)
 
     def apply_end(self, offset: int, op: Op, tombstone: int) -> bool:
         """Apply an op and the tombstone of its half, of one Kafka transaction, as `apply_op` and `apply_half` would.
@@ -312,6 +325,8 @@ class ShardState:
         held = self._halves.get(op.id)
         if held is not None:
             self._drop_half(op.id)
+            if not self._complete:
+                self._left[op.id] = held.offset
         self._ended.put(op, tombstone)
         if held is None or held.origin is not Origin.PREPARE or held.offset == op.half_offset:
             return
@@ -377,9 +392,13 @@ class ShardState:
         but none of these is of an id that was born more than a minute after the newest op that was read.
         Call it when all three have been read to one point, such as the barrier of an acquisition. If the tombstone of
         an outcome was not read by then, it is before the half cursor: it is written together with the outcome, or
-        earlier, when the transaction is parked.
+        earlier, when the transaction is parked. If its half was read, Kafka has lost the tombstone.
         """
         self._complete = True
+        left, self._left = self._left, {}
+        for key, offset in left.items():
+            if self._ended.positions(key) is not None:
+                self._stray(key, offset)
         if self.op_start:
             self.complete_from = min(since, self._newest_op + AHEAD_MS) if self._newest_op else since
         # New tables, because the old ones keep the memory of their largest size.
@@ -421,6 +440,8 @@ class ShardState:
         for transaction_id in gone:
             self._ended.discard(transaction_id)
             self._parked_tombstones.pop(transaction_id, None)
+        if self._ended.positions(self.last_ended) is None:
+            self.last_ended = ""
         return len(gone)
 
     # --- keeping the indexes

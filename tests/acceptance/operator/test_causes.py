@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourceType  # type: ignore[attr-defined]  # they are there
 
 from tests.support.brokers.guarded import USERS, GuardedKafka, credentials
-from tests.support.brokers.quotas import set_quota
+from tests.support.brokers.raw import set_quota
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
 from tests.support.coordinator.rest_client import QUIET, Connect, Rest, message
 from tests.support.coordinator.topics import Cluster

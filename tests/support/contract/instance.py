@@ -117,8 +117,9 @@ class Listener:
     def __post_init__(self) -> None:
         self.may_finish.set()
 
-    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> bool:
         """Keep no former fold."""
+        return False
 
     def known_log(self, _shard: int) -> None:
         """Know nothing of the log."""

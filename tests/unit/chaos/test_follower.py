@@ -37,17 +37,17 @@ def log() -> Log:
 
 @pytest.fixture
 def follower(log: Log, tmp_path: Path) -> Follower:
-    return Follower(log.read, tmp_path / "dump", log.begun_again.append)
+    return Follower(log.read, tmp_path / "dump", log.begun_again.append, lambda *_: None)
 
 
 def test_what_is_pending_and_parked_follows_the_records(log: Log, follower: Follower) -> None:
     """A tombstone takes it away; why a policy gave up is counted without its numbers."""
     log.next = [HALF]
     follower.look()
-    assert follower.prepared == {"a"}
+    assert set(follower.prepared) == {"a"}
     log.next = [GIVEN_UP, PARKED, Half(shard=0, offset=2, id="a")]
     follower.look()
-    assert (follower.prepared, follower.parked) == (set(), {"a"})
+    assert (follower.prepared, follower.parked) == ({}, {"a"})
     assert follower.reasons == {"no verdict after checks": 1}
     log.next = [Parked(shard=0, offset=3, id="a", tombstone=True)]
     follower.look()

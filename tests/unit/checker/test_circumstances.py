@@ -11,9 +11,9 @@ from checker.history import (
     Event,
     Fault,
     Held,
+    LogLost,
     Looked,
     LostInMemory,
-    MadeAgain,
     Prepare,
     Prepared,
     Removed,
@@ -23,7 +23,9 @@ from checker.history import (
     Taken,
 )
 from checker.judge import judge
-from checker.records import Op, Real
+from checker.partitions import partition_of
+from checker.records import Half, Op, Real
+from halfway.protocol.ids import shard_of
 from tests.support.checker.forgeries import SAME, History, Topics, at_end, content, good, half, no_op, real, without
 
 WALL = 1_000_000_000
@@ -121,11 +123,21 @@ def test_a_half_that_was_cut_may_end_nowhere_if_nobody_was_told_of_it(status: in
         Run(seed=7, topics=TOPICS),
         Prepare(at=1, ref="r", group="g", contents=(content("a"),), id="a"),
         Prepared(at=2, sent_at=1, ref="r", status=status, id="a", state="prepared" if status == 201 else None),
-        Fault(at=6, since=since, kind="half_cut", target="half"),
+        LogLost(at=6, since=since, kind="half"),
         Rest(at=60 * SECOND),
     ]
     records: Topics = [half("a", content("a"), offset=1)]
     assert {name for count, _, name in found(history, records) if count == "stuck"} == stuck
+
+
+@pytest.mark.parametrize("end, stuck", [(1, set()), (2, {"a"})])
+def test_a_half_that_was_lost_together_with_its_tombstone_is_not_left(end: int, stuck: set[str]) -> None:
+    """If only the tombstone is lost, the half is in the log, and the tombstone must be written again."""
+    history, topics = good()
+    topics[:] = [record for record in topics if not (isinstance(record, Half) and record.id == "a")]
+    topics.append(half("a", content("a"), offset=1))
+    at_end(history, LogLost(at=21, since=20, kind="half", ends={0: end}))
+    assert {name for count, _, name in found(history, topics) if count == "stuck"} == stuck
 
 
 def test_what_stood_in_a_topic_that_was_deleted_may_be_gone() -> None:
@@ -145,7 +157,7 @@ def test_what_stood_in_a_topic_that_was_deleted_may_be_gone() -> None:
 def test_an_outcome_that_was_written_again_after_op_was_made_again_is_one_outcome() -> None:
     """It names no message then. Another outcome, or one that was decided anew, is wrong."""
     history, topics = good()
-    at_end(history, MadeAgain(at=21, since=20, kind="op"))
+    at_end(history, LogLost(at=21, since=20, kind="op"))
     again = Op(shard=0, offset=0, life=1, id="a", kind="COMMITTED", cause="producer")
     assert found(history, [*topics, again]) == set()
     anew = msgspec.structs.replace(again, messages=marks_of((SAME, SAME, content("a", "points"))))
@@ -174,7 +186,7 @@ def test_only_an_end_that_was_on_its_way_when_op_was_deleted_may_be_done_twice(
 ) -> None:
     """The check says commit at 16, and a caller has the outcome at 17."""
     history, topics = good()
-    at_end(history, MadeAgain(at=at, since=since, kind="op"))
+    at_end(history, LogLost(at=at, since=since, kind="op"))
     marker = Op(shard=0, offset=0, life=1, id="d", kind="COMMITTED", cause="check")
     topics += [real("d", "1/1", content("d"), offset=9), marker]
     doubled = {("doubled", "message_stands_again", "d")}
@@ -193,6 +205,31 @@ def test_what_kafka_and_the_memory_of_an_owner_lost_at_once_is_excused(shard: in
     verdict = judge(history, topics)
     assert verdict.excused == count
     assert bool(verdict.findings) == (not count)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_what_had_ended_before_the_end_that_was_lost_is_judged(*, is_before: bool) -> None:
+    """Nobody needed to have it in memory."""
+    history, topics = good()
+    [marker] = [record for record in topics if isinstance(record, Op) and record.id == "a"]
+    topics[:] = [record for record in topics if not isinstance(record, Real) or record.id != "a"]
+    ends = {"op": {marker.shard: marker.offset + is_before}, "half": {0: 90}}
+    at_end(history, LostInMemory(at=30, since=25, shards=(0,), ends=ends))
+    assert (("lost", "committed_and_not_there", "a") in found(history, topics)) == is_before
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_left_no_record_belongs_to_the_shard_of_its_id(at_once: bool) -> None:
+    """Kafka's partitioner says which, as it does for the records of ids."""
+    assert all(partition_of(name.encode(), 7) == shard_of(name, 7) for name in ("a", "ab", "abc", "abcd", "abcde"))
+    history, topics = good()
+    history[0] = Run(seed=7, topics=TOPICS, shards=7)
+    no_op(topics, "a")
+    topics[:] = [record for record in topics if record.id != "a"]
+    assert ("lost", "acknowledged_prepare_is_not_there", "a") in found(history, topics)
+    shard = partition_of(b"a", 7)
+    at_end(history, LostInMemory(at=30, since=25, shards=(shard if at_once else (shard + 1) % 7,)))
+    assert (judge(history, topics).excused == 1) == at_once
 
 
 def test_an_outcome_is_forgotten_when_its_time_is_over_and_no_sooner() -> None:

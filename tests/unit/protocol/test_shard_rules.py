@@ -68,6 +68,32 @@ class TestForeignRecords:
         assert (state_of(state, ID), state.strays()) == (State.PARKED, [(ID, 5)])
 
 
+class TestLostTombstones:
+    """Kafka has lost the end of half: a tombstone, but not the outcome that was written together with it."""
+
+    @pytest.mark.parametrize("half_first", [True, False])
+    def test_a_half_that_was_left_is_a_stray_until_its_tombstone(self, state: ShardState, *, half_first: bool) -> None:
+        """Otherwise it would be pending again once the outcome has been deleted by age."""
+        if half_first:
+            state.apply_half(3, ID, A)
+        state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
+        if not half_first:
+            state.apply_half(3, ID, A)
+        assert state.strays() == [], "the tombstone may come"
+        state.half_tail = 9
+        state.complete_fold()
+        assert (state_of(state, ID), state.strays(), state.half_cursor) == (State.COMMITTED, [(ID, 3)], 3)
+        state.apply_half(10, ID, None)
+        assert (state.strays(), state.half_cursor) == ([], 9)
+
+    def test_one_whose_tombstone_was_read_is_none(self, state: ShardState) -> None:
+        state.apply_half(3, ID, A)
+        state.apply_op(0, op(OpKind.COMMITTED, half_offset=3))
+        state.apply_half(4, ID, None)
+        state.complete_fold()
+        assert state.strays() == []
+
+
 class TestPrepares:
     def test_a_repeat_moves_the_offset_and_keeps_the_first_time(self, state: ShardState) -> None:
         """Compaction keeps the later copy; the age counts from the first."""

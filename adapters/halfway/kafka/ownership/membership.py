@@ -24,6 +24,7 @@ from halfway.kafka.lane.transaction import LaneContext
 from halfway.kafka.ownership.acquisition import Acquired, CursorLoader
 from halfway.kafka.ownership.concurrent_acquisition import ConcurrentAcquisitions, ShardTrouble
 from halfway.kafka.ownership.consumer_group import TRY_AGAIN_S, GroupMember, Trial, Uselessness, has_members
+from halfway.kafka.ownership.former_owners import AcquireError
 from halfway.kafka.ownership.incarnation import (
     Incarnation,
     RetryBackoff,
@@ -497,8 +498,13 @@ class KafkaMembership:
 
     async def serve(self, incarnation: Incarnation, acquired: Acquired) -> None:
         """Step 6: serve a shard if it is still assigned and the incarnation is still the current one."""
-        shard = acquired.shard
-        await self._blocking(self._compare, acquired, incarnation.id in self._own.get(shard, ()))
+        shard, suspect = acquired.shard, acquired.shard in self._suspect
+        if await self._blocking(self._compare, acquired, incarnation.id in self._own.get(shard, ()), suspect):
+            # What was lost may have been the tombstone of a half before the cursor, which must be known again.
+            self._suspect.add(shard)
+            self._cursors.distrust([shard])
+            remedy = "none is needed: halfway reads the log of the shard from its beginning"
+            raise AcquireError("folding", "Kafka has lost the end of the log", remedy=remedy)
         if self.wants(incarnation, shard):
             self._suspect.discard(shard)
             self._own[shard] = {incarnation.id}
@@ -509,15 +515,18 @@ class KafkaMembership:
             self._useless.served()
             self._unreadable.pop(acquired.shard, None)
 
-    def _compare(self, acquired: Acquired, own: bool) -> None:  # noqa: FBT001 - it is called by position
+    def _compare(self, acquired: Acquired, own: bool, suspect: bool) -> bool:  # noqa: FBT001 - called by position
         """Compare the fold with the former one, if that is this instance's `own`; then forget old outcomes.
 
-        Blocks. The fold has old outcomes for the sake of late halves, and of ends whose answer was lost: forgotten
-        before, such an end would seem to be missing from the log, and would be written a second time.
+        Return whether the shard must be folded from its beginning first, because the log has lost records. Blocks.
+
+        The fold has old outcomes for the sake of late halves, and of ends whose answer was lost: forgotten before, such
+        an end would seem to be missing from the log, and would be written a second time.
         """
-        if own:
-            self._listener.compare(acquired.shard, acquired.state, suspect=acquired.shard in self._suspect)
+        if own and self._listener.compare(acquired.shard, acquired.state, suspect=suspect) and not suspect:
+            return True
         acquired.state.forget(acquired.state.acquired_at - round(self._config.outcome_horizon_s * 1000))
+        return False
 
     def follows(self, shard: int, incarnation: Incarnation, former: str | None) -> None:
         """Record an attempt of an incarnation to claim a shard, after its former owner."""

@@ -193,9 +193,15 @@ def _is_behind(now: Pending, entry: Pending) -> bool:
     return same and (now.checks < entry.checks or now.commit_verdict < entry.commit_verdict)
 
 
-def ends_before(former: ShardState, state: ShardState) -> bool:
-    """Return whether the log of a shard ended before a record that a former fold knows, when it was acquired again."""
-    return state.half_tail - 1 < former.half_end or state.op_tail - 1 < former.op_tail
+def lacks_end(former: ShardState, state: ShardState, *, since: int) -> bool:
+    """Return whether the log of a shard, when it was acquired again, lacked the last records that a former fold knows.
+
+    It can be longer nevertheless: others may have been written since. Outcomes from before `since` may be forgotten.
+    """
+    if state.half_tail - 1 < former.half_end or state.op_tail - 1 < former.op_tail:
+        return True
+    last = former.find(former.last_ended)
+    return isinstance(last, Ended) and last.at >= since and not isinstance(state.find(last.id), Ended)
 
 
 class Losses:

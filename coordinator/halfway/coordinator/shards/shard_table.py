@@ -19,8 +19,8 @@ from halfway.coordinator.shards.shard import (
     Losses,
     Missing,
     Shard,
-    ends_before,
     figures_of,
+    lacks_end,
     missing,
     not_served,
 )
@@ -280,13 +280,16 @@ class ShardTable:
 
     # --- ShardListener
 
-    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> None:
+    def compare(self, shard: int, state: ShardState, *, suspect: bool) -> bool:
         """Find what the former fold of a shard has and its new one lacks. Blocks; called on another thread."""
         former, since, had_unwritten = self._former.get(shard, (None, 0, False))
-        if former is not None:
-            # To compare outcomes takes long. The rest is always compared: records may have been deleted just before.
-            compares_outcomes = suspect or had_unwritten or ends_before(former, state)
-            self._missing[shard] = missing(former, state, since=since if compares_outcomes else None)
+        if former is None:
+            return False
+        # To compare outcomes takes long. The rest is always compared: records may have been deleted just before.
+        is_shorter = lacks_end(former, state, since=since)
+        compares_outcomes = suspect or had_unwritten or is_shorter
+        found = self._missing[shard] = missing(former, state, since=since if compares_outcomes else None)
+        return is_shorter or bool(found.unresolved)
 
     def known_log(self, shard: int) -> KnownLog | None:
         """Return what is known of the log of a shard, None if the shard is not served."""

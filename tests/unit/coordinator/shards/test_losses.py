@@ -11,7 +11,7 @@ from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard_table import ShardTable
 from halfway.memory.surroundings import ManualClock
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
-from halfway.protocol.records import OpKind
+from halfway.protocol.records import Half, OpKind
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Outcome, State
 from tests.support.domain.histories import half_of
@@ -19,7 +19,7 @@ from tests.support.domain.shard_records import op, parked_of
 from tests.support.service.world import World
 
 HORIZON_S = 900
-A, B, C = (half_of(name, name, 1_000) for name in ("a", "b", "c"))
+A, B, C, LAST = (half_of(name, name, 1_000) for name in ("a", "b", "c", "last"))
 
 
 def fold(barrier: int = 100) -> ShardState:
@@ -30,8 +30,8 @@ def fold(barrier: int = 100) -> ShardState:
     return state
 
 
-def table(now: int = 6_000) -> ShardTable:
-    """Return a table that served a shard with a pending, a parked and a committed transaction, and has lost it."""
+def table(*later: Half, now: int = 6_000) -> ShardTable:
+    """Return a table that served a shard with a pending, a parked and committed transactions, and has lost it."""
     clock = ManualClock()
     clock.set(now)
     shards = ShardTable(ServiceLimits(shards=1, outcome_horizon_s=HORIZON_S), clock)
@@ -40,6 +40,8 @@ def table(now: int = 6_000) -> ShardTable:
     former.apply_half(2, B.id, B)
     former.apply_end(1, op(OpKind.COMMITTED, B.id, half_offset=2), 3)
     former.apply_parked(1, C.id, parked_of(C))
+    for half in later:
+        former.apply_op(2, op(OpKind.COMMITTED, half.id))
     shards.acquired(0, former)
     for half in (A, C):
         shards.payloads.put(half, half.size)
@@ -117,17 +119,43 @@ async def test_an_outcome_that_may_be_forgotten_is_not_missed() -> None:
     assert acquired(shards, fold()).find(B.id) is None
 
 
-async def test_the_outcomes_of_a_log_that_goes_on_where_it_was_are_not_compared() -> None:
+def without_b() -> ShardState:
+    """Return the fold of a log that goes on: it has what `table` knows, but for the outcome of B."""
+    state = fold(100)
+    state.apply_half(1, A.id, A)
+    state.apply_parked(1, C.id, parked_of(C))
+    state.apply_op(2, op(OpKind.COMMITTED, LAST.id))
+    return state
+
+
+async def test_the_outcomes_of_a_log_that_has_the_last_one_are_not_compared() -> None:
     """After the failure of a lane, for example: it would take long with many outcomes."""
-    shards = table()
-    assert acquired(shards, fold(100), suspect=False).find(B.id) is None
+    shards = table(LAST)
+    state = without_b()
+    assert not shards.compare(0, state, suspect=False)
+    shards.acquired(0, state)
+    assert state.find(B.id) is None
+
+
+@pytest.mark.parametrize("lost", ["the last outcome", "a half", "the end"])
+async def test_a_log_that_has_lost_its_end_is_folded_from_its_beginning(lost: str) -> None:
+    """Also if it is longer than before by now: a tombstone of a half before the cursors may have been lost as well."""
+    shards = table() if lost == "the last outcome" else table(LAST)
+    state = without_b()
+    if lost == "a half":
+        state.apply_half(50, A.id, None)
+    if lost == "the end":
+        state.half_tail = 3
+    assert shards.compare(0, state, suspect=False)
 
 
 async def test_a_half_that_was_deleted_just_before_the_shard_was_lost_is_written_again() -> None:
     """Nobody had noticed it yet, and the log goes on where it was."""
-    shards = table()
-    assert isinstance(acquired(shards, fold(100), suspect=False).find(A.id), Pending)
-    assert shards.get(0).unwritten == {A.id: A, C.id: C}
+    shards = table(LAST)
+    state = without_b()
+    state.apply_half(50, A.id, None)
+    assert isinstance(acquired(shards, state, suspect=False).find(A.id), Pending)
+    assert shards.get(0).unwritten == {A.id: A}
 
 
 async def test_a_shard_that_is_lost_before_all_is_written_again_forgets_nothing() -> None:

@@ -16,6 +16,7 @@ from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.threads import Loop
 from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
+from halfway.kafka.ownership.former_owners import AcquireError
 from halfway.kafka.ownership.incarnation import Incarnation
 from halfway.memory.surroundings import ManualClock
 from halfway.protocol.records import OpKind
@@ -149,6 +150,34 @@ async def test_an_unreadable_shard_costs_no_other_one() -> None:
         running.cancel()
 
 
+async def test_a_log_that_has_lost_its_end_is_folded_once_more_from_its_beginning() -> None:
+    """Its cursors may be beyond a half whose tombstone is lost too. What is missing then is written again."""
+    config = KafkaConfig(properties={"bootstrap.servers": "127.0.0.1:9"}, max_prepare_bytes=1_000)
+    instance = Instance(config)
+    membership = instance.cluster.membership
+    membership._listener = shards = ShardTable(ServiceLimits(shards=1, outcome_horizon_s=900), ManualClock())
+    membership._loop = Loop(asyncio.get_running_loop())
+    membership._on_assigned({0})
+    half = half_of("a", "a", 1_000)
+    former, shorter, whole = (ShardState(0, horizon_ms=900_000) for _ in range(3))
+    former.apply_half(7, half.id, half)
+    for state in (former, shorter, whole):
+        state.half_tail = state.op_tail = 9
+        state.complete_fold()
+    shards.acquired(0, former)
+    shards.payloads.put(half, half.size)
+    shards.lost(0)
+    membership._own[0] = {"this"}
+    incarnation = membership._incarnation = cast("Incarnation", Serving())
+
+    with pytest.raises(AcquireError, match="has lost the end of the log"):
+        await membership.serve(incarnation, Acquired(shard=0, state=shorter, barrier=8))
+    assert instance.cursors._distrusted == {0}
+    assert not shards.serves(0)
+    await membership.serve(incarnation, Acquired(shard=0, state=whole, barrier=8))
+    assert shards.get(0).unwritten == {half.id: half}
+
+
 class LaneId:
     """Replaces an initialised producer."""
 
@@ -206,16 +235,16 @@ async def test_an_end_that_is_older_than_the_horizon_is_not_missing_from_the_log
     membership._listener = shards
     half = half_of("a", "a", 1_000)
     former, new = (ShardState(0, horizon_ms=900_000) for _ in range(2))
-    for state in (former, new):
+    for state, tail in ((former, 10), (new, 11)):
         state.apply_half(1, half.id, half)
-        state.half_tail = state.op_tail = 10
+        state.half_tail = state.op_tail = tail
         state.complete_fold()
     shards.acquired(0, former)
     shards.payloads.put(half, half.size)
     shards.lost(0)
     new.apply_end(1, op(OpKind.COMMITTED, half.id, half_offset=1, at=5_000), 2)
     new.acquired_at = 1_000_000
-    membership._compare(Acquired(shard=0, state=new, barrier=9), True)
+    membership._compare(Acquired(shard=0, state=new, barrier=10), True, False)
     shards.acquired(0, new)
     assert new.find(half.id) is None
     assert not shards.get(0).unwritten
