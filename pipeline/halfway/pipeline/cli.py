@@ -39,7 +39,6 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     output: str,
     snapshot: str | None,
     offsets: str | None,
-    horizon_s: float | None,
     topics: tuple[str, ...],
     grace_s: float,
     clock_skew_s: float,
@@ -75,7 +74,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
         if webhook is not None:
             alerts.require_webhook(webhook)
         kafka = access.load(file=config) if snapshot is None else None
-        seconds = horizon_s or access.times(file=config).outcome_horizon_s
+        horizon_s = access.times(file=config).outcome_horizon_s
         places = Places(
             output=output,
             snapshot=snapshot,
@@ -88,7 +87,7 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
     options = audit_job.AuditOptions(
         topics=topics,
         grace_ms=round(grace_s * 1000),
-        horizon_ms=round(seconds * 1000),
+        horizon_ms=round(horizon_s * 1000),
         skew_ms=round(clock_skew_s * 1000),
         since_ms=since,
         until_ms=until,
@@ -150,13 +149,11 @@ def say(summary: audit_job.Summary, output: str) -> None:
 
 
 @command
-def sweep(  # noqa: PLR0913 - one for each option
+def sweep(
     config: Path | None,
     output: str,
     snapshot: str | None,
     offsets: str | None,
-    horizon_s: float | None,
-    due_after_s: float | None,
     metrics: str | None,
     *,
     as_json: bool,
@@ -168,8 +165,8 @@ def sweep(  # noqa: PLR0913 - one for each option
     with running("sweep", kafka=snapshot is None, config=config, **spark_options) as found:
         times = access.times(file=config)
         options = sweep_job.SweepOptions(
-            due_after_ms=round((due_after_s or times.first_check_after_s) * 1000),
-            horizon_ms=round((horizon_s or times.outcome_horizon_s) * 1000),
+            due_after_ms=round(times.first_check_after_s * 1000),
+            horizon_ms=round(times.outcome_horizon_s * 1000),
             max_age_ms=round(times.max_age_s * 1000),
         )
         kafka = access.load(file=config) if snapshot is None else None
@@ -203,7 +200,6 @@ def archive(config: Path | None, output: str, topics: tuple[str, ...], **spark_o
 def ledger(
     config: Path | None,
     output: str,
-    horizon_s: float | None,
     *,
     once: bool,
     every_s: float,
@@ -212,12 +208,11 @@ def ledger(
 ) -> None:
     """Follow the topics and write a row for each transaction when it ends. It can be killed and started again."""
     with running("ledger", kafka=True, config=config, **spark_options) as found:
-        horizon_s = horizon_s or access.times(file=config).outcome_horizon_s
         options = ledger_job.LedgerOptions(
             once=once,
             every_s=every_s,
             max_records=max_records,
-            horizon_ms=round(horizon_s * 1000),
+            horizon_ms=round(access.times(file=config).outcome_horizon_s * 1000),
         )
 
         def say(line: str) -> None:
@@ -263,7 +258,7 @@ def report(  # noqa: PLR0913 - one for each option
     trail: bool,
     **spark_options: Any,
 ) -> None:
-    """Make one HTML page, which needs nothing else, and CSV files from the tables of ledger and audit."""
+    """Make one HTML page, which needs nothing else, from the tables of ledger and audit."""
     if ledger_folder is None and audit_folder is None and not trail:
         raise click.UsageError("give --ledger, --audit, --trail or several of them")
     if snapshot is not None and not trail:

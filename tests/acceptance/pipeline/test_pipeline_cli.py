@@ -78,20 +78,22 @@ def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path) -> None:
 
 
 def test_a_horizon_of_nothing_is_refused(tmp_path: Path) -> None:
-    """Like the coordinator: exit status 2 and the name of the option."""
-    failed = pipeline("audit", "--output", str(tmp_path), "--horizon-s", "0")
+    """Like the coordinator: exit status 2 and the name of the setting."""
+    settings = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "HALFWAY_OUTCOME_HORIZON_S": "0"}
+    failed = pipeline("audit", "--output", str(tmp_path), settings=settings)
     assert failed.returncode == 2
-    assert "--horizon-s" in failed.stderr
+    assert "HALFWAY_OUTCOME_HORIZON_S" in failed.stderr
 
 
 def test_the_coordinators_file_says_when_a_transaction_is_due(command: Command, tmp_path: Path) -> None:
-    """By its first check; the command line overrides it, as for the coordinator."""
+    """By its first check; the environment overrides it, as for the coordinator."""
     write_archive(tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
     (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 86400\n")
     job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--json")
     with_file = (*job, "--config", str(tmp_path / "halfway.toml"))
-    told = (*with_file, "--due-after-s", "1")
-    due = [json.loads(command(*arguments).stdout)[0]["due"] for arguments in (job, with_file, told)]
+    told = {"HALFWAY_POLICY__FIRST_CHECK_AFTER_S": "1"}
+    runs = (command(*job), command(*with_file), command(*with_file, **told))
+    due = [json.loads(run.stdout)[0]["due"] for run in runs]
     assert due == [1, 0, 1]
 
 
@@ -99,9 +101,10 @@ def test_a_sweep_tells_and_fails_if_a_transaction_is_overdue(command: Command, t
     """It is pending long after its group's policy should have given it up. The metrics say so in any case."""
     write_archive(tmp_path / "archive", fine=["ended-1"], open_still=["open-1"])
     job = ("sweep", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "sweep"), "--fail-on-overdue")
-    (tmp_path / "halfway.toml").write_text("[policy]\nfirst_check_after_s = 1\nmax_age_s = 2\n")
+    settings = "outcome_horizon_s = 10\n[policy]\nfirst_check_after_s = 1\nmax_age_s = 2\n"
+    (tmp_path / "halfway.toml").write_text(settings)
     figures = tmp_path / "sweep.prom"
-    strict = ("--config", str(tmp_path / "halfway.toml"), "--horizon-s", "10", "--metrics", str(figures))
+    strict = ("--config", str(tmp_path / "halfway.toml"), "--metrics", str(figures))
     assert command(*job).exit_code == 0
     assert command(*job, *strict).exit_code == 1
     assert 'halfway_sweep_overdue{age="1 to 10 min",group="shop"} 1.0' in figures.read_text().splitlines()

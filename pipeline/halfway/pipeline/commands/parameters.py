@@ -108,11 +108,6 @@ _OTHERS: Final = (
     _folder("--output", "output", "Where the tables go: a path or a URI.", required=True),
     _folder("--snapshot", "snapshot", "Read an archive instead of Kafka."),
     Option(["--offsets"], metavar="FILE", help="Read exactly what an earlier run read: its offsets.json."),
-    Option(
-        ["--horizon-s"],
-        type=_SECONDS,
-        help="The coordinator's outcome horizon; HALFWAY_OUTCOME_HORIZON_S, then that of --config, then 900.",
-    ),
     Option(["--since"], type=moment, metavar="TIME", help="From this time on: 2026-01-31, or 2026-01-31T12:00Z; UTC."),
     Option(["--until"], type=moment, metavar="TIME", help="Before this time."),
     Option(
@@ -155,12 +150,6 @@ _OTHERS: Final = (
     ),
     Option(
         ["--webhook"], metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
-    ),
-    Option(
-        ["--due-after-s"],
-        type=_SECONDS,
-        help="First check of groups that chose none; HALFWAY_POLICY__FIRST_CHECK_AFTER_S, then that of --config, "
-        "then 6.",
     ),
     Option(
         ["--fail-on-overdue"],

@@ -53,8 +53,12 @@ class AuditOptions:
 
     @property
     def rules(self) -> dict[str, int]:
-        """The options that affect verdicts, by their names on the command line; times in ms."""
-        return {"--grace-s": self.grace_ms, "--horizon-s": self.horizon_ms, "--clock-skew-s": self.skew_ms}
+        """The options that affect verdicts, by their names; times in ms."""
+        return {
+            "--grace-s": self.grace_ms,
+            "HALFWAY_OUTCOME_HORIZON_S": self.horizon_ms,
+            "--clock-skew-s": self.skew_ms,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
