@@ -171,4 +171,4 @@ def test_the_user_of_strimzi_has_the_documented_permissions() -> None:
         for kind, name, operations in re.findall(r"(?m)^\$ACLS User:halfway --([\w-]+) ?(\S*?) (--.+)$", page)
     }
     assert {resource: granted[resource] for resource in documented} == documented
-    assert len(documented) == len(granted)
+    assert {kind for kind, _ in granted.keys() - documented.keys()} <= {"topic"}  # further topics of messages
