@@ -10,6 +10,7 @@ from collections import Counter
 from tests.simulation.instances import silence
 from tests.simulation.oracles import problems
 from tests.simulation.run import Simulation
+from tests.simulation.shrinking import shrink, story
 from tests.simulation.story import plan
 
 
@@ -18,6 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--raw", action="store_true", help="do not cut failing runs down")
     options = parser.parse_args()
     silence()
     gc.collect()
@@ -33,6 +35,8 @@ def main() -> int:
         if found := problems(simulation):
             failed.append(simulation.plan.seed)
             print(f"seed {simulation.plan.seed}:", *found, sep="\n  ", flush=True)
+            if options.runs > 1 and not options.raw:
+                print(*story(*shrink(simulation.plan, found)), sep="\n    ", flush=True)
         if simulation.trace is not None:
             print(*simulation.trace, sep="\n")
         if time.monotonic() - shown > 10:

@@ -33,6 +33,8 @@ import greenlet
 EPOCH_S: Final = 1_760_000_000.0
 _STEP_S: Final = 1e-6
 """What a turn of the loop takes: whoever waits without a pause gets there too."""
+_SHORT_S: Final = 0.25
+"""A wait of a poll that is repeated all the time."""
 
 
 class DeadlockError(Exception):
@@ -65,6 +67,8 @@ class Loop(asyncio.BaseEventLoop):
         super().__init__()
         self.now = 0.0
         self.steps = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._number = 0
         self.bound = float("inf")
         """When the run must have ended."""
 
@@ -89,23 +93,31 @@ class Loop(asyncio.BaseEventLoop):
         pool = executor or PROCESS.get().globals.setdefault("executor", Executor(32))
         return asyncio.wrap_future(pool.submit(func, *args), loop=self)
 
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._number += 1
+        heapq.heappush(self._timers, (when, self._number, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Leave it where it is: it is dropped when its time has come."""
+
     def _run_once(self) -> None:
         ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        scheduled: list[Any] = self._scheduled  # type: ignore[attr-defined]
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
-            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
         self.now += _STEP_S
         if not ready:
-            if not scheduled:
+            if not timers:
                 raise DeadlockError("nothing will ever happen")
-            self.now = max(self.now, scheduled[0]._when)
+            self.now = max(self.now, timers[0][0])
         if self.now > self.bound:
             raise DeadlockError(f"the run has not ended after {self.bound:g} s")
-        while scheduled and scheduled[0]._when <= self.now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            ready.append(handle)
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             one = ready.popleft()
             if one._cancelled:
@@ -141,6 +153,8 @@ class Machine:
         self.ending = False
         self.late_share, self.late_s = 0.0, 0.0
         """Which share of the threads that could go on do so late, and how late at most."""
+        self.stretch = 1
+        """How many times longer a client's poll takes in which nothing comes: most steps of a run are such polls."""
 
     # --- for threads
 
@@ -197,7 +211,7 @@ class Machine:
                         coroutine.close()
                 del coroutine
             self.loop._ready.clear()  # type: ignore[attr-defined]
-            self.loop._scheduled.clear()  # type: ignore[attr-defined]
+            self.loop._timers.clear()
             gc.collect()
         finally:
             asyncio._set_running_loop(None)
@@ -548,6 +562,8 @@ class Schedule:
 
     def wait(self, condition: Condition, timeout: float, look: Callable[[], Any]) -> Any:
         loop = Machine.current.loop
+        if 0 < timeout <= _SHORT_S:
+            timeout *= Machine.current.stretch
         until = loop.now + timeout if timeout >= 0 else float("inf")
         while True:
             found = look()

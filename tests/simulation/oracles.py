@@ -9,7 +9,7 @@ from confluent_kafka import Message
 
 from checker import dump
 from checker.judge import judge
-from checker.records import AnyRecord, Real
+from checker.records import AnyRecord, Op, Real
 from halfway.simulated.log import Record
 from tests.simulation.instances import PREFIX
 from tests.simulation.machine import EPOCH_S
@@ -48,6 +48,7 @@ def problems(simulation: Simulation) -> list[str]:
     if not verdict.complete:
         found.append("incomplete: the run did not come to its end")
     found += visible_early(simulation, both)
+    found += unasked(simulation, both)
     return found
 
 
@@ -61,3 +62,15 @@ def visible_early(simulation: Simulation, both: list[tuple[AnyRecord, Record]]) 
         said_at = simulation.said_at.get(name)
         if said_at is None or min(times) < said_at - 0.001:
             yield f"visible_early: {name} written at {min(times):.3f}, committed at {said_at}"
+
+
+def unasked(simulation: Simulation, both: list[tuple[AnyRecord, Record]]) -> Iterator[str]:
+    """After all clocks were set ahead, policy rolls nothing back before it has asked again."""
+    for read, record in both:
+        if isinstance(read, Op) and read.cause == "policy" and read.kind == "ROLLED_BACK":
+            at = record.appended_at / 1000 - EPOCH_S
+            for jump, step_s in simulation.jumps:
+                # An op has the time of its instance: it says whether it was decided after the jump.
+                is_later = jump < at and read.at / 1000 - EPOCH_S >= jump + 0.9 * step_s
+                if is_later and not any(jump < asked < at for asked in simulation.asked_at.get(read.id, ())):
+                    yield f"unasked: {read.id} rolled back at {at:.3f}, not asked since the jump at {jump:.3f}"

@@ -21,7 +21,8 @@ from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
 from halfway.simulated import SimulatedKafka
 from halfway.simulated.log import Batch, Place
-from tests.simulation.instances import Instance, Network, World, new_settings, surroundings
+from tests.simulation.folds import differences
+from tests.simulation.instances import PREFIX, Instance, Network, World, new_settings, surroundings
 from tests.simulation.machine import EPOCH_S, PROCESS, BrokersClock, DeadlockError, Machine
 from tests.simulation.story import GROUPS, TOPICS, Fault, Plan, Transaction
 
@@ -29,13 +30,13 @@ LIVENESS_S: Final = 120.0
 """How long after the last fault everything may take to end."""
 _BOUND_S: Final = 400.0
 _POLICIES: Final = {
-    "patient": PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=4, max_checks=100),
+    "patient": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
     "dropping": PolicyOverrides(
-        first_check_after_s=1, check_interval_s=0.5, max_interval_s=1, max_checks=3, max_age_s=1_200,
+        first_check_after_s=0.7, check_interval_s=0.5, max_interval_s=1, max_checks=3, max_age_s=1_200,
         on_exhausted=OnExhausted.ROLLBACK,
     ),
     "parking": PolicyOverrides(first_check_after_s=0.5, check_interval_s=0.5, max_interval_s=1, max_checks=2),
-    "pulled": PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=4, max_checks=100),
+    "pulled": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
 }  # fmt: skip
 _STATUS: Final = {
     "already_ended": 409, "id_reused": 409, "not_pending": 409, "unknown_transaction": 404, "outcome_expired": 410,
@@ -75,8 +76,15 @@ class Simulation:
         """When somebody first said that a transaction is to be committed."""
         self.running: set[str] = set()
         """Transactions whose local transaction may still be decided by its producer."""
+        self.silent: set[str] = set()
+        """Transactions whose checks are answered with unknown."""
         self.denied_checks = plan.traits["endpoint_bad"]
-        self.ended_at = 0.0
+        self.asked_at: dict[str, list[float]] = {}
+        """When halfway has begun to ask about each id."""
+        self.jumps: list[tuple[float, float]] = []
+        """When the clocks of all instances were set ahead, and by how much."""
+        self.was_far_ahead = False
+        """Whether some clock was ahead by as much as an outcome horizon."""
         self.committed = 0
         self.kafka: Cluster
         self.world: World
@@ -112,7 +120,7 @@ class Simulation:
                     self.problems.append(f"stuck: {error}")
                 self.problems += [f"thread died: {error!r}" for error in self.machine.crashed]
         finally:
-            gc.collect()
+            gc.enable()
         return self
 
     def _loop_failed(self, _: object, context: dict[str, Any]) -> None:
@@ -133,15 +141,14 @@ class Simulation:
         self.kafka.tell = self.tell
         for name, partitions in TOPICS.items():
             self.kafka.create(name, partitions, 1, {}, dry=False)
-        network = Network(
-            machine, late_share=traits["net_late"], late_s=traits["net_late_s"], lost_share=traits["net_lost"]
-        )
-        self.world = World(machine, self.kafka, new_settings(), network, self._check)
+        self.world = World(machine, self.kafka, new_settings(), Network(machine), self._check)
         for _ in range(plan.instances):
             self.world.start()
         await self.world.all_served()
         self._note(Run(seed=plan.seed, topics=tuple(TOPICS), policy_rolls_back=("dropping",), fetching=("pulled",)))
         await self._register()
+        self._calm_network()
+        machine.stretch = traits["polls"]
         machine.late_share, machine.late_s = traits["threads_late"], traits["threads_late_s"]
         begun = self.loop.now
         tasks = [
@@ -153,8 +160,8 @@ class Simulation:
         await self._mend()
         await self._settle()
         fetching.cancel()
+        self.problems += differences(self.world)
         self._note(Rest(at=self.now_ms))
-        self.ended_at = self.loop.now
 
     async def _later(self, at: float, work: Callable[[], Any]) -> None:
         await asyncio.sleep(at - self.loop.now)
@@ -168,7 +175,7 @@ class Simulation:
             while True:
                 instance = self._any()
                 try:
-                    await self.world.call(instance, 30, "put_group", spec)
+                    await self.world.call(instance, 5, "put_group", spec)
                     break
                 except (HalfwayError, TimeoutError):
                     await asyncio.sleep(0.2)
@@ -181,6 +188,8 @@ class Simulation:
     async def _produce(self, one: Transaction) -> None:
         name = transaction_id(f"{self.plan.seed}/{one.number}", round((EPOCH_S + self.loop.now) * 1000))
         self.running.add(name)
+        if one.is_silent:
+            self.silent.add(name)
         looks = [
             asyncio.create_task(self._later(self.loop.now + s, partial(self._look, name))) for s in one.looks_after_s
         ]
@@ -258,6 +267,8 @@ class Simulation:
             self._note(answer(at=self.now_ms, status=0))
             return None
         except HalfwayError as error:
+            if error.code == "outcome_expired" and self.was_far_ahead:
+                return error  # by that clock the outcome was old
             state = error.fields.get("state")
             shown = None if state is None else str(state)
             self._note(answer(at=self.now_ms, status=_status(error), error_code=error.code, state=shown))
@@ -269,13 +280,13 @@ class Simulation:
         return got
 
     async def _look(self, name: str) -> None:
-        await self._ask(partial(Looked, id=name, sent_at=self.now_ms), 10, "get", name)
+        await self._ask(partial(Looked, id=name, sent_at=self.now_ms), 3, "get", name)
 
     # --- checks
 
     def _verdict(self, name: str) -> Said:
         """Return what the producers' database says, as a barrier does: an undecided transaction is rolled back."""
-        if name in self.running and name not in self.decided:
+        if name in self.silent or (name in self.running and name not in self.decided):
             return "unknown"
         said = self.decided.setdefault(name, "rollback")
         if said == "commit":
@@ -283,6 +294,7 @@ class Simulation:
         return said
 
     async def _check(self, request: CheckRequest) -> CheckReply:
+        self.asked_at.setdefault(request.id, []).append(self.loop.now)
         await asyncio.sleep(self.chance.uniform(0.0005, 0.01))
         kind = self.chance.random() if self.chance.random() < self.denied_checks else 1.0
         if kind < 0.2:
@@ -372,6 +384,9 @@ class Simulation:
         stepped = self.world.instances if fault.target % 2 else [instance]
         for one in stepped:
             one.process.clock_s += step_s
+            self.was_far_ahead = self.was_far_ahead or one.process.clock_s >= self.world.settings.outcome_horizon_s
+        if step_s > 0 and len(stepped) == len(self.world.instances):
+            self.jumps.append((self.loop.now, step_s))
         await asyncio.sleep(fault.for_s)
         if fault.how * 1000 % 1 < 0.7:
             for one in self.world.instances:
@@ -422,6 +437,12 @@ class Simulation:
             traits["net_late_s"],
         )
 
+    async def _break_fatal(self, fault: Fault, instance: Instance) -> None:
+        """Make Kafka take the writers of halves for former ones: their producers fail for good."""
+        for partition in self.kafka.topics[f"{PREFIX}half"].partitions:
+            for producer, known in partition._producers.items():
+                known.epoch += producer not in partition.transactions
+
     async def _break_endpoint(self, fault: Fault, instance: Instance) -> None:
         self.denied_checks = 0.3 + 0.7 * fault.how
         await asyncio.sleep(fault.for_s)
@@ -454,6 +475,8 @@ class Simulation:
         network = self.world.network
         network.lost_share = network.late_share = 0.0
         self.machine.late_share = 0.0
+        self.machine.stretch = 8
+        self.silent.clear()
         self.denied_checks = 0.0
         self.kafka.denied.clear()
         self.kafka.late_s = None

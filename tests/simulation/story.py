@@ -8,12 +8,12 @@ from typing import Any, Final
 
 TOPICS: Final = {"orders": 3, "points": 1}
 GROUPS: Final = ("patient", "dropping", "parking", "pulled")
-ACTIVE_S: Final = 12.0
+ACTIVE_S: Final = 6.0
 """How long producers begin transactions, and faults begin."""
 
 _FAULTS: Final = {
-    "kill": 4, "stop": 2, "pause": 3, "cut": 3, "clock": 3, "leaderless": 2, "denied": 2, "markers": 2, "slow": 2,
-    "loss": 2, "endpoint": 3, "session": 2, "compact": 1, "threads": 2,
+    "kill": 4, "stop": 2, "pause": 3, "cut": 3, "clock": 3, "leaderless": 2, "denied": 3, "markers": 2, "slow": 2,
+    "loss": 2, "fatal": 2, "endpoint": 3, "session": 2, "compact": 1, "threads": 2,
 }  # fmt: skip
 """The kinds of faults, and how often each is."""
 
@@ -40,6 +40,8 @@ class Transaction:
     contradicts: bool
     """Whether that is the opposite one."""
     looks_after_s: tuple[float, ...]
+    is_silent: bool
+    """Whether its checks are answered with unknown while there are faults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ def plan(seed: int) -> Plan:
     if kinds:
         for number in range(chance.choice((0, 1, 2, 3, 5, 8, 12))):
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
-            for_s = chance.choice((chance.uniform(0.05, 1), chance.uniform(1, 5), chance.uniform(5, 12)))
+            for_s = chance.choice((chance.uniform(0.05, 1), chance.uniform(1, 4), chance.uniform(4, 7)))
             faults.append(
                 Fault(
                     number=number,
@@ -92,6 +94,7 @@ def plan(seed: int) -> Plan:
     changing = chance.choice((0.0, 0.0, 0.3, 0.8))
     impatient = chance.choice((0.0, 0.2, 0.7))
     dying = chance.choice((0.0, 0.1, 0.4))
+    silent = chance.choice((0.0, 0.1, 0.6))
     traits = {
         "net_late": chance.choice((0.0, 0.0, 0.02, 0.1)),
         "net_late_s": chance.choice((0.1, 1.0, 6.0)),
@@ -100,10 +103,11 @@ def plan(seed: int) -> Plan:
         "markers_s": chance.choice((0.001, 0.02, 0.3)),
         "threads_late": chance.choice((0.0, 0.05, 0.3)),
         "threads_late_s": chance.choice((0.001, 0.02, 0.5)),
+        "polls": chance.choice((1, 4, 8, 8)),
         "endpoint_bad": chance.choice((0.0, 0.1, 0.5)),
     }
     transactions = [
-        _transaction(random.Random(f"transaction {seed} {number}"), number, changing, impatient, dying)
+        _transaction(random.Random(f"transaction {seed} {number}"), number, changing, impatient, dying, silent)
         for number in range(chance.randint(20, 50))
     ]
     return Plan(
@@ -115,9 +119,11 @@ def plan(seed: int) -> Plan:
     )
 
 
-def _transaction(chance: random.Random, number: int, changing: float, impatient: float, dying: float) -> Transaction:
+def _transaction(
+    chance: random.Random, number: int, changing: float, impatient: float, dying: float, silent: float
+) -> Transaction:
     def patience() -> float:
-        return chance.uniform(0.001, 0.5) if chance.random() < impatient else chance.uniform(2, 16)
+        return chance.uniform(0.001, 0.5) if chance.random() < impatient else chance.uniform(1, 5)
 
     is_dead = chance.random() < dying
     return Transaction(
@@ -128,9 +134,10 @@ def _transaction(chance: random.Random, number: int, changing: float, impatient:
         within_s=tuple(patience() for _ in range(chance.choice((1, 3, 6)))),
         changes=chance.random() < changing,
         commits=chance.random() < 0.7,
-        decides_after_s=None if is_dead else chance.choice((0.0, chance.uniform(0, 0.1), chance.uniform(0, 5))),
+        decides_after_s=None if is_dead else chance.choice((0.0, chance.uniform(0, 0.1), chance.uniform(0, 3))),
         ends_within_s=() if is_dead else tuple(patience() for _ in range(chance.choice((0, 1, 2, 6)))),
-        ends_again=chance.uniform(0, 10) if chance.random() < 0.2 else None,
+        ends_again=chance.uniform(0, 4) if chance.random() < 0.2 else None,
         contradicts=chance.random() < 0.5,
-        looks_after_s=tuple(chance.uniform(0, 10) for _ in range(chance.choice((0, 0, 1, 2)))),
+        looks_after_s=tuple(chance.uniform(0, 6) for _ in range(chance.choice((0, 0, 1, 2)))),
+        is_silent=chance.random() < silent,
     )

@@ -16,8 +16,10 @@ import pytest
 
 from tests.simulation import machine
 from tests.simulation.instances import silence
+from tests.simulation.mutants import mutated
 from tests.simulation.oracles import problems
 from tests.simulation.run import Simulation
+from tests.simulation.shrinking import shrink, story
 from tests.simulation.story import plan
 
 ROOT: Final = Path(__file__).parents[2]
@@ -49,6 +51,32 @@ def test_a_seed_gives_the_same_run_in_every_process(seed: int) -> None:
             cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert again.stdout.strip() == digest
+
+
+@pytest.mark.parametrize(
+    "name, seed",
+    [
+        ("a failed commit is taken for one", 4),
+        ("a third message is left out", 1),
+        ("an unknown write is acknowledged", 1),
+        ("one fatal error ends the writer of halves", 1),
+        ("a jump of the clock rolls back unasked", 42),
+        ("a commit that met 503 is forgotten", 169),
+    ],
+)
+def test_a_fault_in_halfway_is_seen(name: str, seed: int) -> None:
+    with mutated(name):
+        assert run(seed)[1] != []
+
+
+def test_a_failing_run_is_cut_down_and_told() -> None:
+    with mutated("a third message is left out"):
+        short, found = shrink(plan(1), run(1)[1], at_most=25)
+        told = list(story(short, found))
+    assert found[0].startswith("committed_in_part")
+    assert len(short.transactions) < len(plan(1).transactions) / 2
+    assert short.faults == []
+    assert any("append ('_halfway.half'" in line for line in told)
 
 
 def test_fresh_seeds_find_nothing() -> None:
