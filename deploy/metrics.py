@@ -36,7 +36,7 @@ def _errors(kind: type[HalfwayError] = HalfwayError) -> set[str]:
 ERRORS: Final = sorted(_errors())
 """The value of `error_code` in a problem."""
 _VERDICTS: Final = [*Outcome, "none", "leased"]
-_CALLS: Final = [str(call.__struct_config__.tag) for call in get_args(PeerCall)]
+_CALLS: Final = sorted(str(call.__struct_config__.tag) for call in get_args(PeerCall))
 VALUES: Final[dict[str, dict[str, Iterable[str] | str]]] = {
     "halfway_prepares_total": {"result": ["prepared", "repeated", *ERRORS]},
     "halfway_prepare_seconds": {"result": ["prepared", "repeated", *ERRORS]},

@@ -74,7 +74,9 @@ async def test_the_error_body_of_a_check_endpoint_is_shown_nowhere(
     await expect(page.get_by_text("status 500, not 200").first).to_be_visible()
     assert "onerror" not in await page.content()
     await page.goto(shop.at("groups/shop"))
-    await expect(page.get_by_role("table", name="Endpoints and their last answers")).to_contain_text("HTTP 500")
+    await expect(page.get_by_role("table", name="Endpoints and their last answers")).to_contain_text(
+        "status 500, not 200"
+    )
     assert "onerror" not in await page.content()
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from halfway.protocol.records import Half, Op, OpKind, Origin, Parked, digest, size_of
+from halfway.protocol.records import Half, Op, OpKind, Origin, Parked, key_digest, size_of
 from halfway.protocol.transactions import Cause, State
 
 KEY_BYTES = 8
@@ -247,7 +247,7 @@ def _index_of(half: Half) -> MessageIndex:
 
 
 def short_key_hash(key: bytes | None) -> bytes | None:
-    hashed = digest(key)
+    hashed = key_digest(key)
     return None if hashed is None else hashed[:KEY_BYTES]
 
 

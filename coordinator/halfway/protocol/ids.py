@@ -98,7 +98,7 @@ class IdMaker:
                 self._begin(at)
             self._counted += 1
             counted, one = words[(self._counter + self._counted) % _WORDS]
-            drawn = self._draw()
+            drawn = self._random.pop() if self._random else self._draw()
             middle, other = words[drawn & 0xFFF]
             state = ((self._hash ^ one) * m & mask ^ other) * m & mask
             first = drawn >> 12 & 0xFFF

@@ -35,6 +35,15 @@ def digest(data: bytes | None) -> bytes | None:
     return None if data is None else sha256(data).digest()[:HASH_BYTES]
 
 
+def key_digest(key: bytes | None) -> bytes | None:
+    """Return the hash that is stored of a key. Short ones are cached: a key is hashed at the prepare and at the end."""
+    return digest(key) if key is None or len(key) > _SHORT_KEY else _digest_of_short(key)
+
+
+_SHORT_KEY: Final = 64
+_digest_of_short: Final = lru_cache(maxsize=1024)(digest)
+
+
 def headers_digest(headers: tuple[tuple[str, bytes | None], ...]) -> bytes:
     """Return the hash that is stored of headers (docs/protocol.md#topics)."""
     if not headers:
@@ -139,7 +148,7 @@ class MessageDigest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def of(cls, message: Message) -> MessageDigest:
         return cls(
             topic=message.topic,
-            key_hash=digest(message.key),
+            key_hash=key_digest(message.key),
             value_hash=digest(message.value),
             size=message.size,
             headers_hash=headers_digest(message.headers),

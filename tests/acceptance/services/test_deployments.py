@@ -142,13 +142,14 @@ async def test_eight_workers_of_gunicorn_take_a_new_release_while_orders_come(de
     """Each makes sure of the table and registers the group at its start; those of the old release work to the end."""
     service: Deployment = deploy("postgresql+psycopg")
     port = pick_port()
-    with service.running("gunicorn", "-w", str(WORKERS), "-b", f"127.0.0.1:{port}", f"{APP}:wsgi()") as gunicorn:
+    options = ("-w", str(WORKERS), "-b", f"127.0.0.1:{port}", "--timeout", str(round(GENEROUS_S)))
+    with service.running("gunicorn", *options, f"{APP}:wsgi()") as gunicorn:
         await service.listening(port)
         async with service.placing(port, port):
-            await until_true(lambda: len(set(service.answers)) == WORKERS, what="an answer of each worker")
+            await until_true(lambda: len(set(service.answers)) >= WORKERS, what="an answer of each worker")
             service.release_file.write_text("1")
             gunicorn.send_signal(signal.SIGHUP)
-            await until_true(lambda: len(set(service.answers)) == 2 * WORKERS, what="an answer of each new worker")
+            await until_true(lambda: len(set(service.answers)) >= 2 * WORKERS, what="an answer of each new worker")
     await service.demand_each_once(cluster)
 
 

@@ -126,6 +126,22 @@ async def test_one_inside_another_is_refused_and_nothing_is_prepared(halfway: Ha
         pass  # consecutive transactions are allowed
 
 
+async def test_figures_count_what_became_of_calls(world: RestWorld, halfway: Halfway) -> None:
+    async with halfway.transaction([ORDER]):
+        pass
+    with pytest.raises(InvalidRequestError):
+        await halfway.prepare([Message(topic="elsewhere")], id=halfway.new_id())
+    counted = halfway.figures
+    assert (counted.prepares, counted.ends, counted.refused, counted.unconfirmed) == (1, 1, 1, 0)
+    assert counted.seconds > 0
+    async with Halfway("http://127.0.0.1:9", "shop", prepare_timeout_s=0.1) as nobody:
+        with pytest.raises(PrepareUnconfirmedError):
+            await nobody.prepare([ORDER], id=nobody.new_id())
+        assert nobody.figures.unconfirmed == 1
+    with SyncHalfway(world.url, "shop") as client:
+        assert client.figures.prepares == 0
+
+
 async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Halfway) -> None:
     await halfway.prepare([ORDER], id=ORDER_ID)
     await halfway.end(ORDER_ID, "rollback")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from halfway.client.barrier.table import Result, Statement, Steps
 from halfway.client.errors import HalfwayError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-D = TypeVar("D")
 S = TypeVar("S")
 R = TypeVar("R")
 Execute = Callable[[Any, Statement], Result]
@@ -32,7 +32,7 @@ class NoTransactionError(HalfwayError):
 
 def carry_out(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of a synchronous driver, in its open transaction."""
-    execute = _by_package(SYNCHRONOUS, connection)
+    execute = cast("Execute", _driver(connection, "execute").execute)
 
     async def execute_at_once(statement: Statement) -> Result:
         return execute(connection, statement)
@@ -42,7 +42,7 @@ def carry_out(steps: Steps[T], connection: Any) -> T:
 
 async def carry_out_async(steps: Steps[T], connection: Any) -> T:
     """Execute the steps on a connection of an asynchronous driver, in its open transaction."""
-    execute = _by_package(ASYNCHRONOUS, connection)
+    execute = cast("ExecuteAsync", _driver(connection, "execute_async").execute_async)
     return await drive(steps, lambda statement: execute(connection, statement))
 
 
@@ -82,14 +82,13 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 def transaction_of(connection: Any) -> Any | None:
     """Return what opens a transaction on a connection of asyncpg, whose pool does not; None for other drivers."""
-    if _by_package(COMMITS_EACH_STATEMENT, connection) is _asyncpg_commits and _asyncpg_commits(connection):
-        return connection.transaction()
-    return None
+    driver = _driver(connection)
+    return connection.transaction() if driver.execute_async is _asyncpg and driver.commits_each(connection) else None
 
 
 def require_transaction(connection: Any) -> None:
     """Raise NoTransactionError if a row would commit immediately instead of with the local transaction."""
-    if _by_package(COMMITS_EACH_STATEMENT, connection)(connection):
+    if _driver(connection).commits_each(connection):
         raise NoTransactionError(
             "the connection commits each statement: begin the local transaction first, and insert within it"
         )
@@ -98,7 +97,7 @@ def require_transaction(connection: Any) -> None:
 def is_open(connection: Any) -> bool:
     """Return whether a transaction is open on a connection, as far as its driver knows; also one that has failed."""
     try:
-        return _by_package(IS_OPEN, connection)(connection)
+        return _driver(connection).is_open(connection)
     except Exception:  # noqa: BLE001 - of any driver, whose connection is closed or back in its pool
         return False
 
@@ -223,50 +222,37 @@ def _sqlalchemy_is_open(connection: Any) -> bool:
     return bool(connection.in_transaction())
 
 
-SYNCHRONOUS: Final[Mapping[str, Execute]] = {
-    "sqlite3": _dbapi("?"),
-    "psycopg": _dbapi("%s"),
-    "psycopg2": _dbapi("%s"),
-    "pymysql": _dbapi("%s"),
-    "MySQLdb": _dbapi("%s"),
-    "django": _dbapi("%s"),
-    "sqlalchemy": _sqlalchemy,
-}
-ASYNCHRONOUS: Final[Mapping[str, ExecuteAsync]] = {
-    "asyncpg": _asyncpg,
-    "psycopg": _cursor_async,
-    "asyncmy": _cursor_async,
-    "sqlalchemy": _sqlalchemy_async,
-}
-COMMITS_EACH_STATEMENT: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "sqlite3": _sqlite3_commits,
-    "psycopg": _psycopg_commits,
-    "psycopg2": _psycopg_commits,
-    "MySQLdb": lambda connection: bool(connection.get_autocommit()),
-    "pymysql": _mysql_commits,
-    "asyncmy": _mysql_commits,
-    "asyncpg": _asyncpg_commits,
-    "django": lambda connection: bool(connection.get_autocommit()),
-    "sqlalchemy": _sqlalchemy_commits,
-}
-IS_OPEN: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "sqlite3": lambda connection: bool(connection.in_transaction),
-    "psycopg": _psycopg_is_open,
-    "psycopg2": _psycopg_is_open,
-    "MySQLdb": lambda connection: bool(connection.open),  # it does not tell more
-    "pymysql": _mysql_is_open,
-    "asyncmy": _mysql_is_open,
-    "asyncpg": lambda connection: bool(connection.is_in_transaction()),
-    "django": lambda connection: bool(connection.in_atomic_block),
-    "sqlalchemy": _sqlalchemy_is_open,
+@dataclass(frozen=True)
+class _Driver:
+    """How to use the connections of a package."""
+
+    commits_each: Callable[[Any], bool]
+    is_open: Callable[[Any], bool]
+    execute: Execute | None = None
+    execute_async: ExecuteAsync | None = None
+
+
+_FORMAT: Final = _dbapi("%s")
+_DRIVERS: Final[Mapping[str, _Driver]] = {
+    "sqlite3": _Driver(_sqlite3_commits, lambda connection: bool(connection.in_transaction), _dbapi("?")),
+    "psycopg": _Driver(_psycopg_commits, _psycopg_is_open, _FORMAT, _cursor_async),
+    "psycopg2": _Driver(_psycopg_commits, _psycopg_is_open, _FORMAT),
+    "pymysql": _Driver(_mysql_commits, _mysql_is_open, _FORMAT),
+    "MySQLdb": _Driver(lambda one: bool(one.get_autocommit()), lambda one: bool(one.open), _FORMAT),  # it tells no more
+    "asyncmy": _Driver(_mysql_commits, _mysql_is_open, execute_async=_cursor_async),
+    "asyncpg": _Driver(_asyncpg_commits, lambda one: bool(one.is_in_transaction()), execute_async=_asyncpg),
+    "django": _Driver(lambda one: bool(one.get_autocommit()), lambda one: bool(one.in_atomic_block), _FORMAT),
+    "sqlalchemy": _Driver(_sqlalchemy_commits, _sqlalchemy_is_open, _sqlalchemy, _sqlalchemy_async),
 }
 
 
-def _by_package(table: Mapping[str, D], connection: Any) -> D:
+def _driver(connection: Any, use: str = "is_open") -> _Driver:
+    """Return the driver of a connection; raises UnsupportedConnectionError if there is none for this use."""
     for base in type(connection).__mro__:
-        package = base.__module__.partition(".")[0]
-        if package in table:
-            return table[package]
+        driver = _DRIVERS.get(base.__module__.partition(".")[0])
+        if driver is not None and getattr(driver, use) is not None:
+            return driver
+    known = ", ".join(name for name, driver in _DRIVERS.items() if getattr(driver, use) is not None)
     raise UnsupportedConnectionError(
-        f"{type(connection).__module__}.{type(connection).__qualname__} is not a connection of {', '.join(table)}"
+        f"{type(connection).__module__}.{type(connection).__qualname__} is not a connection of {known}"
     )

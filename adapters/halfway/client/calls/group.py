@@ -7,6 +7,7 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -45,6 +46,21 @@ _CLOSE_S: Final = 5.0
 _CONFIRM_S: Final = 1.0
 """How long the answer to a check may wait for halfway to confirm it."""
 _PAGE: Final = 100
+
+
+@dataclass
+class ClientFigures:
+    """What a client has done since it was opened, for metrics."""
+
+    prepares: int = 0
+    """Those that halfway has confirmed."""
+    ends: int = 0
+    refused: int = 0
+    """Prepares and ends that halfway refused."""
+    unconfirmed: int = 0
+    """Those without a final answer before their deadline."""
+    seconds: float = 0.0
+    """How long all of these took together."""
 
 
 class GroupCalls:
@@ -87,6 +103,7 @@ class GroupCalls:
         self._prepare_timeout_s = prepare_timeout_s
         self._end_timeout_s = end_timeout_s
         self._max_in_background = max_in_background
+        self.figures = ClientFigures()
         self._background: set[asyncio.Task[None]] = set()
         self._services: set[asyncio.Task[None]] = set()
         self._calls: set[asyncio.Timeout] = set()
@@ -324,16 +341,30 @@ class GroupCalls:
         self, kind: Kind, id: str, body: object, timeout_s: float, unconfirmed: type[UnavailableError], what: str
     ) -> Mapping[str, Any]:
         self.check_usable()
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        return await send_until_final(
-            partial(self._shared.submit, kind, id, _encoded(body), deadline),
-            deadline,
-            unconfirmed,
-            what,
-            demand_halfway=kind == "end",
-            attempt_s=ATTEMPT_S,
-            pause=self._shared.pause,
-        )
+        loop, figures = asyncio.get_running_loop(), self.figures
+        began = loop.time()
+        deadline = began + timeout_s
+        try:
+            known = await send_until_final(
+                partial(self._shared.submit, kind, id, _encoded(body), deadline),
+                deadline,
+                unconfirmed,
+                what,
+                demand_halfway=kind == "end",
+                attempt_s=ATTEMPT_S,
+                pause=self._shared.pause,
+            )
+        except RefusedError:
+            figures.refused += 1
+            raise
+        except UnavailableError:
+            figures.unconfirmed += 1
+            raise
+        finally:
+            figures.seconds += loop.time() - began
+        figures.prepares += kind == "prepare"
+        figures.ends += kind == "end"
+        return known
 
     async def _until_closed(self, call: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
         """Return the result of a call; raise ClientClosedError as soon as the client is closed."""

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 from halfway.client.barrier import AsyncBarrier, Barrier
+from halfway.client.calls.group import ClientFigures
 from halfway.client.calls.transport import Key
 from halfway.client.errors import ClientClosedError, HalfwayError
 from halfway.client.messages import Message, Outcome
@@ -130,6 +131,11 @@ class SyncHalfway:
         transaction = thread.client.transaction(messages, **plain)
         sync = SyncTransaction(thread, transaction)
         return sync if begin is None else SyncBlock(sync, transaction, begin, self.barrier, self.group, when_away)
+
+    @property
+    def figures(self) -> ClientFigures:
+        """What this process has done with the client, for metrics."""
+        return ClientFigures() if self._thread is None else self._thread.client.figures
 
     def new_id(self) -> str:
         """Same as `Halfway.new_id`."""

@@ -115,9 +115,15 @@ def _varint(rest: int) -> bytes:
     return bytes(out)
 
 
+_higher: Final = lru_cache(maxsize=4096)(_varint)
+"""Offsets that follow each other differ in their first byte only."""
+_FOLLOWED: Final = [bytes([low | 0x80]) for low in range(_ONE_BYTE)]
+
+
 def long(number: int) -> bytes:
     """Encode an int or long: zigzag, then seven bits per byte."""
-    return _varint((number << 1) ^ (number >> 63))
+    rest = (number << 1) ^ (number >> 63)
+    return _varint(rest) if rest < _ONE_BYTE else _FOLLOWED[rest & 0x7F] + _higher(rest >> 7)
 
 
 length = lru_cache(maxsize=4096)(long)
@@ -267,9 +273,15 @@ def record_headers(kind: str, group: str, state: str) -> Headers:
 
 def half_headers(half: Half, state: str) -> Headers:
     """Return the headers of a half record: its timestamp is that of its append, however old the transaction is."""
-    headers: Headers = [*record_headers(KIND_HALF, half.group, state), (HEADER_PREPARED_AT, b"%d" % half.prepared_at)]
-    if half.barrier != NO_BARRIER:
-        headers.append((HEADER_BARRIER, b"%d" % half.barrier))
+    return _half_headers(half.group, state, half.prepared_at, half.barrier)
+
+
+@lru_cache(maxsize=256)
+def _half_headers(group: str, state: str, prepared_at: int, barrier: int) -> Headers:
+    """Return a shared list. It is cached, because records that arrive together often have the same time."""
+    headers: Headers = [*record_headers(KIND_HALF, group, state), (HEADER_PREPARED_AT, b"%d" % prepared_at)]
+    if barrier != NO_BARRIER:
+        headers.append((HEADER_BARRIER, b"%d" % barrier))
     return headers
 
 
