@@ -216,6 +216,8 @@ class FetchedChecks:
         await self._checks.record_check(entry, attempt, now, None)
         shard, current = self._shards.find(number), self._checks.pending(number, entry.id)
         if shard is not None and current is not None:
+            now = self._clock.now_ms()
             if current.leased_until is not None:
                 lease_until = current.leased_until  # 0 if it has been answered in the meantime
-            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, current, self._clock.now_ms())))
+            lease_until = min(lease_until, now + round(self._limits.lease_s * 1000))  # the clock may have been set back
+            shard.agenda.put(entry.id, max(lease_until, look_at(self._groups, current, now)))

@@ -428,12 +428,12 @@ class ShardTable:
         What the log has lost is written again first, and every commit that was said is recorded, because the next owner
         would not know it. The caller limits the time.
         """
-        self.on_leaving(shard)
         served = self._served.get(shard)
         if served is None:
             return
         while served.unwritten and self._served.get(shard) is served:  # noqa: ASYNC110 - tables set no event
             await asyncio.sleep(_PAUSE_S)  # the scan, which writes it, skips a shard that is leaving
+        self.on_leaving(shard)
         served.leaving = True
         self._update_accepting()
         while True:

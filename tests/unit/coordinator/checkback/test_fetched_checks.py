@@ -179,6 +179,24 @@ async def test_an_answer_that_comes_before_its_lease_is_noted_ends_the_lease(wor
     assert len(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == 1
 
 
+async def test_a_lease_that_is_noted_after_the_clock_was_set_back_keeps_its_duration(world: World) -> None:
+    """It was given by a clock a day ahead (seed 60403 of the simulation); nobody answers."""
+    await world.group("puller", mode=CheckMode.PULL, policy=QUICK)
+    prepared = await world.prepare(group="puller")
+    world.memory.clock.advance(86_400)
+    world.coordinator.clock_was_set()
+    await world.scan()
+    with world.memory.faults.lane_held():
+        assert len(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == 1
+        world.memory.clock.advance(-86_400)
+        world.coordinator.clock_was_set()
+    entry = world.coordinator.shards.get(world.coordinator.shards.number_of(prepared.id)).state.halves[prepared.id]
+    await world.until(lambda: entry.checks == 1)
+    for _ in range(2):
+        await world.scan(after_s=31)
+    assert len(await world.coordinator.lease_checks("puller", at_most=10, wait_s=0)) == 1
+
+
 async def test_a_late_answer_to_an_earlier_check_leaves_the_lease_of_the_last_one(world: World) -> None:
     """Two workers had a check each, one after the other."""
     await world.group("puller", mode=CheckMode.PULL, policy=QUICK)

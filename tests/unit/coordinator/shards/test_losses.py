@@ -178,14 +178,17 @@ async def test_what_is_ended_before_it_is_written_again_is_not_written_a_second_
 
 async def test_a_shard_is_given_up_when_what_was_lost_is_written_again() -> None:
     """Its next owner could not know it. Until then the scan goes on, which writes it."""
-    shards = table()
+    shards, scans = table(), {0}
+    shards.on_leaving = scans.discard
     acquired(shards, fold())
     released = asyncio.create_task(shards.revoked(0))
     await asyncio.sleep(0)
     assert shards.serves(0)
+    assert scans
     shards.get(0).unwritten.clear()
     await released
     assert shards.find(0) is None
+    assert not scans
 
 
 async def test_a_log_that_ends_before_what_was_known_is_compared() -> None:
