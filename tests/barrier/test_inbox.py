@@ -69,3 +69,17 @@ def test_old_rows_are_deleted_in_batches(servers: Servers, driver: str) -> None:
     assert [inbox.clean(3), inbox.clean(3), inbox.clean(3)] == [3, 2, 0]
     with inbox.connect() as session:
         assert not inbox.insert(session, "points", "young/1")
+
+
+@pytest.mark.parametrize("driver", ["postgresql", "mysql+pymysql"])
+@pytest.mark.parametrize(
+    "consumer, message",
+    [("versand-müller", "1"), ("c" * 129, "1"), ("points", "m" * 301), ("points", "order 1 "), ("", "1")],
+)
+def test_a_key_that_a_database_would_change_is_refused(
+    servers: Servers, driver: str, consumer: str, message: str
+) -> None:
+    """INSERT IGNORE of MySQL shortens or replaces it: two messages would be one, and the second had no effect."""
+    inbox = inbox_of(servers, driver, "inbox_keys")
+    with inbox.connect() as connection, pytest.raises(ValueError, match="it must have 1 to"):
+        inbox.insert(connection, consumer, message)

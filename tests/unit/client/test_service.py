@@ -148,6 +148,18 @@ async def test_an_application_of_aiohttp_carries_it(world: RestWorld, barrier: B
         join_aiohttp(app, Halfway(world.url, "desk"), topics=["orders"], check_url="http://desk.example/check")
 
 
+async def test_a_check_of_a_group_that_has_not_joined_is_not_decided(world: RestWorld, barrier: Barrier) -> None:
+    """Its rows are in the database of another service, which shares the URL or had it before."""
+    app, client = web.Application(), Halfway(world.url, "desk", barrier=barrier)
+    join_aiohttp(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
+    async with TestClient(TestServer(app)) as service, Halfway(world.url, "till") as other:
+        await other.register(check_urls=["http://desk.example/halfway/check"], topics=["orders"])
+        await other.prepare([ORDER], id=named_id("a"))
+        answer = await service.post("/halfway/check", json=question_of("till"))
+        assert answer.status == 400
+        assert barrier.look(named_id("a")) is None
+
+
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
 async def test_an_application_of_starlette_or_fastapi_carries_it(
     world: RestWorld, barrier: Barrier, framework: type[Starlette]
@@ -203,6 +215,8 @@ async def test_an_application_of_flask_carries_it(world: RestWorld, barrier: Bar
         with SyncHalfway(world.url, "desk", barrier=barrier) as client:
             join_flask(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
             client.prepare([ORDER], id=named_id("a"))
+            answer = app.test_client().post("/halfway/check", json=question_of("till"))
+            assert (answer.json, barrier.look(named_id("a"))) == ({"outcome": "unknown"}, None)
             answer = app.test_client().post("/halfway/check", json=question_of("desk"))
             assert (answer.status_code, answer.json) == (200, {"outcome": "rollback"})
         with SyncHalfway(world.url, "desk") as client, pytest.raises(NoBarrierError):

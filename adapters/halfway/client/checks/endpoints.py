@@ -61,7 +61,7 @@ class _AsyncEndpoint(Endpoint[Decide]):
         decide, verifier = self._decide, self._verifier
         if self.groups:
             try:
-                group = read_check(body).group if len(self.groups) > 1 else next(iter(self.groups))
+                group = read_check(body).group  # that of another service, at the wrong URL, has no row here
             except InvalidCheckError as error:
                 return refusal(error)
             if group not in self.groups:
@@ -188,10 +188,23 @@ def join_flask(
     app: Any, client: SyncHalfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
 ) -> None:
     """Start the client at once, and answer checks in an application of Flask at the path of `check_url`."""
-    decide = _decider(client, options)
+    decide = _only_of(client.group, _decider(client, options))
     client.start(topics=topics, check_urls=[check_url], policy=options.get("policy"))
     checks = FlaskChecks(decide, options.get("verifier") or client.check_verifier())
     app.add_url_rule(_path_of(check_url), "halfway-check", checks, methods=["POST"])
+
+
+def _only_of(group: str, decide: DecideSync) -> DecideSync:
+    """Return what decides the checks of one group: that of another service, at the wrong URL, has no row here."""
+
+    def decide_own(check: Check) -> Outcome:
+        if check.group != group:
+            raise ValueError(
+                f"the check is for the group {check.group}, but {group} has joined: correct its check_urls"
+            )
+        return decide(check)
+
+    return decide_own
 
 
 def _joining(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,8 @@ _CREATE: Final = {
 }
 _INSERT: Final = "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON CONFLICT (consumer, message) DO NOTHING"
 _INSERT_IGNORE: Final = "INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})"
+_KEY: Final = re.compile(r"[!-~]+")
+"""What MySQL stores as it is: INSERT IGNORE would shorten or replace anything else, and take two keys for one."""
 _REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
 
 
@@ -83,6 +86,12 @@ class InboxTable(SqlTable):
 
     def insert(self, consumer: str, message: str) -> Steps[bool]:
         """Return False, and leave the row as it is, if there is one."""
+        for name, value, longest in (("consumer", consumer, 128), ("message", message, 300)):
+            if len(value) > longest or not _KEY.fullmatch(value):
+                raise ValueError(
+                    f"{name} is {value[:80]!r}, {len(value)} characters: it must have 1 to {longest} visible ASCII"
+                    " characters and no spaces; for anything else give a digest of it"
+                )
         return rows_written((yield self._statement(self._insert, consumer, message))) > 0
 
     def remove(self, consumer: str, message: str) -> Steps[None]:
