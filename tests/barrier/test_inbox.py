@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import NullPool, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from halfway.client.consumer import Inbox
+from halfway.client.barrier import UncommittedConnectionError
+from halfway.client.consumer import AsyncInbox, Inbox
 from tests.barrier.test_drivers import Servers, url
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
@@ -69,6 +71,15 @@ def test_old_rows_are_deleted_in_batches(servers: Servers, driver: str) -> None:
     assert [inbox.clean(3), inbox.clean(3), inbox.clean(3)] == [3, 2, 0]
     with inbox.connect() as session:
         assert not inbox.insert(session, "points", "young/1")
+
+
+async def test_an_inbox_whose_connections_do_not_commit_is_refused(servers: Servers) -> None:
+    """`engine.connect` of SQLAlchemy where `engine.begin` is needed: each insert would be True, and no row stayed."""
+    inbox_of(servers, "postgresql", "inbox_commits")
+    engine = create_async_engine(url(servers, "postgresql+asyncpg"), poolclass=NullPool)
+    await AsyncInbox("postgresql", engine.begin, table="inbox_commits").demand_commits()
+    with pytest.raises(UncommittedConnectionError):
+        await AsyncInbox("postgresql", engine.connect, table="inbox_commits").demand_commits()
 
 
 @pytest.mark.parametrize("driver", ["postgresql", "mysql+pymysql"])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import copy
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
@@ -59,7 +61,10 @@ class Message:
     key_serializer: InitVar[Serializer | None] = None
 
     def __post_init__(self, serializer: Serializer | None, key_serializer: Serializer | None) -> None:
-        """Serialise once, so that a repeat of a prepare has the same content; raises what the serializer raises."""
+        """Serialise or copy once: a repeat of a prepare has the same content, whatever the caller does with the value.
+
+        Raises what the serializer raises.
+        """
         headers = dict(self.headers)
         if key_serializer is not None:
             object.__setattr__(self, "key", key_serializer(self.key, SerializationContext(self.topic, "key", headers)))
@@ -68,6 +73,9 @@ class Message:
                 self, "value", serializer(self.value, SerializationContext(self.topic, "value", headers))
             )
         object.__setattr__(self, "headers", headers)
+        if not isinstance(self.value, str | bytes | None):
+            with contextlib.suppress(Exception):  # what cannot be copied is no JSON either, as `as_json` says
+                object.__setattr__(self, "value", copy.deepcopy(self.value))
 
     def as_json(self) -> dict[str, Any]:
         """Return the message in the format of `POST /v1/transactions` (docs/api.md, "Prepare")."""

@@ -140,6 +140,8 @@ async def test_figures_count_what_became_of_calls(world: RestWorld, halfway: Hal
         assert nobody.figures.unconfirmed == 1
     with SyncHalfway(world.url, "shop") as client:
         assert client.figures.prepares == 0
+        figures = client.figures
+    assert client.figures is figures, "a counter does not fall when its client is closed"
 
 
 async def test_the_opposite_outcome_is_told_with_the_one_that_stands(halfway: Halfway) -> None:

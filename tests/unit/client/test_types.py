@@ -1,10 +1,10 @@
-"""The type annotations of the client, by which a type checker finds wrong settings."""
+"""The types of the client: annotations that a type checker uses, and messages that stay as they are."""
 
 import inspect
 import typing
 from importlib.resources import files
 
-from halfway.client import Halfway, SyncHalfway
+from halfway.client import Halfway, Message, SyncHalfway
 from halfway.client.barrier import Barrier
 from halfway.client.django import django_barrier
 from halfway.client.producer.sync import Settings
@@ -34,3 +34,11 @@ def test_the_calls_for_threads_take_the_parameters_of_the_asynchronous_ones() ->
     for name in ("register", "start", "prepare", "end", "show", "check_secrets", "check_verifier"):
         assert inspect.signature(getattr(SyncHalfway, name)) == inspect.signature(getattr(Halfway, name))
         assert not inspect.iscoroutinefunction(getattr(SyncHalfway, name))
+
+
+def test_a_message_keeps_the_value_that_it_was_made_with() -> None:
+    """A caller may fill one dict again for the next message; both are sent later, with the session's commit."""
+    line = {"items": [1]}
+    first = Message(topic="orders", value=line)
+    line["items"].append(2)
+    assert first.as_json()["value"] == {"type": "JSON", "data": {"items": [1]}}

@@ -148,6 +148,17 @@ class AsyncInbox(_BaseInbox[ConnectAsync]):
         """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
         return 0 if self.retention_s is None else await self._in_transaction(self._table.clean(self.retention_s, limit))
 
+    async def demand_commits(self) -> None:
+        """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits.
+
+        A consumer of your own calls it at its start; `Consumer` does so by itself.
+        """
+        consumer, message = "#trial", uuid4().hex  # not a legal name of a consumer
+        await self._in_transaction(self._table.insert(consumer, message))
+        if await self._in_transaction(self._table.insert(consumer, message)):
+            raise UncommittedConnectionError
+        await self._in_transaction(self._table.remove(consumer, message))
+
     async def _in_transaction(self, steps: Steps[T]) -> T:
         async with self.connect() as connection:
             return await carry_out_async(steps, connection)
@@ -161,19 +172,11 @@ class Inbox(_BaseInbox[Connect]):
 
     create = blocking(AsyncInbox.create)
     clean = blocking(AsyncInbox.clean)
+    demand_commits = blocking(AsyncInbox.demand_commits)
 
     def insert(self, connection: Any, consumer: str, message: str) -> bool:
         """Record a message in the transaction on this connection; return False if it has already taken effect."""
         return self._write(connection, consumer, message)
-
-    @blocking
-    async def demand_commits(self) -> None:
-        """Raise UncommittedConnectionError if written rows do not stay after a connection's context exits."""
-        consumer, message = "#trial", uuid4().hex  # not a legal name of a consumer
-        await self._in_transaction(self._table.insert(consumer, message))
-        if await self._in_transaction(self._table.insert(consumer, message)):
-            raise UncommittedConnectionError
-        await self._in_transaction(self._table.remove(consumer, message))
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
         with self.connect() as connection:

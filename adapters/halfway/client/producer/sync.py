@@ -77,6 +77,7 @@ class SyncHalfway:
         self._settings["key"] = Key.resolve(settings.get("key"))
         self._lock = ForkSafeLock()
         self._thread: _LoopThread | None = None
+        self._last = ClientFigures()
         self._closed = False
         self.group = group
         _clients.add(self)
@@ -101,6 +102,7 @@ class SyncHalfway:
             self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None and thread.pid == os.getpid():
+            self._last = thread.client.figures
             thread.stop()
 
     register = _blocking(Halfway.register)
@@ -135,7 +137,8 @@ class SyncHalfway:
     @property
     def figures(self) -> ClientFigures:
         """What this process has done with the client, for metrics."""
-        return ClientFigures() if self._thread is None else self._thread.client.figures
+        thread = self._thread
+        return self._last if thread is None or thread.pid != os.getpid() else thread.client.figures
 
     def new_id(self) -> str:
         """Same as `Halfway.new_id`."""
