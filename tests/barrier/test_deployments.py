@@ -14,8 +14,9 @@ import pytest
 
 from halfway.client.barrier import AsyncBarrier, Barrier, sqlite_transactions
 from halfway.client.consumer import Inbox
-from tests.barrier.test_drivers import Servers, async_driver
+from tests.barrier.test_drivers import Servers, async_driver, url
 from tests.support.databases.starting import connect_to
+from tests.unit.client.test_scopes import run
 
 pytestmark = [pytest.mark.xdist_group("databases"), pytest.mark.timeout(1800)]
 
@@ -97,3 +98,34 @@ def test_a_table_of_a_release_without_the_row_that_identifies_it_gets_the_row(
     assert barrier.look("#table") is None
     barrier.create()
     assert barrier.look("#table") is not None
+
+
+FORKED = """
+import os, sys
+from sqlalchemy import create_engine, text
+from halfway.client.barrier import Barrier
+
+def session():
+    with engine.begin() as connection:
+        return connection.execute(text(sys.argv[3])).scalar_one()
+
+engine = create_engine(sys.argv[1])
+barrier = Barrier(sys.argv[2], engine.begin, table="forked")
+barrier.create()
+own = session()
+child = os.fork()
+if child == 0:
+    sys.exit(session() == own)  # with all of Python's clean-up
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child uses the parent's session"
+assert session() == own  # nor has it ended that
+"""
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+psycopg2", "mysql+pymysql"])
+async def test_the_child_of_a_fork_leaves_the_connections_of_an_engine_to_its_parent(
+    servers: Servers, driver: str
+) -> None:
+    """With gunicorn's --preload, the tables are created and the client is started before the fork."""
+    dialect = driver.partition("+")[0]
+    told = "SELECT pg_backend_pid()" if dialect == "postgresql" else "SELECT CONNECTION_ID()"
+    assert await run(FORKED, url(servers, driver), dialect, told) == (0, "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
@@ -117,6 +119,7 @@ def _dbapi(placeholder: str) -> Execute:
 def _sqlalchemy(connection: Any, statement: Statement) -> Result:
     """Execute on a Connection or a Session, with the placeholders of the driver below it."""
     connection = sqlalchemy_connection(connection)
+    _engines.add(connection.engine)
     match connection.dialect.paramstyle:
         case "qmark":
             sql = statement.sql.replace("{p}", "?")
@@ -126,6 +129,23 @@ def _sqlalchemy(connection: Any, statement: Statement) -> Result:
             sql = statement.sql.replace("{p}", "%s")
     result = connection.exec_driver_sql(sql, statement.parameters or None)
     return Result([tuple(row) for row in result] if result.returns_rows else (), result.rowcount)
+
+
+_engines: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The engines whose connections were used, maybe before a fork, such as with gunicorn's --preload."""
+_of_parents: Final[list[Any]] = []
+"""Pools of the parent. If they were collected, some drivers would end the parent's sessions."""
+
+
+def _after_fork() -> None:
+    """Give the child's engines new pools: on a shared connection, two processes would read each other's answers."""
+    for engine in list(_engines):
+        if hasattr(engine.pool, "overflow"):  # the others open a connection for each use, or hold a database in memory
+            _of_parents.append(engine.pool)
+            engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 async def _sqlalchemy_async(connection: Any, statement: Statement) -> Result:
