@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,13 +30,14 @@ from halfway.client import (
     join_flask,
     join_starlette,
 )
-from halfway.client.barrier import Barrier, InvalidRetentionError, MissingTableError, sqlite_transactions
-from halfway.protocol.keys import CheckSecrets
+from halfway.client.barrier import Barrier, InvalidRetentionError, MissingTableError, Store, sqlite_transactions
+from halfway.protocol.keys import RANDOM_BYTES, CheckSecrets, key_text
+from halfway.protocol.principal import PrincipalKind
 from halfway.testing import MemoryServer
 from tests.support.ids import named_id, new_id
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded
-from tests.support.waiting import GENEROUS_S
+from tests.support.waiting import GENEROUS_S, eventually
 
 ORDER = Message(topic="orders", key="42", value="paid")
 SOON = {"first_check_after_s": 0.1, "check_interval_s": 0.1}
@@ -174,6 +175,7 @@ async def test_an_application_of_starlette_or_fastapi_carries_it(
         steps.append("ended")
 
     app, clients = framework(lifespan=lifespan), [Halfway(world.url, group, barrier=barrier) for group in ("a", "b")]
+    app.state.halfway = clients[0]  # an attribute of its own
     for client in clients:
         join_starlette(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
     async with app.router.lifespan_context(app) as state:
@@ -210,19 +212,80 @@ def question_of(group: str) -> dict[str, object]:
 
 
 async def test_an_application_of_flask_carries_it(world: RestWorld, barrier: Barrier) -> None:
+    """Two groups share the endpoint, whose body its own limit bounds; each may have another path."""
+
     def work() -> None:
-        app = Flask("desk")
+        app, url = Flask("desk"), "http://desk.example/halfway/check"
+        app.config["MAX_CONTENT_LENGTH"] = 10
         with SyncHalfway(world.url, "desk", barrier=barrier) as client:
-            join_flask(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
+            join_flask(app, client, topics=["orders"], check_url=url)
             client.prepare([ORDER], id=named_id("a"))
-            answer = app.test_client().post("/halfway/check", json=question_of("till"))
-            assert (answer.json, barrier.look(named_id("a"))) == ({"outcome": "unknown"}, None)
-            answer = app.test_client().post("/halfway/check", json=question_of("desk"))
-            assert (answer.status_code, answer.json) == (200, {"outcome": "rollback"})
+            for group, check_url in (("till", url), ("shop", "http://desk.example/other")):
+                with SyncHalfway(world.url, group) as other:
+                    join_flask(app, other, topics=["orders"], check_url=check_url, decide=lambda _: "commit")
+            assert app.test_client().post(url, json=question_of("shop")).status_code == 400  # a group of another path
+            assert barrier.look(named_id("a")) is None
+            for group, path, outcome in (
+                ("desk", url, "rollback"),
+                ("till", url, "commit"),
+                ("shop", "/other", "commit"),
+            ):
+                answer = app.test_client().post(path, json=question_of(group))
+                assert (answer.status_code, answer.json) == (200, {"outcome": outcome})
         with SyncHalfway(world.url, "desk") as client, pytest.raises(NoBarrierError):
-            join_flask(app, client, topics=["orders"], check_url="http://desk.example/other")
+            join_flask(app, client, topics=["orders"], check_url="http://desk.example/third")
 
     await asyncio.to_thread(work)
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryServer, str, dict[str, Any]]]:
+    """Give a server, a topic, and the settings of clients that soon start without the server."""
+    monkeypatch.setattr(Halfway.start, "__kwdefaults__", {**(Halfway.start.__kwdefaults__ or {}), "timeout_s": 0.1})
+    barrier = Barrier("sqlite", sqlite_transactions(tmp_path / "shop.sqlite"), store=Store())
+    barrier.create()
+    key = key_text(PrincipalKind.GROUP, bytes(RANDOM_BYTES))
+    with MemoryServer() as server:
+        yield server, server.new_topic(), {"barrier": barrier, "key": key, "prepare_timeout_s": 0.5}
+
+
+async def test_an_application_with_a_key_starts_while_halfway_is_away(
+    away: tuple[MemoryServer, str, dict[str, Any]],
+) -> None:
+    """How halfway signs checks is asked later; until then, no check is decided."""
+    server, topic, settings = away
+    app = web.Application()
+    join_aiohttp(
+        app,
+        Halfway(server.url, "desk", **settings),
+        topics=[topic],
+        check_url="http://desk.example/check",
+        decide=lambda _: "commit",
+    )
+
+    async def outcome() -> str:
+        answer = await service.post("/check", json=question_of("desk"))
+        return str((await answer.json())["outcome"])
+
+    with server.down():
+        service = TestClient(TestServer(app))
+        await service.start_server()
+        assert await outcome() == "unknown"
+    async with service:
+        await eventually(outcome, lambda told: told == "commit")
+
+
+def test_so_does_one_of_flask(away: tuple[MemoryServer, str, dict[str, Any]]) -> None:
+    server, topic, settings = away
+    app = Flask("desk")
+    with SyncHalfway(server.url, "desk", **settings) as client:
+        with server.down():
+            join_flask(app, client, topics=[topic], check_url="http://desk.example/check", decide=lambda _: "commit")
+            assert app.test_client().post("/check", json=question_of("desk")).status_code == 503
+        deadline = time.monotonic() + GENEROUS_S
+        while app.test_client().post("/check", json=question_of("desk")).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 async def test_an_application_verifies_each_groups_checks_if_its_client_has_a_key(barrier: Barrier) -> None:

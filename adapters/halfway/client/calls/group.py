@@ -95,7 +95,7 @@ class GroupCalls:
         self.barrier = barrier
         self._path = f"/v1/groups/{quote(group, safe='')}"
         key = Key.resolve(key)
-        self._has_key = key is not None
+        self.has_key = key is not None
         self._transport = Transport(
             [urls] if isinstance(urls, str) else urls, key=key, tls=tls, connections=connections
         )
@@ -296,7 +296,7 @@ class GroupCalls:
 
     async def check_verifier(self) -> CheckVerifier | None:
         """Return a verifier of the group's checks; None if this client has no key, or halfway does not sign them."""
-        secrets = await self.check_secrets() if self._has_key else []
+        secrets = await self.check_secrets() if self.has_key else []
         return CheckVerifier(*secrets) if secrets else None
 
     async def fetch_checks(self, *, wait_s: float, max_checks: int) -> list[Mapping[str, Any]]:

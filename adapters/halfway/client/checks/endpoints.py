@@ -27,8 +27,9 @@ from halfway.client.checks.answers import (
     refusal,
     too_large,
 )
+from halfway.client.errors import HalfwayError
 from halfway.client.messages import Outcome
-from halfway.client.producer.client import Halfway
+from halfway.client.producer.client import Halfway, when_back
 from halfway.client.producer.sync import SyncHalfway
 from halfway.client.producer.transaction import NoBarrierError
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _Event = MutableMapping[str, Any]
 _NOT_POST: Final = (HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "a check is a POST"}')
+_NOT_KNOWN: Final = (HTTPStatus.SERVICE_UNAVAILABLE, b'{"error": "how halfway signs checks is not known yet"}')
 
 
 D = TypeVar("D")
@@ -73,10 +75,16 @@ class _AsyncEndpoint(Endpoint[Decide]):
     async def joined(
         self, client: Halfway, check_url: str, decide: Decide, verifier: CheckVerifier | None, **options: Any
     ) -> AsyncIterator[None]:
-        """Open and start a client, and answer the checks of its group."""
+        """Open and start a client, and answer its group's checks as soon as halfway has said how it signs them."""
         async with client:
-            await client.start(check_urls=[check_url], **options)
-            self.groups[client.group] = decide, verifier or await client.check_verifier()
+
+            async def join() -> None:
+                self.groups[client.group] = decide, verifier or await client.check_verifier()
+
+            if await client.start(check_urls=[check_url], **options) or verifier or not client.has_key:
+                await join()
+            else:
+                client.keep_running(when_back(join))
             yield
 
 
@@ -171,7 +179,8 @@ def join_starlette(
 ) -> None:
     """Do the same for an application of Starlette or FastAPI, within whose lifespan the client is open."""
     path, running = _joining(client, topics, check_url, options)
-    lifespan, handlers = app.router.lifespan_context, app.state._state.setdefault("halfway", {})  # noqa: SLF001 - a dict
+    lifespan = app.router.lifespan_context
+    handlers = app.state._state.setdefault("halfway.checks", {})  # noqa: SLF001 - a dict, where no attribute can be
     if path not in handlers:
         handlers[path] = AsgiChecks()
         app.add_route(path, handlers[path], methods=["POST"])
@@ -188,23 +197,16 @@ def join_flask(
     app: Any, client: SyncHalfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
 ) -> None:
     """Start the client at once, and answer checks in an application of Flask at the path of `check_url`."""
-    decide = _only_of(client.group, _decider(client, options))
-    client.start(topics=topics, check_urls=[check_url], policy=options.get("policy"))
-    checks = FlaskChecks(decide, options.get("verifier") or client.check_verifier())
-    app.add_url_rule(_path_of(check_url), "halfway-check", checks, methods=["POST"])
-
-
-def _only_of(group: str, decide: DecideSync) -> DecideSync:
-    """Return what decides the checks of one group: that of another service, at the wrong URL, has no row here."""
-
-    def decide_own(check: Check) -> Outcome:
-        if check.group != group:
-            raise ValueError(
-                f"the check is for the group {check.group}, but {group} has joined: correct its check_urls"
-            )
-        return decide(check)
-
-    return decide_own
+    decide, verifier, path = _decider(client, options), options.get("verifier"), _path_of(check_url)
+    views: dict[str, FlaskChecks] = app.extensions.setdefault("halfway.checks", {})
+    if path not in views:
+        view = FlaskChecks(_of_no_group)
+        app.add_url_rule(path, f"halfway-check-{len(views)}", view, methods=["POST"])
+        views[path] = view
+    is_registered = client.start(topics=topics, check_urls=[check_url], policy=options.get("policy"))
+    views[path].join(client, decide, verifier)
+    if is_registered:
+        views[path].joined(client.group)
 
 
 def _joining(
@@ -245,19 +247,49 @@ class WsgiChecks(Endpoint[DecideSync]):
 class FlaskChecks(Endpoint[DecideSync]):
     """A view for Flask: `app.add_url_rule("/check", "check", FlaskChecks(barrier.decide), methods=["POST"])`."""
 
+    def __init__(self, decide: DecideSync, verifier: CheckVerifier | None = None) -> None:
+        """Take the function that decides checks, and the verifier of their signatures."""
+        super().__init__(decide, verifier)
+        self._joining: dict[str, tuple[SyncHalfway, DecideSync, CheckVerifier | None]] = {}
+        self._joined: dict[str, tuple[DecideSync, CheckVerifier | None]] = {}
+
+    def join(self, client: SyncHalfway, decide: DecideSync, verifier: CheckVerifier | None) -> None:
+        """Answer the checks of a client's group with its own decider."""
+        self._joining[client.group] = client, decide, verifier
+
+    def joined(self, group: str) -> tuple[DecideSync, CheckVerifier | None]:
+        """Return how to answer a group's checks. If halfway was away at the start, ask it now how it signs them."""
+        if group not in self._joined:
+            if group not in self._joining:
+                raise InvalidCheckError(f"no client of the group {group} has joined this application")
+            client, decide, verifier = self._joining[group]
+            self._joined.setdefault(group, (decide, verifier or client.check_verifier()))
+        return self._joined[group]
+
     def __call__(self) -> Any:
-        """Answer one request."""
+        """Answer one request. The body is limited here, not by MAX_CONTENT_LENGTH, which limits Flask's own stream."""
         from flask import Response, current_app, request
 
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001 - as Flask documents it
+        body = _reader(request.environ)(MAX_CHECK_BYTES + 1)
+        decide_check, verifier = self._decide, self._verifier
 
         def decide(check: Check) -> Outcome:
             with app.app_context():  # its own context: extensions keep a session in it, and close it with the context
-                return self._decide(check)
+                return decide_check(check)
 
-        status, answer = answer_request(
-            request.method, request.stream.read, decide, headers=request.headers, verifier=self._verifier
-        )
+        try:
+            if self._joining and len(body) <= MAX_CHECK_BYTES:
+                decide_check, verifier = self.joined(read_check(body).group)
+        except InvalidCheckError as error:
+            status, answer = refusal(error)
+        except HalfwayError as error:
+            log.warning("a check cannot be verified until halfway has said how it signs checks: %s", error)
+            status, answer = _NOT_KNOWN
+        else:
+            status, answer = answer_request(
+                request.method, lambda _: body, decide, headers=request.headers, verifier=verifier
+            )
         return Response(answer, status=status, content_type=CONTENT_TYPE)
 
 

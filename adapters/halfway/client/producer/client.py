@@ -119,7 +119,7 @@ class Halfway(GroupCalls):
         except BaseException as error:
             if isinstance(error, (UnavailableError, *AWAY)) and self.barrier is not None and self.barrier.store.bounds:
                 log.warning("the group %s is registered when halfway is back: %s", self.group, error)
-                coroutines.append(_register_later(register))
+                coroutines.append(when_back(register))
             else:
                 for coroutine in coroutines:
                     coroutine.close()
@@ -185,17 +185,17 @@ class Halfway(GroupCalls):
         demand_no_block(self)
 
 
-async def _register_later(register: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
-    """Register a group as soon as halfway lets it."""
+async def when_back(call: Callable[[], Awaitable[object]]) -> None:
+    """Repeat a call, such as the registration of a group, until halfway is back and lets it succeed."""
     pause_s = _FIRST_PAUSE_S
     while True:
         await asyncio.sleep(pause_s)
         try:
-            await register()
+            await call()
         except (ClientClosedError, WrongEventLoopError):
             raise
         except HalfwayError as error:
-            log.warning("the group is not registered yet: %s", error)
+            log.warning("halfway is not back yet: %s", error)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
         else:
             return
