@@ -10,6 +10,7 @@ import asyncpg
 import confluent_kafka
 import pytest
 from aiokafka import AIOKafkaConsumer
+from faststream import AckPolicy
 from faststream.kafka import KafkaBroker, KafkaMessage
 
 from halfway.client import Message, SyncHalfway
@@ -46,26 +47,32 @@ class Effects:
     def take(self, record: Record) -> None:
         with self.inbox.connect() as connection:
             if self.inbox.insert(connection, self.consumer, record.id):
-                connection.execute("INSERT INTO effects VALUES (%s, %s)", (self.consumer, record.json()["order"]))
+                connection.execute(
+                    "INSERT INTO effects_by_consumer VALUES (%s, %s)", (self.consumer, record.json()["order"])
+                )
         self.read += 1
 
     async def take_async(self, record: Record) -> None:
         async with self.async_inbox.connect() as connection:
             if await self.async_inbox.insert(connection, self.consumer, record.id):
-                await connection.execute("INSERT INTO effects VALUES ($1, $2)", self.consumer, record.json()["order"])
+                await connection.execute(
+                    "INSERT INTO effects_by_consumer VALUES ($1, $2)", self.consumer, record.json()["order"]
+                )
         self.read += 1
 
     @property
     def taken(self) -> list[str]:
         with self._server.psycopg() as connection:
-            rows = connection.execute("SELECT place FROM effects WHERE consumer = %s ORDER BY 1", [self.consumer])
+            rows = connection.execute(
+                "SELECT place FROM effects_by_consumer WHERE consumer = %s ORDER BY 1", [self.consumer]
+            )
             return [str(row[0]) for row in rows]
 
 
 @pytest.fixture
 def effects(postgresql_server: Server) -> Iterator[Effects]:
     with postgresql_server.psycopg() as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS effects (consumer text, place text)")
+        connection.execute("CREATE TABLE IF NOT EXISTS effects_by_consumer (consumer text, place text)")
     effects = Effects(postgresql_server)
     effects.inbox.create()
     yield effects
@@ -125,9 +132,14 @@ async def test_in_a_consumer_of_aiokafka(cluster: Cluster, orders: str, effects:
 
 
 async def test_in_a_subscriber_of_faststream(cluster: Cluster, orders: str, effects: Effects) -> None:
-    broker = KafkaBroker(cluster.bootstrap_servers)
+    """A handler that fails once gets the message again."""
+    broker, failed = KafkaBroker(cluster.bootstrap_servers), False
 
     async def handle(message: KafkaMessage) -> None:
+        nonlocal failed
+        if not failed:
+            failed = True
+            raise ConnectionError("the database is away for a moment")
         await effects.take_async(Record.of(message.raw_message))
 
     for number in range(2):
@@ -136,6 +148,7 @@ async def test_in_a_subscriber_of_faststream(cluster: Cluster, orders: str, effe
             group_id=f"{effects.consumer}-{number}",
             auto_offset_reset="earliest",
             isolation_level="read_committed",
+            ack_policy=AckPolicy.NACK_ON_ERROR,
         )(handle)
     async with broker:
         await broker.start()
