@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import structlog
 
 from tests.simulation import machine
 from tests.simulation.instances import silence
@@ -30,8 +31,12 @@ FOUND: Final = (60403,)
 
 
 @pytest.fixture(autouse=True)
-def _silence() -> None:
+def _silence() -> Iterator[None]:
+    """Log nothing, and leave the log to the next test of this process as it was."""
+    before = structlog.get_config()
     silence()
+    yield
+    structlog.configure(**before)
 
 
 def run(seed: int) -> tuple[str, list[str]]:
