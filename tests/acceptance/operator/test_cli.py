@@ -151,6 +151,9 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     assert await doctor() == (1, {f"check endpoint {gone} of group shop": "the connection was refused"})
 
 
+ANY_PORTS = {"HALFWAY_HOST": HOST, "HALFWAY_PORT": "0", "HALFWAY_HEALTH_PORT": "0"}
+
+
 @pytest.mark.parametrize(
     "wrong, named",
     [({"HALFWAY_PORT": "eighty"}, "HALFWAY_PORT"), ({}, "HALFWAY_KAFKA__BOOTSTRAP_SERVERS")],
@@ -160,7 +163,7 @@ async def test_a_start_that_fails_says_why_in_the_format_of_the_log(
     tmp_path: Path, wrong: dict[str, str], named: str
 ) -> None:
     """As JSON it is one object with the whole error."""
-    ended = await command_line.run(tmp_path, "serve", settings={"HALFWAY_HOST": HOST, **wrong})
+    ended = await command_line.run(tmp_path, "serve", settings={**ANY_PORTS, **wrong})
     assert ended.status == 1
     *_, last = ended.err.splitlines()
     line = json.loads(last)
