@@ -19,6 +19,7 @@ from halfway.embedded import broker as ports
 FIRST = 5_000
 SLICE = 500
 SLICES = (ports.LOWEST - FIRST) // SLICE
+REFUSED_BY_BROWSERS = {5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080}
 
 
 def take_slice(folder: Path) -> range:
@@ -38,7 +39,8 @@ def take_slice(folder: Path) -> range:
 
 @cache
 def _turns() -> Iterator[int]:
-    return cycle(take_slice(Path(tempfile.gettempdir(), f"halfway-test-ports-{os.getuid()}")))
+    own = take_slice(Path(tempfile.gettempdir(), f"halfway-test-ports-{os.getuid()}"))
+    return cycle([port for port in own if port not in REFUSED_BY_BROWSERS])
 
 
 def in_turn() -> Iterator[int]:
