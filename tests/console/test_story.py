@@ -68,6 +68,7 @@ async def test_a_broken_endpoint_is_found_and_all_that_was_parked_comes_to_its_e
     await expect(page.locator(".event").filter(has_text="Checked").first).to_be_visible()
     await expect(page.locator(".event").filter(has_text="Parked")).to_contain_text("status 502, not 200")
     await page.get_by_role("button", name="Resume all parked of shop…").click()
+    await expect(page.get_by_label("Reason")).to_be_focused()
     await page.get_by_label("Reason").press_sequentially("the endpoint is mended")
     await page.get_by_label("At most").press("Control+a")
     await page.get_by_label("At most").press_sequentially(str(RATE))

@@ -1,6 +1,6 @@
 // Manual actions on one transaction, or on all that a filter finds: how many match, a reason, a rate.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { call, Problem, unreachable } from "../lib/api.js";
 import { actOnOne, isActive, MAX_RATE, start, useBulk } from "../lib/bulk.js";
 import { count, countOf, duration, NONE } from "../lib/format.js";
@@ -62,7 +62,8 @@ export function ActDialog({ action, target, description, onClose }) {
   const named = target.ids?.length ?? (isOne ? 1 : null);
   const preview = useLoad((signal) => (named !== null ? { count: named, sample: [] } : matches(target.filter, states, signal)), [action, target]);
   const busy = isActive(useBulk()) && !isOne;
-  useEffect(() => {
+  // Before the next key or click: it would go to the page behind.
+  useLayoutEffect(() => {
     dialog.current.showModal();
   }, []);
 
