@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from unittest.mock import patch
 
 import structlog
 from pydantic import SecretStr
@@ -349,6 +350,15 @@ async def _caller(world: World) -> AsyncIterator[Caller]:
 
 
 @contextmanager
+def replaced(patches: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give attributes other values for a time: owner, name, value."""
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+@contextmanager
 def surroundings(get_world: Callable[[], World]) -> Iterator[None]:
     """Put the stand-ins in the place of the surroundings."""
 
@@ -368,14 +378,8 @@ def surroundings(get_world: Callable[[], World]) -> Iterator[None]:
         (transactional_producer, "CLOSER", closer),
         (clusters, "Schedule", Schedule),
     ]
-    former = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-    try:
+    with replaced(patches):
         yield
-    finally:
-        for owner, name, value in former:
-            setattr(owner, name, value)
 
 
 def silence() -> None:

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -200,22 +201,27 @@ class Machine:
         former, sys.unraisablehook = sys.unraisablehook, lambda _: None
         asyncio._set_running_loop(self.loop)  # the ends of tasks ask for it
         try:
-            for thread in list(self.threads):
-                while not thread.dead:
-                    thread.throw(greenlet.GreenletExit)
-            for task in asyncio.all_tasks(self.loop):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                coroutine: Any = task.get_coro()
-                while getattr(coroutine, "cr_frame", None) is not None:  # it may wait once more at its end
-                    with suppress(BaseException):
-                        coroutine.close()
-                del coroutine
-            self.loop._ready.clear()  # type: ignore[attr-defined]
-            self.loop._timers.clear()
-            gc.collect()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+                self._end_all()
         finally:
             asyncio._set_running_loop(None)
             sys.unraisablehook = former
+
+    def _end_all(self) -> None:
+        for thread in list(self.threads):
+            while not thread.dead:
+                thread.throw(greenlet.GreenletExit)
+        for task in asyncio.all_tasks(self.loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine: Any = task.get_coro()
+            while getattr(coroutine, "cr_frame", None) is not None:  # it may wait once more at its end
+                with suppress(BaseException):
+                    coroutine.close()
+            del coroutine
+        self.loop._ready.clear()  # type: ignore[attr-defined]
+        self.loop._timers.clear()
+        gc.collect()
 
 
 def _resume(thread: greenlet.greenlet, answer: object) -> None:

@@ -23,7 +23,7 @@ from halfway.kafka.ownership import acquisition, former_owners
 from halfway.protocol import policy
 from halfway.protocol.entries import Pending
 from halfway.protocol.shard import ShardState
-from tests.simulation.instances import silence
+from tests.simulation.instances import replaced, silence
 from tests.simulation.oracles import problems
 from tests.simulation.run import Simulation
 from tests.simulation.story import plan
@@ -97,14 +97,8 @@ MUTANTS: Final[dict[str, list[tuple[Any, str, Any]]]] = {
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
     """Put a fault into halfway for a time."""
-    former = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in MUTANTS[name]]
-    for owner, attribute, new in MUTANTS[name]:
-        setattr(owner, attribute, new)
-    try:
+    with replaced(MUTANTS[name]):
         yield
-    finally:
-        for owner, attribute, old in former:
-            setattr(owner, attribute, old)
 
 
 def find(name: str, first: int, at_most: int, report: Callable[[str], None]) -> int | None:

@@ -9,10 +9,10 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_558,
+    "lines of coordinator and adapters": 47_559,
     "files of coordinator and adapters": 197,
     "lines of halfway/protocol": 2_819,
-    "lines of halfway/coordinator": 8_810,
+    "lines of halfway/coordinator": 8_811,
     "lines of halfway/http": 5_818,
     "lines of halfway/app": 5_713,
     "lines of halfway/kafka": 10_125,
@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_770,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 74_782,
+    "lines of tests": 74_786,
     "lines of bench": 3_999,
     "bytes of pages": 204_713,
     "settings": 50,

@@ -170,9 +170,10 @@ class Places:
 
 
 class Turns:
-    """Long work in slices: at most one slice in a turn of the event loop, the callers in turn.
+    """Long work in slices: one slice in a turn of the event loop, the callers in turn.
 
-    So the loop pauses for one slice, however many requests there are, and no caller waits for all the work of another.
+    So the loop's pauses do not grow with the requests, and no caller waits for all the work of another. A second slice
+    may be done in the turn in which the queue runs empty.
     """
 
     def __init__(self) -> None:

@@ -177,7 +177,7 @@ def join_aiohttp(
 def join_starlette(
     app: Any, client: Halfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
 ) -> None:
-    """Do the same for an application of Starlette or FastAPI, within whose lifespan the client is open."""
+    """Add a group to an application of Starlette or FastAPI: its lifespan opens the client and registers the group."""
     path, running = _joining(client, topics, check_url, options)
     lifespan = app.router.lifespan_context
     handlers = app.state._state.setdefault("halfway.checks", {})  # noqa: SLF001 - a dict, where no attribute can be

@@ -131,7 +131,7 @@ class _BaseInbox(Generic[C]):
 
 
 class AsyncInbox(_BaseInbox[ConnectAsync]):
-    """The same for asynchronous drivers, in a consumer of your own."""
+    """An `Inbox` for asynchronous drivers, in a consumer of your own."""
 
     async def create(self) -> None:
         """Create the table and its index, unless they exist; every process may call it whenever it starts."""
