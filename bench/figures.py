@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +9,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-_TICK_US: Final = 1_000_000 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_UTIME, _STIME = 11, 12
-_THREADS, _RSS = 17, 21
 _LARGE: Final = 100
 _SMALL: Final = 10
 
@@ -52,19 +48,16 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 def cpu_us(pid: int) -> float:
     """Return the CPU time of a process and its children so far, user and system, of all threads, in microseconds."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    of_each = [_stat(one) for one in (pid, *map(int, children))]
-    return sum(int(fields[_UTIME]) + int(fields[_STIME]) for fields in of_each) * _TICK_US
+    first = psutil.Process(pid)
+    times = [one.cpu_times() for one in (first, *first.children())]
+    return sum(one.user + one.system for one in times) * 1_000_000
 
 
 def standing(pid: int) -> Standing:
     """Return the current resources of a process."""
-    fields = _stat(pid)
-    return Standing(
-        rss_mib=int(fields[_RSS]) * _PAGE_BYTES / 1024**2,
-        threads=int(fields[_THREADS]),
-        fds=len(os.listdir(f"/proc/{pid}/fd")),  # noqa: PTH208 - names are enough
-    )
+    process = psutil.Process(pid)
+    rss = process.memory_info().rss / 1024**2
+    return Standing(rss_mib=rss, threads=process.num_threads(), fds=process.num_fds())
 
 
 def memory_mib(pid: int) -> tuple[float, float]:
@@ -72,12 +65,6 @@ def memory_mib(pid: int) -> tuple[float, float]:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if " kB" in rest}
     return kib["VmRSS"] / 1024, kib["VmHWM"] / 1024
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the process name, which may contain spaces."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    return text[text.rindex(")") + 2 :].split()
 
 
 # --- the record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
@@ -137,6 +137,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     kafka_transactions: float
     ends: float
     lanes_lost: float
+    log_bytes: Mapping[str, int]
     forwarded: float
     instances: int
 
@@ -327,11 +328,11 @@ def measure(rigs: Rigs, scenarios: Sequence[Scenario], options: Options, say: Sa
 
 def turn(rig: Rig, scenario: Scenario, options: Options, *, raw: bool = True) -> Turn:
     """Measure and audit a row once, then librdkafka alone with Kafka transactions of the same size."""
-    before = rig.metrics(*_LANE, "halfway_forwarded_total")
+    before, logs = rig.metrics(*_LANE, "halfway_forwarded_total"), rig.broker.log_bytes()
     seconds = options.seconds / options.turns
     plan = plan_of(rig, scenario, Phase(name="lead", seconds=options.lead), Phase(name="run", seconds=seconds))
     result, audit = audited(rig, plan)
-    after = rig.metrics(*_LANE, "halfway_forwarded_total")
+    after, log_bytes = rig.metrics(*_LANE, "halfway_forwarded_total"), rig.broker.log_bytes() - logs
     count, ends, lost, forwarded = (now - then for now, then in zip(after, before, strict=True))
     raw_per_s, raw_s = 0.0, options.raw_seconds / options.turns
     if raw and scenario.raw and raw_s:
@@ -352,6 +353,7 @@ def turn(rig: Rig, scenario: Scenario, options: Options, *, raw: bool = True) ->
         kafka_transactions=count,
         ends=ends,
         lanes_lost=lost,
+        log_bytes=log_bytes,
         forwarded=forwarded,
         instances=len(rig.instances),
     )
@@ -383,6 +385,10 @@ def row_of(name: str, scenario: Scenario, turns: Sequence[Turn], against: Sequen
         "raw from": min(raw) if raw else None,
         "raw to": max(raw) if raw else None,
         "ends/Kafka tx": median(one.ends / max(1, one.kafka_transactions) for one in turns),
+        "log bytes": {
+            name: median(one.log_bytes.get(name, 0) / max(1, one.audit.transactions) for one in turns)
+            for name in turns[0].log_bytes
+        },
         "forwarded": median(one.forwarded / one.calls for one in turns)
         if scenario.aim or scenario.workers > 1
         else None,

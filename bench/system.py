@@ -45,10 +45,18 @@ class RigError(Exception):
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """A broker; the CPU time of one that runs already is not measured."""
+    """A broker; the CPU time and the logs of one that runs already are not measured."""
 
     bootstrap_servers: str
     pid: int | None = None
+    data_dir: Path | None = None
+
+    def log_bytes(self) -> Counter[str]:
+        """Return the bytes of the logs of each topic, without the parts of its name that differ between runs."""
+        bytes_of: Counter[str] = Counter()
+        for path in self.data_dir.glob("data/*/*.log") if self.data_dir else ():
+            bytes_of[path.parent.name.rpartition("-")[0].rpartition(".")[2]] += path.stat().st_size
+        return bytes_of
 
     def create_topic(self, name: str, partitions: int = PARTITIONS, **config: str) -> None:
         """Create a topic, unless an earlier run has, and wait until its partitions have leaders."""
@@ -83,7 +91,7 @@ def broker(say: Say, bootstrap_servers: str | None = None) -> Iterator[Broker]:
         return
     say("the broker starts")
     with EmbeddedKafka(EmbeddedConfig(heap="1g", progress=say)) as kafka:
-        yield Broker(kafka.bootstrap_servers, kafka.pid)
+        yield Broker(kafka.bootstrap_servers, kafka.pid, kafka.data_dir)
 
 
 class Instance:
