@@ -175,5 +175,5 @@ async def _set_clock(instance: Instance, ahead_s: float) -> None:
 async def _finds_the_outcome(rest: Rest, body: list[Json], own: str) -> None:
     again = await rest.prepare("g", body, as_id=own, retry=True)
     assert (again.status, again.body["state"]) == (200, "committed"), again
-    ended = (await rest.end(own, "commit", retry=True)).expect(200)
+    ended = await rest.commit(own, retry=True)
     assert ended["changed"] is False

@@ -13,7 +13,7 @@ from tests.support.structure.figures import ROOT
 BOUNDS = {
     "functions of a prepare": 164,
     "modules of a prepare": 36,
-    "definitions of one verb of a prepare": 10,
+    "definitions of one verb of a prepare": 8,
     "functions of a commit": 182,
     "modules of a commit": 39,
     "definitions of one verb of a commit": 11,

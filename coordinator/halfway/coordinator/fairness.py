@@ -170,10 +170,9 @@ class Places:
 
 
 class Turns:
-    """Long work in slices: one slice in a turn of the event loop, the callers in turn.
+    """Long work in slices: one in a turn of the event loop, two if the queue has just run empty; callers in turn.
 
-    So the loop's pauses do not grow with the requests, and no caller waits for all the work of another. A second slice
-    may be done in the turn in which the queue runs empty.
+    So the loop's pauses do not grow with the requests, and no caller waits for all the work of another.
     """
 
     def __init__(self) -> None:

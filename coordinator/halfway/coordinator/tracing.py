@@ -58,7 +58,7 @@ class _Tracer:
         self._propagator.inject(headers, context=self.trace.set_span_in_context(span))
         return headers
 
-    def start(
+    def start_span(
         self, name: str, kind: Any, parent: Any, links: Iterable[Any], attributes: dict[str, Any], seconds: float
     ) -> Any:
         """Start a span that began `seconds` ago, with links to the spans of these contexts."""
@@ -95,7 +95,7 @@ def is_on() -> bool:
     return _tracer is not None
 
 
-def start() -> None:
+def turn_on() -> None:
     """Turn traces on if OpenTelemetry's own variables (OTEL_…) name an exporter or an endpoint."""
     global _provider  # noqa: PLW0603 - one process has one
     names = _wanted(os.environ)
@@ -218,7 +218,7 @@ def begin_prepare(one: Any) -> Prepare:
     is_parent = trace is not None and not trace.shared
     name, attributes = _described("prepare", "create", messages)
     attributes["halfway.group"] = request.group
-    one.span = _tracer.start(
+    one.span = _tracer.start_span(
         name,
         _tracer.kinds.PRODUCER,
         caller if is_parent else own,
@@ -254,7 +254,7 @@ async def checked(request: CheckRequest, call: Callable[[CheckRequest], Awaitabl
         "halfway.check.attempt": request.attempt,
     }
     parent = _tracer.context(_stored(request.messages))
-    span = _tracer.start(f"check {request.group}", _tracer.kinds.CLIENT, parent, (), attributes, 0.0)
+    span = _tracer.start_span(f"check {request.group}", _tracer.kinds.CLIENT, parent, (), attributes, 0.0)
     found: dict[str, Any] = {}
     try:
         reply = await call(structs.replace(request, headers=_tracer.headers(span)))
@@ -291,7 +291,7 @@ def ended(change: Change, result: object) -> None:
         "halfway.cause": change.cause.value,
     }
     kind = _tracer.kinds.INTERNAL if change.request is None else _tracer.kinds.SERVER
-    span = _tracer.start(name, kind, parent, links, attributes, asyncio.get_running_loop().time() - change.began)
+    span = _tracer.start_span(name, kind, parent, links, attributes, asyncio.get_running_loop().time() - change.began)
     _tracer.finish(span, result if isinstance(result, Exception) else None, {})
 
 
@@ -310,4 +310,4 @@ def sent(answers: LaneAnswers, seconds: float) -> None:
     name, attributes = _described("send", "send", [message for messages in commits for message in messages])
     attributes["halfway.transactions"] = len(answers)
     parent = contexts[0] if len(traces) == 1 else _tracer.context({})
-    _tracer.finish(_tracer.start(name, _tracer.kinds.CLIENT, parent, contexts, attributes, seconds), None, {})
+    _tracer.finish(_tracer.start_span(name, _tracer.kinds.CLIENT, parent, contexts, attributes, seconds), None, {})

@@ -64,7 +64,7 @@ async def test_a_deleted_topic_blocks_its_own_transactions_only(
     await cluster.make_exactly(doomed)
 
     for transaction in (both, victim):
-        assert (await rest.end(transaction, "commit", retry=True)).expect(200)["state"] == "committed"
+        assert (await rest.commit(transaction, retry=True))["state"] == "committed"
     failures, transactions, writes = await lane_counts(rest)
     assert failures <= 1
     recorded = 2  # each refused commit, once
@@ -153,7 +153,7 @@ async def test_a_topic_that_an_acl_denies_blocks_its_own_transactions_only(
         guarded_kafka.stop_denying("entitled", topic, operation)
 
     for _, victim in victims:
-        assert (await rest.end(victim, "commit", retry=True)).expect(200)["state"] == "committed"
+        assert (await rest.commit(victim, retry=True))["state"] == "committed"
     for topic in denials:
         mine = sorted(victim for bad, victim in victims if bad == topic)
         assert sorted(record.transaction_id for record in await cluster.read(topic)) == mine
@@ -204,5 +204,5 @@ async def test_a_commit_that_cannot_be_written_is_never_rolled_back_by_policy(
     internal = InternalTopics(cluster, coordinator.prefix)
     assert [kind.value for kind, _ in await internal.kinds(transaction)][-1] == "PARKED"
     await cluster.make_exactly(doomed)
-    (await rest.end(transaction, "commit", retry=True)).expect(200)
+    await rest.commit(transaction, retry=True)
     assert [record.value for record in await cluster.read(doomed)] == [b"owed"]

@@ -80,7 +80,7 @@ async def test_access_control_is_turned_on_without_losing_a_transaction(
             name = id_in(len(values) % SHARDS)
             value = f"under way {len(values)}"
             (await both.prepare(group, [message(topic, value=value)], as_id=name, retry=True)).expect(200, 201)
-            (await both.end(name, "commit", retry=True)).expect(200)
+            await both.commit(name, retry=True)
             values.append(value)
 
     async def restarted(member: CoordinatorProcess, **settings: str) -> None:
@@ -102,7 +102,7 @@ async def test_access_control_is_turned_on_without_losing_a_transaction(
 
     for name in held:
         assert (await both.show(name, retry=True))["state"] == "prepared"
-        (await both.end(name, "commit", retry=True)).expect(200)
+        await both.commit(name, retry=True)
     assert sorted((record.value or b"").decode() for record in await cluster.read(topic)) == sorted(values)
     show(session, None)
     for rest in rests:

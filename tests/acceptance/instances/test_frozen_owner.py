@@ -70,19 +70,19 @@ async def test_a_frozen_owner_holds_up_nobody_but_its_own_shards(
     listed = asyncio.create_task(asked.call("GET", "/transactions"))
     for name in others:
         (await asked.prepare(group, [message(topic, name)], as_id=name, retry=True)).expect(200, 201)
-        (await asked.end(name, "commit", retry=True)).expect(200)
+        await asked.commit(name, retry=True)
     first = await asyncio.gather(*answers)
     assert not all(first), "it was not frozen"
     (await listed).refused(503, "shard_unavailable")
 
     for name in of_the_frozen:  # the next owner does repeated calls, and nothing twice
         (await asked.prepare(group, [message(topic, name)], as_id=name, retry=True)).expect(200, 201)
-        (await asked.end(name, "commit", retry=True)).expect(200)
+        await asked.commit(name, retry=True)
     await eventually(lambda: shares(rests[:2]), lambda found: set().union(*found) == set(range(SHARDS)))
     frozen.resume()
     await settled(rests)
     for name in of_the_frozen:
-        assert (await asked.end(name, "commit", retry=True)).expect(200)["changed"] is False
+        assert (await asked.commit(name, retry=True))["changed"] is False
     values = Counter((record.value or b"").decode() for record in await cluster.read(topic))
     assert values == Counter([*others, *of_the_frozen])
 
@@ -164,7 +164,7 @@ async def test_consumers_that_a_frozen_owner_holds_back_go_on_when_another_takes
         victim.pause()
         await asyncio.to_thread(flow.write, b"after")
         await until_true(lambda: flow.read() == [b"before", b"after"], what="the consumer goes on")
-        (await there.end(name, "commit", retry=True)).expect(200)
+        await there.commit(name, retry=True)
         await until_true(lambda: flow.read() == [b"before", b"after", b"held back"], what="the message")
         victim.faults.release()
         victim.resume()

@@ -154,7 +154,7 @@ async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
     new = connect(newest)
     await eventually(lambda: shares([new]), lambda found: found == [set(range(SHARDS))])
     for name in names[24:30]:
-        assert (await new.end(name, "commit", retry=True)).expect(200)["changed"]
+        assert (await new.commit(name, retry=True))["changed"]
     for shard in range(SHARDS):
         (await new.prepare(group, [message(topic, "later")], as_id=id_in(shard))).expect(201)
 
@@ -168,6 +168,6 @@ async def test_two_releases_run_side_by_side_in_a_rolling_upgrade(
     )
     assert status == 503
     for name in names[30:]:
-        assert (await new.end(name, "commit", retry=True)).expect(200)["changed"]
+        assert (await new.commit(name, retry=True))["changed"]
     values = [(record.value or b"").decode() for record in await cluster.read(topic)]
     assert sorted(values) == sorted(names)

@@ -81,7 +81,7 @@ async def test_instances_serve_and_ask_one_another_by_tls_and_take_a_new_certifi
         for number, name in enumerate(names):
             one, another = rests[number // SHARDS], rests[1 - number // SHARDS]
             await one.prepared(group, [message(topic, value=name)], as_id=name, retry=True)
-            (await another.end(name, "commit", retry=True)).expect(200)
+            await another.commit(name, retry=True)
         return names
 
     committed = await each_ends_a_transaction_of_each_shard()

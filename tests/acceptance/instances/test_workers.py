@@ -219,7 +219,7 @@ async def test_keys_and_certificates_hold_at_every_worker(
         for name in names:
             await rest.prepared(group, [message(topic)], as_id=name, retry=True)
         for name in names:
-            (await rest.end(name, "commit", retry=True)).expect(200)
+            await rest.commit(name, retry=True)
         found = await samples(rest)
         assert total(found, "halfway_forwarded_total", call="end", result="done") > 0
         async with session.get(f"{service.health_url}/v1/transactions/{names[0]}") as answer:

@@ -96,7 +96,7 @@ async def _outage(
         await callers.finish()
 
     for transaction in waiting:
-        assert (await rest.end(transaction, "commit", retry=True)).expect(200)["state"] == "committed"
+        assert (await rest.commit(transaction, retry=True))["state"] == "committed"
         history.committed.add(transaction)
     assert refused > 0, "callers were answered meanwhile"
     assert history.cut == [], "the coordinator keeps its connections"

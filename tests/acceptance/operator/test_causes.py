@@ -67,7 +67,7 @@ async def test_a_permission_that_is_taken_away_is_named_with_its_command(
     assert "find-hanging" not in said
     assert of_op.search(restricted.log) is not None
     guarded_kafka.stop_denying(USER, op, AclOperation.WRITE)
-    (await rest.end(name, "commit", retry=True)).expect(200)
+    await rest.commit(name, retry=True)
     restricted.wait_until_ready()
 
     guarded_kafka.deny(USER, half, AclOperation.READ)
@@ -102,4 +102,4 @@ async def test_a_quota_is_an_event_and_a_metric(
         assert float(found[1]) > 0
     finally:
         set_quota(guarded_kafka.bootstrap_servers, "user", USER, "producer_byte_rate", None)
-    (await rest.end(name, "commit", retry=True)).expect(200)
+    await rest.commit(name, retry=True)

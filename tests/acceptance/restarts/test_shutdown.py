@@ -90,7 +90,7 @@ async def test_a_stop_while_kafka_does_not_answer_ends_in_time_and_everybody_is_
     proxied_kafka.resume()
     coordinator.start()
     for transaction in waiting:
-        assert (await rest.end(transaction, "commit", retry=True)).expect(200)["state"] == "committed"
+        assert (await rest.commit(transaction, retry=True))["state"] == "committed"
     assert sorted(record.transaction_id for record in await cluster.read(topic)) == sorted(waiting)
 
 

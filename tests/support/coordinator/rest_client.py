@@ -149,8 +149,8 @@ class Rest:
         told = {name: value for name, value in body.items() if value is not None}
         return await self.call("POST", f"/transactions/{transaction_id}/end", told, retry=retry)
 
-    async def commit(self, transaction_id: str) -> Json:
-        return (await self.end(transaction_id, "commit")).expect(200)
+    async def commit(self, transaction_id: str, *, retry: bool = False) -> Json:
+        return (await self.end(transaction_id, "commit", retry=retry)).expect(200)
 
     async def rollback(self, transaction_id: str) -> Json:
         return (await self.end(transaction_id, "rollback")).expect(200)

@@ -291,7 +291,7 @@ def test_variables_that_opentelemetry_refuses_are_named(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with capture_logs() as logs:
-        tracing.start()
+        tracing.turn_on()
     assert not tracing.is_on()
     (line,) = logs
     assert line["event"] == "traces_off"

@@ -80,7 +80,7 @@ def run(settings: Settings, *, on_ready: Callable[[Ready], None] | None = None, 
     collect_rarely()
     try:
         demand_guarded(settings)
-        tracing.start()
+        tracing.turn_on()
         _run_loop(_serve(settings, on_ready, worker))
     except ConfigurationError as error:
         if worker is None:
