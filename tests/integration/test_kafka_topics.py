@@ -84,15 +84,16 @@ def native_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-async def test_closing_ends_a_call_that_is_under_way() -> None:
-    """If Kafka does not answer, its caller and its thread do not wait for its time-out."""
+async def test_closing_ends_a_call_that_is_under_way_and_one_that_waits() -> None:
+    """If Kafka does not answer, their callers and the thread do not wait for their time-out."""
     topics = InternalTopics(config_of("127.0.0.1:9"))
-    calling = asyncio.create_task(topics.ensure(timeout_s=50 * PATIENCE_S))
+    calls = [asyncio.create_task(topics.ensure(timeout_s=50 * PATIENCE_S)) for _ in range(2)]
     threads = await asyncio.to_thread(topics_threads, 1)
     topics.close()
     async with asyncio.timeout(PATIENCE_S):
-        with pytest.raises(KafkaUnavailableError, match="no longer wanted"):
-            await calling
+        for call in calls:
+            with pytest.raises(KafkaUnavailableError, match="no longer wanted"):
+                await call
         for thread in threads:
             await asyncio.to_thread(thread.join)
 

@@ -245,9 +245,9 @@ class InternalTopics:
         return await self._call(lambda session: session.plans(), timeout_s)
 
     def close(self) -> None:
-        """End the thread; a call under way raises KafkaUnavailableError within about a second."""
+        """End the thread; a call that waits or is under way raises KafkaUnavailableError within about a second."""
         self._closed.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
 
     async def _call(self, call: Callable[[_Session], T], timeout_s: float) -> T:
         def run() -> T:
