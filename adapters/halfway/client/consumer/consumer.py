@@ -1,15 +1,18 @@
-"""The consumer: each message takes effect once, in the transaction that also records it in the inbox."""
+"""The consumers: each message takes effect once, in the transaction that also records it in the inbox."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -20,7 +23,8 @@ from halfway.client.barrier import (
     UncountedRowsError,
     UnsupportedConnectionError,
 )
-from halfway.client.consumer.inbox import Cleaning, Inbox, check_topics
+from halfway.client.barrier.drivers import at_once, transaction_of
+from halfway.client.consumer.inbox import AsyncInbox, Cleaning, Inbox, check_topics
 from halfway.client.consumer.record import (
     DeadLetters,
     Record,
@@ -36,9 +40,12 @@ log = logging.getLogger(__name__)
 librdkafka_log = logging.getLogger("halfway.client.consumer.librdkafka")
 """Takes the log lines of the Kafka clients, which otherwise go to standard error."""
 
-Handler = Callable[[Record, Any], Callable[[], object] | None]
+Afterwards = Callable[[], object]
+"""Called after the commit; what an AsyncConsumer gets from it is awaited if it can be."""
+Handler = Callable[[Record, Any], Afterwards | None]
 """Processes a record on a connection whose transaction the consumer commits. If it returns a function, the consumer
 calls that after the commit."""
+AsyncHandler = Callable[[Record, Any], Awaitable[Afterwards | None]]
 
 _GROUP: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _POLL_S: Final = 0.5
@@ -97,15 +104,17 @@ class _PendingRecord:
         return self.record.topic, self.record.partition
 
 
-class Consumer:
-    """Consumes topics in one thread: the one that calls `run`.
+class _CancelledError(BaseException):
+    """The task that ran the consumer was cancelled: the message under way is left to the next consumer."""
 
-    For each message it opens a transaction, writes a row into the inbox, and calls the handler. Both commit together,
-    and only then is the offset stored. A message that already has a row is skipped.
 
-    If the handler raises, the message is retried after a pause, while other partitions continue. After the last attempt
-    the message goes to the dead-letter topic; without one it is retried for ever. The order within a partition is kept.
-    """
+I = TypeVar("I", Inbox, AsyncInbox)  # noqa: E741 - an inbox
+H = TypeVar("H")
+T = TypeVar("T")
+
+
+class _BaseConsumer(Generic[I, H]):
+    """What both consumers do, on one thread; `_wait_for` runs the coroutines that use the database."""
 
     def __init__(
         self,
@@ -113,8 +122,8 @@ class Consumer:
         *,
         group: str,
         topics: Sequence[str],
-        handle: Handler,
-        inbox: Inbox,
+        handle: H,
+        inbox: I,
         retries: Retries | None = None,
         dead_letter_topic: str | None = None,
         clean_every_s: float = 60.0,
@@ -128,11 +137,11 @@ class Consumer:
         self._settings = {"logger": librdkafka_log, **with_defaults(settings)}
         self._group = group
         self._topics = list(topics)
-        self._handle = handle
-        self._inbox = inbox
+        self._handle: Any = handle
+        self._inbox: I = inbox
         self._retries = retries or Retries()
         self._dead_letter_topic = dead_letter_topic
-        self._cleaning = Cleaning(inbox, clean_every_s)
+        self._cleaning = Cleaning(self._clean, clean_every_s)
         self._dead_letters: DeadLetters | None = None
         self._paused: dict[Partition, _PendingRecord] = {}
         self._stopping = threading.Event()
@@ -142,13 +151,15 @@ class Consumer:
         """Make `run` return after the current message. Call it from any thread, or from a signal handler."""
         self._stopping.set()
 
-    def run(self) -> None:
-        """Consume until `stop`; then commit the offsets of all processed messages, and leave the group.
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run what uses the database."""
+        raise NotImplementedError
 
-        Raises UnknownTopicError and RetentionTooShortError at the start, UncommittedConnectionError before the first
-        effect, and confluent_kafka.KafkaException for errors that a retry does not resolve. Errors of the database and
-        of the handler are logged and retried.
-        """
+    def _clean(self, limit: int) -> int:
+        """Delete old rows of the inbox, on the thread of `Cleaning`."""
+        raise NotImplementedError
+
+    def _consume(self) -> None:
         others = [] if self._dead_letter_topic is None else [self._dead_letter_topic]
         check_topics(self._settings, self._topics, others, self._inbox.retention_s)
         with ExitStack() as stack:
@@ -203,7 +214,7 @@ class Consumer:
             self._store(TopicPartition(topic, partition, offset))
 
     def _timeout_s(self, now: float) -> float:
-        times = [pending.due_at for pending in self._paused.values()]
+        times: list[float] = [pending.due_at for pending in self._paused.values()]
         if float("inf") in times:
             return _DELIVERY_POLL_S
         return min([_POLL_S, *(max(0.0, due_at - now) for due_at in times)])
@@ -213,7 +224,7 @@ class Consumer:
             self._set_aside(pending)
             return
         try:
-            afterwards = self._apply(pending)
+            afterwards = self._wait_for(self._apply(pending))
         except _DatabaseError as error:
             pending.outages += 1
             self._retry_later(pending, pending.outages)
@@ -225,23 +236,23 @@ class Consumer:
         else:
             self._finish(pending)
             if afterwards is not None:
-                _call(afterwards, pending.record)
+                self._wait_for(_call(afterwards, pending.record))
 
-    def _apply(self, pending: _PendingRecord) -> Callable[[], object] | None:
+    async def _apply(self, pending: _PendingRecord) -> Afterwards | None:
         """Process the record once. Return the function to call after the commit, if any."""
         record, afterwards = pending.record, None
         is_handling = pending.handled = False
         try:
             if not self._inbox_commits:
-                self._inbox.demand_commits()
+                await _result(self._inbox.demand_commits())
                 self._inbox_commits = True
             # Step 1: a transaction of the service's own database.
-            with self._inbox.connect() as connection:
+            async with _opened(self._inbox.connect()) as connection:
                 # Step 2: the row. The insert waits for a consumer that is processing the same message.
-                if self._inbox.insert(connection, self._group, record.id):
+                if await _result(self._inbox.insert(connection, self._group, record.id)):
                     # Step 3: the effect.
                     is_handling = True
-                    afterwards = self._handle(record, connection)
+                    afterwards = await _result(self._handle(record, connection))
                 else:
                     log.info("%s has already taken effect", record.id)
                 pending.handled = True
@@ -279,7 +290,7 @@ class Consumer:
             raise AssertionError(pending)
         if pending.handled:
             try:
-                has_taken_effect = self._has_taken_effect(pending.record)
+                has_taken_effect = self._wait_for(self._has_taken_effect(pending.record))
             except Exception as error:  # noqa: BLE001 - of the database
                 pending.outages += 1
                 self._retry_later(pending, pending.outages)
@@ -310,12 +321,13 @@ class Consumer:
     def _log_outage(pending: _PendingRecord, error: BaseException | None) -> None:
         log.warning("%s waits for the database: %s", pending.record.id, described(error), exc_info=loggable(error))
 
-    def _has_taken_effect(self, record: Record) -> bool:
+    async def _has_taken_effect(self, record: Record) -> bool:
         """Return whether a record has a committed row; wait for a transaction that may still write it."""
         has_row = False
-        with suppress(_RollbackError), self._inbox.connect() as connection:
-            has_row = not self._inbox.insert(connection, self._group, record.id)
-            raise _RollbackError
+        with suppress(_RollbackError):
+            async with _opened(self._inbox.connect()) as connection:
+                has_row = not await _result(self._inbox.insert(connection, self._group, record.id))
+                raise _RollbackError
         return has_row
 
     def _retry_later(self, pending: _PendingRecord, failures: int) -> None:
@@ -350,6 +362,96 @@ class Consumer:
                 consumer.resume([TopicPartition(partition.topic, partition.partition)])
 
 
+class Consumer(_BaseConsumer[Inbox, Handler]):
+    """Consumes topics in one thread: the one that calls `run`.
+
+    For each message it opens a transaction, writes a row into the inbox, and calls the handler. Both commit together,
+    and only then is the offset stored. A message that already has a row is skipped.
+
+    If the handler raises, the message is retried after a pause, while other partitions continue. After the last attempt
+    the message goes to the dead-letter topic; without one it is retried for ever. The order within a partition is kept.
+    """
+
+    def run(self) -> None:
+        """Consume until `stop`; then commit the offsets of all processed messages, and leave the group.
+
+        Raises UnknownTopicError and RetentionTooShortError at the start, UncommittedConnectionError before the first
+        effect, and confluent_kafka.KafkaException for errors that a retry does not resolve. Errors of the database and
+        of the handler are logged and retried.
+        """
+        if inspect.iscoroutinefunction(self._handle) or not isinstance(self._inbox, Inbox):
+            raise InvalidSettingError("a handler with async, or an AsyncInbox: give both to an AsyncConsumer")
+        self._consume()
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        return at_once(work)
+
+    def _clean(self, limit: int) -> int:
+        return self._inbox.clean(limit)
+
+
+class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
+    """A `Consumer` for asynchronous drivers: the handler runs on the event loop of `run`, one message at a time."""
+
+    _loop: asyncio.AbstractEventLoop
+    _under_way: Future[Any] | None = None
+    """What the consumer's thread waits for."""
+
+    async def run(self) -> None:
+        """Consume until `stop`, as `Consumer.run` does, with the same errors.
+
+        If the task is cancelled, the transaction of the message under way is rolled back, and the next consumer of the
+        group reads that message again.
+        """
+        if not isinstance(self._inbox, AsyncInbox):
+            raise InvalidSettingError("an Inbox blocks the event loop: give an AsyncInbox, or use a Consumer")
+        self._loop = asyncio.get_running_loop()
+        threads = ThreadPoolExecutor(1, thread_name_prefix="halfway-consumer")
+        consuming = asyncio.wrap_future(threads.submit(self._consume))
+        threads.shutdown(wait=False)
+        try:
+            await asyncio.shield(consuming)
+        except asyncio.CancelledError:
+            self.stop()
+            if self._under_way is not None:
+                self._under_way.cancel()
+            await asyncio.wait([consuming])
+            consuming.exception()  # the thread ended because of the cancellation
+            raise
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        self._under_way = future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError:
+            if self._stopping.is_set():
+                raise _CancelledError from None
+            raise RuntimeError("the handler was cancelled") from None
+
+    def _clean(self, limit: int) -> int:
+        return asyncio.run_coroutine_threadsafe(self._inbox.clean(limit), self._loop).result()
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+@asynccontextmanager
+async def _opened(context: Any) -> AsyncIterator[Any]:
+    """Enter the connection of an inbox of either kind; asyncpg's pool opens no transaction by itself."""
+    if not isinstance(context, AbstractAsyncContextManager):
+        with context as connection:
+            yield connection
+        return
+    async with context as connection:
+        transaction = transaction_of(connection)
+        if transaction is None:
+            yield connection
+            return
+        async with transaction:
+            yield connection
+
+
 def _demand_usable(
     settings: Mapping[str, Any], group: str, topics: Sequence[str], dead_letter_topic: str | None
 ) -> None:
@@ -372,9 +474,9 @@ def _raise_if_final(error: KafkaError) -> None:
     log.warning("Kafka: %s", error.str())
 
 
-def _call(afterwards: Callable[[], object], record: Record) -> None:
+async def _call(afterwards: Afterwards, record: Record) -> None:
     try:
-        afterwards()
+        await _result(afterwards())
     except Exception as error:
         log.error(  # noqa: TRY400 - its text may not be encodable
             "the function after the commit of %s failed; the record has taken effect",

@@ -11,7 +11,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 from uuid import uuid4
 
@@ -244,9 +244,9 @@ def _compare(topic: str, config: Mapping[str, str | None], inbox_s: float) -> No
 class Cleaning(threading.Thread):
     """Deletes old rows about every `every_s` seconds, on its own connections. One instance deletes at a time."""
 
-    def __init__(self, inbox: Inbox, every_s: float) -> None:
+    def __init__(self, clean: Callable[[int], int], every_s: float) -> None:
         super().__init__(name="halfway-inbox-cleaning", daemon=True)
-        self._inbox = inbox
+        self._clean_rows = clean
         self._every_s = every_s
         self._stopping = threading.Event()
 
@@ -261,7 +261,7 @@ class Cleaning(threading.Thread):
     def _clean(self) -> None:
         while not self._stopping.is_set():
             started = time.monotonic()
-            if self._inbox.clean(BATCH) < BATCH:
+            if self._clean_rows(BATCH) < BATCH:
                 return
             self._stopping.wait(pause_s(time.monotonic() - started))
 
