@@ -44,7 +44,8 @@ class Deployment:
         self.placed: list[str] = []
         self.answers: list[str] = []
         """The release and the process of each order."""
-        self._engine = create_engine(database.replace("asyncmy", "pymysql"), poolclass=NullPool)
+        blocking = database.replace("asyncmy", "pymysql").replace("asyncpg", "psycopg")
+        self._engine = create_engine(blocking, poolclass=NullPool)
         self._environment = {
             "HALFWAY_URL": url,
             "GROUP": group,
@@ -138,9 +139,12 @@ async def deploy(
         yield deployment
 
 
-async def test_eight_workers_of_gunicorn_take_a_new_release_while_orders_come(deploy: Any, cluster: Cluster) -> None:
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
+async def test_eight_workers_of_gunicorn_take_a_new_release_while_orders_come(
+    deploy: Any, driver: str, cluster: Cluster
+) -> None:
     """Each makes sure of the table and registers the group at its start; those of the old release work to the end."""
-    service: Deployment = deploy("postgresql+psycopg")
+    service: Deployment = deploy(driver)
     port = pick_port()
     options = ("-w", str(WORKERS), "-b", f"127.0.0.1:{port}", "--timeout", str(round(GENEROUS_S)))
     with service.running("gunicorn", *options, f"{APP}:wsgi()") as gunicorn:
@@ -153,11 +157,12 @@ async def test_eight_workers_of_gunicorn_take_a_new_release_while_orders_come(de
     await service.demand_each_once(cluster)
 
 
+@pytest.mark.parametrize("driver", ["postgresql+asyncpg", "mysql+asyncmy"])
 async def test_two_releases_of_uvicorn_serve_beside_each_other(
-    deploy: Any, cluster: Cluster, rest: Rest, group: str
+    deploy: Any, driver: str, cluster: Cluster, rest: Rest, group: str
 ) -> None:
     """The group has the topics of both; a check reaches the endpoint that the application has joined."""
-    service: Deployment = deploy("mysql+asyncmy")
+    service: Deployment = deploy(driver)
     with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
         ports: list[int] = []
         for number, stack in enumerate((first, second)):
@@ -179,11 +184,12 @@ async def test_two_releases_of_uvicorn_serve_beside_each_other(
     await service.demand_each_once(cluster)
 
 
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
 async def test_the_forked_processes_of_celery_use_the_client_of_their_parent(
-    deploy: Any, cluster: Cluster, rest: Rest, group: str
+    deploy: Any, driver: str, cluster: Cluster, rest: Rest, group: str
 ) -> None:
     """The parent answers the checks of one that was killed."""
-    service: Deployment = deploy("mysql+pymysql")
+    service: Deployment = deploy(driver)
     sender = queue(service.folder / "queue")
     with service.running("celery", "-A", f"{APP}:celery_app", "worker", "-c", "4", "-l", "INFO", "--without-mingle"):
         sender.send_task("place", [KILLED])

@@ -12,10 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import text
+
 from halfway.client import Halfway, Message, SyncHalfway, join_starlette
 from halfway.client.barrier import AsyncBarrier, Barrier
 
 SOON = {"first_check_after_s": 0.5, "check_interval_s": 0.5}
+INSERT = text("INSERT INTO orders VALUES (:order)")
 KILLED = "killed"
 """An order whose process is killed in its local transaction."""
 
@@ -54,7 +57,7 @@ class ThreadedService:
 
     def place(self, order: str) -> str:
         with self._halfway.transaction([self._release.message(order)], self._engine.begin) as connection:
-            connection.exec_driver_sql("INSERT INTO orders VALUES (%s)", (order,))
+            connection.execute(INSERT, {"order": order})
             if order == KILLED:
                 os.kill(os.getpid(), signal.SIGKILL)
         return self._release.answer
@@ -95,7 +98,7 @@ def asgi() -> Any:
     @app.post("/orders/{order}", status_code=201)
     async def place(order: str) -> str:
         async with halfway.transaction([release.message(order)], engine.begin) as connection:
-            await connection.exec_driver_sql("INSERT INTO orders VALUES (%s)", (order,))
+            await connection.execute(INSERT, {"order": order})
         return release.answer
 
     return app
