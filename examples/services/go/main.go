@@ -16,7 +16,6 @@ import (
 	"log"
 	"math"
 	"net/http"
-	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -158,6 +157,8 @@ const (
 		decided_at timestamptz NOT NULL DEFAULT clock_timestamp());
 		CREATE INDEX IF NOT EXISTS halfway_barrier_decided_at ON halfway_barrier (decided_at);`
 	insert    = `INSERT INTO halfway_barrier (transaction_id, outcome) VALUES ($1, $2) ON CONFLICT (transaction_id) DO NOTHING`
+	takePlace = `WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '500', true))
+		INSERT INTO halfway_barrier (transaction_id, outcome) SELECT $1, $2 FROM bound ON CONFLICT (transaction_id) DO NOTHING`
 	lookUp    = `SELECT outcome FROM halfway_barrier WHERE transaction_id = $1`
 	deleteOld = `WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('halfway_barrier')) AS mine)
 		DELETE FROM halfway_barrier WHERE (SELECT mine FROM elected) AND (transaction_id) IN (
@@ -177,7 +178,7 @@ func decide(id string, preparedAt time.Time) string {
 		if time.Since(preparedAt) > retention/2 {
 			return "unknown" // its row may have been deleted
 		}
-		if _, err = checks.Exec(insert, id, "rollback"); err == nil {
+		if _, err = checks.Exec(takePlace, id, "rollback"); err == nil {
 			outcome, err = look(id) // only a committed row is an answer
 		}
 	}
@@ -272,12 +273,11 @@ func must(err error) {
 }
 
 func main() {
-	database, err := url.Parse(env("DATABASE_URL", "postgresql://localhost/shop?sslmode=disable"))
+	database := env("DATABASE_URL", "postgresql://localhost/shop?sslmode=disable")
+	var err error
+	orders, err = sql.Open("postgres", database)
 	must(err)
-	orders, err = sql.Open("postgres", database.String())
-	must(err)
-	database.RawQuery += "&lock_timeout=500"
-	checks, err = sql.Open("postgres", database.String())
+	checks, err = sql.Open("postgres", database)
 	must(err)
 	// A service with migrations has them there.
 	_, err = orders.Exec(create + "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, total double precision NOT NULL)")

@@ -126,7 +126,7 @@ public class Service {
     }
 
     static void placeInDatabase(String id, String number, double total) throws SQLException {
-        try (Connection connection = connect("")) { // the end of the block rolls back what has not committed
+        try (Connection connection = connect()) { // the end of the block rolls back what has not committed
             connection.setAutoCommit(false);
             // The first statement: from here on a check waits for this transaction. No row was written if a check came before.
             if (execute(connection, INSERT, id, "commit") == 0) throw new SQLException(id + " is decided already");
@@ -145,6 +145,9 @@ public class Service {
             CREATE INDEX IF NOT EXISTS halfway_barrier_decided_at ON halfway_barrier (decided_at)""");
     static final String INSERT = """
             INSERT INTO halfway_barrier (transaction_id, outcome) VALUES (?, ?) ON CONFLICT (transaction_id) DO NOTHING""";
+    static final String TAKE_PLACE = """
+            WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '500', true))
+              INSERT INTO halfway_barrier (transaction_id, outcome) SELECT ?, ? FROM bound ON CONFLICT (transaction_id) DO NOTHING""";
     static final String LOOK = """
             SELECT outcome FROM halfway_barrier WHERE transaction_id = ?""";
     static final String CLEAN = """
@@ -153,14 +156,12 @@ public class Service {
                 SELECT transaction_id FROM halfway_barrier WHERE decided_at < now() - ? * interval '1 second'
                 ORDER BY decided_at LIMIT ?)""";
 
-    /** No check waits long for an open order. If you use a pool, give checks one of their own, which orders cannot use up. */
-    static final String FOR_CHECKS = "&options=-c%20lock_timeout=500";
-
-    static Connection connect(String options) throws SQLException {
+    /** If you use a pool, give checks one of their own, which orders cannot use up. */
+    static Connection connect() throws SQLException {
         URI url = URI.create(env("DATABASE_URL", "postgresql://localhost:5432/shop"));
         String user = url.getUserInfo() == null ? "" : "&user=" + url.getUserInfo().replaceFirst(":", "&password=");
         return DriverManager.getConnection("jdbc:postgresql://" + url.getHost() + ":" + url.getPort() + url.getPath()
-                + "?connectTimeout=2" + user + options);
+                + "?connectTimeout=2" + user);
     }
 
     static int execute(Connection connection, String sql, Object... parameters) throws SQLException {
@@ -183,13 +184,13 @@ public class Service {
 
     /** Return the outcome of a transaction. If there is none yet, a rollback is stored, so that the order can never commit. */
     static String decide(String id, Instant preparedAt) {
-        try (Connection connection = connect(FOR_CHECKS)) { // it commits each statement
+        try (Connection connection = connect()) { // it commits each statement
             String outcome = look(connection, id);
             if (outcome != null) return outcome;
             if (preparedAt.isBefore(Instant.now().minus(RETENTION.dividedBy(2)))) {
                 return "unknown"; // its row may have been deleted
             }
-            execute(connection, INSERT, id, "rollback");
+            execute(connection, TAKE_PLACE, id, "rollback");
             outcome = look(connection, id); // only a committed row is an answer
             return outcome == null ? "unknown" : outcome;
         } catch (SQLException error) {
@@ -199,7 +200,7 @@ public class Service {
     }
 
     static void clean() {
-        try (Connection connection = connect(FOR_CHECKS)) {
+        try (Connection connection = connect()) {
             while (execute(connection, CLEAN, (double) RETENTION.toSeconds(), 100) == 100) {
                 Thread.sleep(100);
             }
@@ -277,7 +278,7 @@ public class Service {
     }
 
     public static void main(String[] arguments) throws Exception {
-        try (Connection connection = connect("")) {
+        try (Connection connection = connect()) {
             for (String statement : CREATE) { // a service with migrations has them there
                 execute(connection, statement);
             }

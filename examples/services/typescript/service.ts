@@ -112,6 +112,8 @@ const CREATE = [
   `CREATE INDEX IF NOT EXISTS halfway_barrier_decided_at ON halfway_barrier (decided_at)`,
 ];
 const INSERT = `INSERT INTO halfway_barrier (transaction_id, outcome) VALUES ($1, $2) ON CONFLICT (transaction_id) DO NOTHING`;
+const TAKE_PLACE = `WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', '500', true))
+  INSERT INTO halfway_barrier (transaction_id, outcome) SELECT $1, $2 FROM bound ON CONFLICT (transaction_id) DO NOTHING`;
 const LOOK = `SELECT outcome FROM halfway_barrier WHERE transaction_id = $1`;
 const CLEAN = `WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(hashtext('halfway_barrier')) AS mine)
   DELETE FROM halfway_barrier WHERE (SELECT mine FROM elected) AND (transaction_id) IN (
@@ -121,8 +123,8 @@ const CLEAN = `WITH elected AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(ha
 /** A connection that was dropped silently fails in five seconds; else a few of them would use up a pool. */
 const POOL = { connectionString: DATABASE_URL, connectionTimeoutMillis: 2_000, query_timeout: 5_000, keepAlive: true };
 const orders = new pg.Pool({ ...POOL, max: 10 });
-/** For checks: orders cannot use these connections up, and none waits long for an open order. */
-const checks = new pg.Pool({ ...POOL, max: 4, lock_timeout: 500 });
+/** For checks: orders cannot use these connections up. */
+const checks = new pg.Pool({ ...POOL, max: 4 });
 for (const pool of [orders, checks]) {
   pool.on("error", (error) => console.error("an idle connection was lost:", error.message));
   pool.on("connect", (connection) => connection.on("error", () => {})); // else one that is lost in use ends the process
@@ -139,7 +141,7 @@ async function decide(id: string, preparedAt?: string): Promise<Outcome> {
     if (outcome !== undefined) return outcome;
     const ageS = preparedAt === undefined ? 0 : (Date.now() - Date.parse(preparedAt)) / 1_000;
     if (!(ageS <= RETENTION_S / 2)) return "unknown"; // its row may have been deleted
-    await checks.query(INSERT, [id, "rollback"]);
+    await checks.query(TAKE_PLACE, [id, "rollback"]);
     return (await look(id)) ?? "unknown"; // only a committed row is an answer
   } catch (error) {
     console.error(`${id} cannot be decided now:`, error); // usually because the local transaction is still open

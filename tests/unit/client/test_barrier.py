@@ -157,7 +157,9 @@ def test_a_service_to_copy_runs_the_statements_of_the_barrier(service: str) -> N
     """Word by word, those of the file that the Python client reads."""
     text = _in_one_line((SERVICES / service).read_text(encoding="utf-8"))
     statements = STATEMENTS[Dialect.POSTGRESQL]
-    for statement in (*statements.create, statements.insert, statements.look, statements.clean):
+    assert statements.take_place is not None
+    some = (statements.insert, statements.take_place, statements.look, statements.clean)
+    for statement in (*statements.create, *some):
         written = statement.format(table="halfway_barrier", key="transaction_id", time="decided_at", p="?")
         assert _in_one_line(written) in text
 
