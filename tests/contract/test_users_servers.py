@@ -131,8 +131,11 @@ def test_what_goes_wrong_in_production_can_be_tried(
     kept, away = client.new_id(), Message(topic=topic, value="away")
     client.prepare([Message(topic=topic, value="kept")], id=kept)
     unconfirmed = pytest.raises(PrepareUnconfirmedError)
-    with server.down(), SyncHalfway(server.url, client.group, prepare_timeout_s=0.2) as impatient, unconfirmed:
-        impatient.prepare([away], id=impatient.new_id())
+    with server.down(), SyncHalfway(server.url, client.group, prepare_timeout_s=0.2) as impatient:
+        with server.down(), server.checks_held():
+            server.restart()
+        with unconfirmed:
+            impatient.prepare([away], id=impatient.new_id())
     with client.transaction([Message(topic=topic, value="back")]):
         pass
     server.restart()

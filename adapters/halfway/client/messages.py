@@ -32,10 +32,14 @@ class SerializationContext:
     """Those of the message; a serializer may add some."""
 
 
+Headers = Mapping[str, Data] | Iterable[tuple[str, Data]]
+"""Pairs may repeat a name, as Kafka allows it; so may a mapping such as multidict's."""
+
+
 class MessageOptions(TypedDict, total=False):
     """The keyword parameters of `send`, which are those of `Message`."""
 
-    headers: Mapping[str, Data]
+    headers: Headers
     partition: int | None
     serializer: Serializer | None
     key_serializer: Serializer | None
@@ -54,7 +58,8 @@ class Message:
     """Text, bytes, None (a tombstone), or a mapping or list, which is sent as JSON; any object with a serializer."""
     key: Any = None
     """Text, bytes or None; any object with a serializer."""
-    headers: Mapping[str, Data] = field(default_factory=dict)
+    headers: Headers = field(default_factory=dict)
+    """A dict afterwards, or a tuple of pairs if a name is repeated."""
     partition: int | None = None
     """None lets halfway choose the partition by the key, as Kafka's Java client does."""
     serializer: InitVar[Serializer | None] = None
@@ -65,14 +70,21 @@ class Message:
 
         Raises what the serializer raises.
         """
-        headers = dict(self.headers)
+        pairs = tuple(self.headers.items() if isinstance(self.headers, Mapping) else self.headers)
+        headers = dict(pairs)
+        repeated = pairs if len(headers) < len(pairs) else ()
+        names = frozenset(headers)
         if key_serializer is not None:
             object.__setattr__(self, "key", key_serializer(self.key, SerializationContext(self.topic, "key", headers)))
         if serializer is not None:
             object.__setattr__(
                 self, "value", serializer(self.value, SerializationContext(self.topic, "value", headers))
             )
-        object.__setattr__(self, "headers", headers)
+        if repeated:
+            added = [(name, value) for name, value in headers.items() if name not in names]
+            object.__setattr__(self, "headers", (*repeated, *added))
+        else:
+            object.__setattr__(self, "headers", headers)
         if not isinstance(self.value, str | bytes | None):
             with contextlib.suppress(Exception):  # what cannot be copied is no JSON either, as `as_json` says
                 object.__setattr__(self, "value", copy.deepcopy(self.value))
@@ -81,9 +93,8 @@ class Message:
         """Return the message in the format of `POST /v1/transactions` (docs/api.md, "Prepare")."""
         document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
         if self.headers:
-            document["headers"] = [
-                {"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in self.headers.items()
-            ]
+            pairs = self.headers.items() if isinstance(self.headers, Mapping) else self.headers
+            document["headers"] = [{"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in pairs]
         if self.partition is not None:
             document["partition"] = self.partition
         return document

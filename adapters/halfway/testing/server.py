@@ -68,7 +68,10 @@ class Server(ABC):
         self._listening = AsyncExitStack()
         self._port = 0
         self._ends_to_lose = 0
-        self._holds_checks = False
+        self._outages = 0
+        """How many blocks of `down` are open."""
+        self._holds = 0
+        """The same of `checks_held`."""
 
     def __enter__(self) -> Self:
         """Start, and return once requests are served."""
@@ -118,11 +121,14 @@ class Server(ABC):
     @contextmanager
     def down(self) -> Iterator[None]:
         """Answer nobody within the block: connections are closed and refused. Afterwards the same URL answers again."""
+        self._outages += 1
         self._run(self._listening.aclose())
         try:
             yield
         finally:
-            self._run(self._listen())
+            self._outages -= 1
+            if not self._outages:
+                self._run(self._listen())
 
     def restart(self) -> None:
         """Stop the coordinator, and start another one at the same URL, which reads again what has been stored."""
@@ -140,11 +146,11 @@ class Server(ABC):
     @contextmanager
     def checks_held(self) -> Iterator[None]:
         """Send no checks within the block, also if they are due."""
-        self._holds_checks = True
+        self._holds += 1
         try:
             yield
         finally:
-            self._holds_checks = False
+            self._holds -= 1
 
     @abstractmethod
     async def _coordinator(self, stack: AsyncExitStack) -> Coordinator:
@@ -161,12 +167,13 @@ class Server(ABC):
             return end(request, **options)
 
         async def holding(shard: int, now: int) -> None:
-            if not self._holds_checks:
+            if not self._holds:
                 await scan(shard, now)
 
         coordinator.end, coordinator.scan = lossy, holding  # type: ignore[method-assign]  # the faults of this server
         self._stack.push_async_callback(coordinator.drain)
-        await self._listen()
+        if not self._outages:
+            await self._listen()
 
     async def _listen(self) -> None:
         api = Api(

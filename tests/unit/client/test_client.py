@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
+from multidict import MultiDict
 
 from halfway.app.settings import Settings
 from halfway.client import (
@@ -23,6 +24,7 @@ from halfway.client import (
     Outcome,
     PrepareUnconfirmedError,
     QueueFullError,
+    SerializationContext,
     SyncHalfway,
     TransactionEndedError,
     TransactionProducer,
@@ -303,6 +305,24 @@ async def test_use_that_cannot_work_names_the_remedy(world: RestWorld, halfway: 
         await elsewhere
     with pytest.raises(UnknownTransactionError):
         await halfway.show("a")
+
+
+def test_names_of_headers_may_be_repeated() -> None:
+    """As in Kafka. Those that a serializer adds come last; without a repetition, headers stay a dict."""
+
+    def marked(value: object, context: SerializationContext) -> str:
+        context.headers["schema"] = "7"
+        return str(value)
+
+    given: MultiDict[str | bytes | None] = MultiDict([("trace", "1"), ("trace", b"2")])
+    for headers in (given, [*given.items()], iter([*given.items()])):
+        message = Message(topic="orders", value=5, headers=headers, serializer=marked)
+        names = [(one["name"], one["value"]) for one in message.as_json()["headers"]]
+        assert names == [("trace", "1"), ("trace", {"type": "BINARY", "data": "Mg=="}), ("schema", "7")]
+    assert Message(topic="orders", value=5, headers=[("trace", "1")], serializer=marked).headers == {
+        "trace": "1",
+        "schema": "7",
+    }
 
 
 async def test_a_process_of_an_old_release_takes_nothing_from_its_group(world: RestWorld) -> None:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,15 @@ def test_a_message_of_halfway_is_recognised_wherever_it_stands() -> None:
     assert record(*headers).transaction_id == "3-01"
     headers.insert(0, ("halfway-transaction-id", b"of-the-producer-itself"))
     assert record(*headers).id.startswith("#3-01/2/")
+
+
+def test_a_record_of_aiokafka_is_read_without_deserializers() -> None:
+    """Otherwise its id would not be the one that other consumers give to it."""
+    place: dict[str, Any] = {"topic": "orders", "partition": 1, "offset": 7, "timestamp": 5, "headers": ()}
+    assert Record.of(SimpleNamespace(**place, key=None, value=b"v")).value == b"v"
+    for wrong in ({"key": "k", "value": b"v"}, {"key": b"k", "value": {"total": 9}}):
+        with pytest.raises(TypeError, match=r"the (key|value) is no bytes: give the consumer no \1_deserializer"):
+            Record.of(SimpleNamespace(**place, **wrong))
 
 
 GENUINE: list[tuple[str, bytes | None]] = [

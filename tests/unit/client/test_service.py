@@ -165,7 +165,7 @@ async def test_a_check_of_a_group_that_has_not_joined_is_not_decided(world: Rest
 async def test_an_application_of_starlette_or_fastapi_carries_it(
     world: RestWorld, barrier: Barrier, framework: type[Starlette]
 ) -> None:
-    """Within its own lifespan, which may create the table first; the clients are closed with the application."""
+    """Within its own lifespan, behind a proxy; the lifespan may create the table, and closes the clients at its end."""
     steps: list[str] = []
 
     @asynccontextmanager
@@ -177,13 +177,13 @@ async def test_an_application_of_starlette_or_fastapi_carries_it(
     app, clients = framework(lifespan=lifespan), [Halfway(world.url, group, barrier=barrier) for group in ("a", "b")]
     app.state.halfway = clients[0]  # an attribute of its own
     for client in clients:
-        join_starlette(app, client, topics=["orders"], check_url="http://desk.example/halfway/check")
+        join_starlette(app, client, topics=["orders"], check_url="http://desk.example/api/check", path="/check")
     async with app.router.lifespan_context(app) as state:
         assert (state, steps) == ({"own": "state"}, ["begun"])
         await clients[1].prepare([ORDER], id=named_id("a"))
         for group, outcome in (("b", "rollback"), ("third", None)):
-            assert await asked_over_asgi(app, "/halfway/check", group) == outcome
-        assert (await clients[0].show_group())["check"]["urls"] == ["http://desk.example/halfway/check"]
+            assert await asked_over_asgi(app, "/check", group) == outcome
+        assert (await clients[0].show_group())["check"]["urls"] == ["http://desk.example/api/check"]
     assert steps == ["begun", "ended"]
     with pytest.raises(ClientClosedError):
         await clients[0].show_group()

@@ -150,6 +150,8 @@ class JoinOptions(TypedDict, total=False):
     policy: Mapping[str, object] | None
     decide: Any
     verifier: CheckVerifier | None
+    path: str
+    """The route of checks, if it is not the path of `check_url`, such as behind a proxy or a root path."""
 
 
 def join_aiohttp(
@@ -177,7 +179,10 @@ def join_aiohttp(
 def join_starlette(
     app: Any, client: Halfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
 ) -> None:
-    """Add a group to an application of Starlette or FastAPI: its lifespan opens the client and registers the group."""
+    """Add a group to an application of Starlette or FastAPI: its lifespan opens the client and registers the group.
+
+    Join the outermost application: the lifespan of a mounted one never runs.
+    """
     path, running = _joining(client, topics, check_url, options)
     lifespan = app.router.lifespan_context
     handlers = app.state._state.setdefault("halfway.checks", {})  # noqa: SLF001 - a dict, where no attribute can be
@@ -197,7 +202,7 @@ def join_flask(
     app: Any, client: SyncHalfway, *, topics: Iterable[str], check_url: str, **options: Unpack[JoinOptions]
 ) -> None:
     """Start the client at once, and answer checks in an application of Flask at the path of `check_url`."""
-    decide, verifier, path = _decider(client, options), options.get("verifier"), _path_of(check_url)
+    decide, verifier, path = _decider(client, options), options.get("verifier"), _path_of(check_url, options)
     views: dict[str, FlaskChecks] = app.extensions.setdefault("halfway.checks", {})
     if path not in views:
         view = FlaskChecks(_of_no_group)
@@ -214,13 +219,13 @@ def _joining(
 ) -> tuple[str, Callable[[_AsyncEndpoint], AbstractAsyncContextManager[None]]]:
     """Return the path of the checks, and what runs a client that answers them at an endpoint."""
     decide, verifier, policy = _decider(client, options), options.get("verifier"), options.get("policy")
-    return _path_of(check_url), lambda checks: checks.joined(
+    return _path_of(check_url, options), lambda checks: checks.joined(
         client, check_url, decide, verifier, topics=topics, policy=policy
     )
 
 
-def _path_of(check_url: str) -> str:
-    return urlsplit(check_url).path or "/"
+def _path_of(check_url: str, options: JoinOptions) -> str:
+    return options.get("path") or urlsplit(check_url).path or "/"
 
 
 def _decider(client: Halfway | SyncHalfway, options: JoinOptions) -> Any:

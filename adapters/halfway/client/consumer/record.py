@@ -119,8 +119,11 @@ class Record:
 
     @classmethod
     def of(cls, message: Any) -> Record:
-        """Convert a Message of confluent_kafka that is not an error, or a ConsumerRecord of aiokafka."""
+        """Convert a Message of confluent_kafka that is not an error, or a ConsumerRecord of aiokafka with bytes."""
         if not isinstance(message, Message):
+            for part in ("key", "value"):
+                if not isinstance(getattr(message, part), bytes | None):
+                    raise TypeError(f"the {part} is no bytes: give the consumer no {part}_deserializer, and use json()")
             return cls(
                 topic=message.topic,
                 partition=message.partition,

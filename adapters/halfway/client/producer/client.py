@@ -29,6 +29,9 @@ from halfway.client.threads import call_async
 
 log = logging.getLogger(__name__)
 
+_START_S: Final = 30.0
+_START_WITH_STORE_S: Final = 5.0
+"""Such a service takes orders without halfway: it waits less for it."""
 _FIRST_PAUSE_S: Final = 1.0
 _MAX_PAUSE_S: Final = 30.0
 _DECIDE_WITHIN_S: Final = 20.0
@@ -102,22 +105,26 @@ class Halfway(GroupCalls):
         policy: Mapping[str, object] | None = None,
         decide: Decide | None = None,
         replace: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float | None = None,
     ) -> Mapping[str, Any]:
         """Register the group, then fetch checks and maintain the barrier until the client is closed.
 
         Without `check_urls`, the client fetches checks and answers them with `decide`, or with the barrier by default.
-        A BarrierMaintenance maintains the barrier. If its barrier has a store, the client starts without halfway too:
-        then it returns {}, and goes on registering the group in the background.
+        A BarrierMaintenance maintains the barrier. The registration may take 30 s by default. If the barrier has a
+        store, it may take 5 s, and the client starts without halfway too: then this returns {}, and the group is
+        registered in the background.
         """
         topics = _list_of("topics", topics)
         coroutines = _services(self, check_urls, decide)
         group: Mapping[str, Any] = {}
+        has_store = self.barrier is not None and self.barrier.store.bounds is not None
+        if timeout_s is None:
+            timeout_s = _START_WITH_STORE_S if has_store else _START_S
         register = partial(self.register, topics=topics, check_urls=check_urls, policy=policy, replace=replace)
         try:
             group = await register(timeout_s=timeout_s)
         except BaseException as error:
-            if isinstance(error, (UnavailableError, *AWAY)) and self.barrier is not None and self.barrier.store.bounds:
+            if isinstance(error, (UnavailableError, *AWAY)) and has_store:
                 log.warning("the group %s is registered when halfway is back: %s", self.group, error)
                 coroutines.append(when_back(register))
             else:
