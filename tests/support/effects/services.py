@@ -1,7 +1,8 @@
 """The two services of the story, each a process that is killed at any moment: `services.py produce|consume SETTINGS`.
 
-The producer places orders in a database of its own and sends two messages for each; the consumer notes each message in
-a database of its own. SETTINGS is a JSON object; its databases are URLs of SQLAlchemy.
+The producer places orders in a database of its own, its own ones or those of callers (`POST /orders/ID` at `port`), and
+sends two messages for each; the consumer notes each message in a database of its own.
+SETTINGS is a JSON object; its databases are URLs of SQLAlchemy.
 """
 
 import json
@@ -9,11 +10,13 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from halfway.client import HalfwayError, Message, SyncHalfway
@@ -29,6 +32,7 @@ NEW_ORDER = text("INSERT INTO orders VALUES (:id)")
 NEW_EFFECT = text("INSERT INTO effects VALUES (:id)")
 
 Settings = Mapping[str, Any]
+Way = Callable[[SyncHalfway, str, random.Random], None]
 
 
 class UnwantedOrderError(Exception):
@@ -55,10 +59,12 @@ def change_mind(chance: random.Random) -> None:
 
 
 def produce(given: Settings) -> None:
-    """Place orders until killed, around a transaction and inside sessions: most commit, some roll back."""
+    """Place orders until killed, around a transaction and inside sessions: most commit, some roll back.
+
+    Whether an order of a caller rolls back is in its id, so that it is the same each time the caller repeats it.
+    """
     engine = database(given["orders"])
     barrier = Barrier(engine.dialect.name, engine.begin, store=Store() if given["stores"] else None)
-    seeds = random.Random(given["seed"])
 
     def around(client: SyncHalfway, order: str, chance: random.Random) -> None:
         messages = [Message(topic=given["topic"], key=value, value=value) for value in values_of(order)]
@@ -85,24 +91,65 @@ def produce(given: Settings) -> None:
                 producer.send(session, given["topic"], value, value)
             change_mind(chance)
 
-    def place_orders(client: SyncHalfway, chance: random.Random, place: Callable[..., None]) -> None:
+    ways = (block, inside) if given["stores"] else (around, inside)
+    patience_s = AWAY_AFTER_S if given["stores"] else 20.0
+    with SyncHalfway(
+        given["url"], given["group"], barrier=barrier, prepare_timeout_s=patience_s, end_timeout_s=patience_s
+    ) as client:
+        if given["stores"]:
+            client.start(topics=[given["topic"]], timeout_s=AWAY_AFTER_S)
+        if "port" in given:
+            serve(given["port"], client, ways)
+        place_orders(given, client, ways)
+
+
+def place_orders(given: Settings, client: SyncHalfway, ways: Sequence[Way]) -> None:
+    """Place orders of its own."""
+    seeds = random.Random(given["seed"])
+
+    def go_on(chance: random.Random, place: Way) -> None:
         while True:
             with suppress(HalfwayError, UnwantedOrderError):
                 place(client, f"{chance.getrandbits(64):016x}", chance)
             time.sleep(given["pause_s"])
 
-    ways = (block, inside) if given["stores"] else (around, inside)
-    patience_s = AWAY_AFTER_S if given["stores"] else 20.0
-    with SyncHalfway(given["url"], given["group"], barrier=barrier, prepare_timeout_s=patience_s) as client:
-        if given["stores"]:
-            client.start(topics=[given["topic"]], timeout_s=AWAY_AFTER_S)
-        threads = [
-            threading.Thread(target=place_orders, args=(client, random.Random(seeds.random()), place), daemon=True)
-            for place in ways * (THREADS // len(ways))
-        ]
-        for thread in threads:
-            thread.start()
-        threads[0].join()
+    threads = [
+        threading.Thread(target=go_on, args=(random.Random(seeds.random()), place), daemon=True)
+        for place in [*ways] * (THREADS // len(ways))
+    ]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+
+
+def serve(port: int, client: SyncHalfway, ways: Sequence[Way]) -> None:
+    """Place the orders of callers, one way or the other."""
+
+    class Orders(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.send_response(self._place(self.path.rpartition("/")[2]))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def _place(self, order: str) -> int:
+            chance = random.Random(order)
+            try:
+                chance.choice(ways)(client, order, chance)
+            except IntegrityError:
+                return 200  # the caller repeats one that was taken
+            except UnwantedOrderError:
+                return 409
+            except HalfwayError as error:
+                self.log_error("%s: %s: %s", order, type(error).__name__, error)
+                return 503
+            return 201
+
+        def log_request(self, *_: object) -> None:
+            """Log errors only."""
+
+    ThreadingHTTPServer(("127.0.0.1", port), Orders).serve_forever()
 
 
 def values_of(order: str) -> list[str]:

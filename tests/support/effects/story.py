@@ -40,7 +40,7 @@ class Story:
 
     def __init__(
         self,
-        url: str,
+        url: str | list[str],
         bootstrap_servers: str,
         topic: str,
         databases: tuple[str, str],
@@ -135,9 +135,12 @@ class Story:
         try:
             self._barrier.create()
             Inbox(self._effects.dialect.name, self._effects.begin).create()
-            for engine, name in ((self._orders, "orders"), (self._effects, "effects")):
+            for engine, table in (
+                (self._orders, "orders (id varchar(40) PRIMARY KEY)"),
+                (self._effects, "effects (id varchar(40))"),
+            ):
                 with engine.begin() as connection:
-                    connection.execute(text(f"CREATE TABLE {name} (id varchar(40))"))
+                    connection.execute(text(f"CREATE TABLE {table}"))
             yield
         finally:
             self._orders.dispose()
