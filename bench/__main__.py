@@ -62,13 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     console = wide_console()
     say = partial(console.print, markup=False)
     try:
-        with broker(say, given.get("kafka")) if run.needs_broker else nullcontext() as kafka:
+        with broker(say, given.get("kafka"), three="three" in given) if run.needs_broker else nullcontext() as kafka:
             record = run.measure(kafka, options, say)
     except RigError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     record.show(console)
     record.write(path)
     console.print(f"written to {path}", markup=False)
@@ -100,6 +98,7 @@ def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     parser.set_defaults(run=name)
     parser.add_argument("--json", help=f"the file for the figures (build/{name}.json)")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a running broker, for figures without its CPU")
+    parser.add_argument("--three", action="store_true", help="three brokers: replication 3, min.insync.replicas 2")
     for field in msgspec.structs.fields(options):
         value = getattr(options, field.name)
         kind, meta = get_args(field.type)

@@ -49,15 +49,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 def cpu_us(pid: int) -> float:
     """Return the CPU time of a process and its children so far, user and system, of all threads, in microseconds."""
     first = psutil.Process(pid)
-    times = [one.cpu_times() for one in (first, *first.children())]
-    return sum(one.user + one.system for one in times) * 1_000_000
+    return sum(sum(one.cpu_times()[:2]) for one in (first, *first.children())) * 1_000_000
 
 
 def standing(pid: int) -> Standing:
     """Return the current resources of a process."""
-    process = psutil.Process(pid)
-    rss = process.memory_info().rss / 1024**2
-    return Standing(rss_mib=rss, threads=process.num_threads(), fds=process.num_fds())
+    one = psutil.Process(pid)
+    return Standing(rss_mib=one.memory_info().rss / 1024**2, threads=one.num_threads(), fds=one.num_fds())
 
 
 def memory_mib(pid: int) -> tuple[float, float]:

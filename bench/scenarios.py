@@ -146,9 +146,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return self.window.transactions / self.window.seconds
 
     def cpu_us(self, process: str) -> float | None:
-        """Return the CPU time of a process per transaction."""
-        used = self.window.cpu_us.get(process)
-        return None if used is None else used / max(1, self.window.transactions)
+        """Return the CPU time per transaction of a process, or of all brokers."""
+        used = [us for name, us in self.window.cpu_us.items() if name.partition(" ")[0] == process]
+        return sum(used) / max(1, self.window.transactions) if used else None
 
     @property
     def calls(self) -> int:

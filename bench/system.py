@@ -26,6 +26,7 @@ from bench.plan import GROUP, PARTITIONS, SHARDS
 from halfway.embedded import EmbeddedConfig, EmbeddedKafka
 from halfway.embedded.broker import HOST, pick_port
 from halfway.embedded.process import SupervisedProcess
+from tests.chaos.brokers import BrokerCluster
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 READY_S: Final = 120.0
@@ -45,10 +46,10 @@ class RigError(Exception):
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """A broker; the CPU time and the logs of one that runs already are not measured."""
+    """The brokers; the CPU time and the logs of those that run already are not measured."""
 
     bootstrap_servers: str
-    pid: int | None = None
+    pids: tuple[int, ...] = ()
     data_dir: Path | None = None
 
     def log_bytes(self) -> Counter[str]:
@@ -61,19 +62,17 @@ class Broker(msgspec.Struct, frozen=True):
     def create_topic(self, name: str, partitions: int = PARTITIONS, **config: str) -> None:
         """Create a topic, unless an earlier run has, and wait until its partitions have leaders."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-        new = NewTopic(name, partitions, 1, config=config)
-        created = admin.create_topics([new], request_timeout=_REQUEST_S)[name]
         try:
-            created.result(_REQUEST_S)
+            admin.create_topics([NewTopic(name, partitions, config=config)])[name].result(_REQUEST_S)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise
 
-        def leaders() -> list[int]:
-            topic = admin.list_topics(name, timeout=_REQUEST_S).topics[name]
-            return [partition.leader for partition in topic.partitions.values()]
-
-        until(leaders, lambda found: found and min(found) >= 0, "the topic has no leaders")
+        until(
+            lambda: [one.leader for one in admin.list_topics(name).topics[name].partitions.values()],
+            lambda found: found and min(found) >= 0,
+            "the topic has no leaders",
+        )
 
     def delete_topics(self, prefix: str) -> None:
         """Delete the topics whose names begin so."""
@@ -84,14 +83,18 @@ class Broker(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def broker(say: Say, bootstrap_servers: str | None = None) -> Iterator[Broker]:
-    """Start a broker, unless one is given."""
+def broker(say: Say, bootstrap_servers: str | None, *, three: bool) -> Iterator[Broker]:
+    """Start one broker, or three with a replica of each topic, unless some are given."""
     if bootstrap_servers is not None:
         yield Broker(bootstrap_servers)
-        return
-    say("the broker starts")
-    with EmbeddedKafka(EmbeddedConfig(heap="1g", progress=say)) as kafka:
-        yield Broker(kafka.bootstrap_servers, kafka.pid, kafka.data_dir)
+    elif three:
+        say("three brokers start")
+        with TemporaryDirectory() as folder, BrokerCluster(Path(folder), heap="512m") as cluster:
+            yield Broker(cluster.bootstrap_servers, tuple(one.pid for one in cluster.brokers))
+    else:
+        say("the broker starts")
+        with EmbeddedKafka(EmbeddedConfig(heap="1g", progress=say)) as kafka:
+            yield Broker(kafka.bootstrap_servers, (kafka.pid,), kafka.data_dir)
 
 
 class Instance:
@@ -323,7 +326,7 @@ class Rig:
     @property
     def pids(self) -> dict[str, int]:
         """The processes whose CPU time is measured; coordinators by their numbers."""
-        kafka = {} if self.broker.pid is None else {"broker": self.broker.pid}
+        kafka = {f"broker {number}": pid for number, pid in enumerate(self.broker.pids)}
         return {**{str(number): instance.pid for number, instance in enumerate(self.instances)}, **kafka}
 
     def metrics(self, *names: str) -> list[float]:

@@ -181,6 +181,7 @@ class BrokerCluster:
         directory: Path,
         listeners: Mapping[str, Mapping[int, Listener]] | None = None,
         properties: Mapping[str, str] | None = None,
+        heap: str = "256m",
     ) -> None:
         taken: set[int] = {listener.port for ports in (listeners or {}).values() for listener in ports.values()}
 
@@ -189,7 +190,7 @@ class BrokerCluster:
             return port
 
         voters = {node: free() for node in NODES}
-        java = _java_command()
+        java = _java_command(heap)
         self.brokers = tuple(
             Broker(
                 Node(
@@ -507,10 +508,10 @@ def _denial(name: str, operation: AclOperation, kind: ResourceType) -> AclBindin
     return AclBinding(kind, name, ResourcePatternType.LITERAL, user, "*", operation, denied)
 
 
-def _java_command() -> list[str]:
+def _java_command(heap: str) -> list[str]:
     return [
         str(find_java().path),
-        *("-Xmx256m", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
+        *(f"-Xmx{heap}", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"),
         *("-Dlog4j2.configurationFile=log4j2.properties", *short_lived()),
         *("-cp", os.pathsep.join(str(jar) for jar in resolve_jars(KAFKA_VERSION))),
     ]

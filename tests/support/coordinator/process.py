@@ -48,6 +48,11 @@ class KillableProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """End it as a crash does (SIGKILL)."""
         self.paused = False
@@ -111,11 +116,6 @@ class CoordinatorProcess(KillableProcess):
     def health_url(self) -> str:
         scheme = "https" if self.settings.get("HALFWAY_HEALTH_TLS") == "true" else "http"
         return f"{scheme}://{HOST}:{self.health_port}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     @property
     def log(self) -> str:
