@@ -20,11 +20,12 @@ Objects = dict[str, list[dict[str, Any]]]
 FOLDER = "/etc/halfway"
 
 
-def rendered(example: str, **over: str) -> Objects:
-    """Return the objects of an example, by kind."""
+def rendered(example: str, *versions: str, **over: str) -> Objects:
+    """Return the objects of an example, by kind, in a cluster that has more API versions."""
     sets = [word for name, value in over.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
     values = str(CHART / "ci" / f"{example}-values.yaml")
     command = ["helm", "template", "halfway", str(CHART), "--kube-version", "1.30.0", "--namespace", "shop"]
+    command += [word for version in versions for word in ("--api-versions", version)]
     done = subprocess.run(
         [*command, "--values", values, *sets], capture_output=True, text=True, check=False, timeout=60
     )
@@ -114,7 +115,7 @@ def test_a_pod_has_no_rights_and_no_variables_of_services(example: str) -> None:
 
 def test_a_number_keeps_its_digits() -> None:
     environment = {one["name"]: one["value"] for one in container(rendered("one"))["env"]}
-    assert environment["HALFWAY_MAX_PENDING"] == "2000000"
+    assert environment["HALFWAY_MAX_PENDING"] == "1000000"
 
 
 def test_without_keys_or_a_credential_nothing_is_rendered() -> None:
@@ -124,6 +125,28 @@ def test_without_keys_or_a_credential_nothing_is_rendered() -> None:
         rendered("one", replicas="3")
     with pytest.raises(ValueError, match=r"set kafka\.bootstrapServers"):
         rendered("one", kafka__bootstrapServers="")
+
+
+@pytest.mark.parametrize("setting", ["port", "health_port", "drain_s"])
+def test_what_the_chart_fixes_is_no_setting(setting: str) -> None:
+    """Otherwise no call would arrive, or the pod would be killed before its drain ends."""
+    with pytest.raises(ValueError, match=f"settings.{setting} cannot be changed"):
+        rendered("one", **{f"settings__{setting}": "30"})
+
+
+def test_a_closed_api_is_not_open_at_the_health_port() -> None:
+    closed = {"networkPolicy__enabled": "true", "networkPolicy__clients[0]__podSelector__matchLabels__app": "shop"}
+    with pytest.raises(ValueError, match=r"set networkPolicy\.monitoring"):
+        rendered("one", settings__console="health", **closed)
+    opened = {"networkPolicy__monitoring[0]__podSelector__matchLabels__app": "prometheus"}
+    assert rendered("one", settings__console="health", **closed, **opened)["NetworkPolicy"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_limit_of_memory_holds_the_bounds_of_each_worker(example: str) -> None:
+    objects = rendered(example)
+    workers = [int(one["value"]) for one in container(objects)["env"] if one["name"] == "HALFWAY_WORKERS"]
+    assert container(objects)["resources"]["limits"]["memory"] == f"{4 * sum(workers or [1])}Gi"
 
 
 def test_instances_reach_each_other_by_names_that_a_certificate_can_have(tmp_path: Path) -> None:
@@ -170,5 +193,7 @@ def test_the_user_of_strimzi_has_the_documented_permissions() -> None:
         (kind.replace("-i", "I"), name): re.findall(r"--operation (\w+)", operations)
         for kind, name, operations in re.findall(r"(?m)^\$ACLS User:halfway --([\w-]+) ?(\S*?) (--.+)$", page)
     }
+    assert user["apiVersion"] == "kafka.strimzi.io/v1beta2"
+    assert rendered("strimzi", "kafka.strimzi.io/v1")["KafkaUser"][0]["apiVersion"] == "kafka.strimzi.io/v1"
     assert {resource: granted[resource] for resource in documented} == documented
     assert {kind for kind, _ in granted.keys() - documented.keys()} <= {"topic"}  # further topics of messages

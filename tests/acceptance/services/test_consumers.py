@@ -1,4 +1,4 @@
-"""The inbox in somebody else's consumer: each message takes effect once, although each consumer reads it twice."""
+"""The inbox in somebody else's consumer, which reads each message twice, and in ours with asynchronous drivers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,13 +8,14 @@ from uuid import uuid4
 
 import asyncpg
 import confluent_kafka
+import psycopg
 import pytest
 from aiokafka import AIOKafkaConsumer
 from faststream import AckPolicy
 from faststream.kafka import KafkaBroker, KafkaMessage
 
 from halfway.client import Message, SyncHalfway
-from halfway.client.consumer import AsyncInbox, Inbox, Record
+from halfway.client.consumer import AsyncConsumer, AsyncInbox, Inbox, Record, Retries
 from tests.support.coordinator.process import CoordinatorProcess
 from tests.support.coordinator.topics import Cluster
 from tests.support.databases.servers import USER, Server
@@ -153,3 +154,53 @@ async def test_in_a_subscriber_of_faststream(cluster: Cluster, orders: str, effe
     async with broker:
         await broker.start()
         await until_true(lambda: effects.read == 2 * ORDERS)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_in_our_consumer_on_an_asynchronous_driver(
+    cluster: Cluster, orders: str, postgresql_server: Server, driver: str
+) -> None:
+    """A pool of asyncpg opens no transaction by itself: the consumer does, so that a handler that fails leaves nothing."""
+    host, table = str(postgresql_server.folder), f"effects_by_{driver}_{uuid4().hex[:8]}"
+    with postgresql_server.psycopg() as connection:
+        connection.execute(f"CREATE TABLE {table} (place text)")
+    failed = asyncio.Event()
+
+    async def handle(record: Record, connection: Any) -> None:
+        await connection.execute(f"INSERT INTO {table} VALUES ('{record.json()['order']}')")
+        if not failed.is_set():
+            failed.set()
+            raise ConnectionError("another service is away for a moment")
+
+    async def consume(connect: Any) -> None:
+        consumer = AsyncConsumer(
+            {"bootstrap.servers": cluster.bootstrap_servers},
+            group=table,
+            topics=[orders],
+            handle=handle,
+            inbox=AsyncInbox("postgresql", connect),
+            retries=Retries(first_pause_s=0.01),
+        )
+        await consumer._inbox.create()
+        running = asyncio.create_task(consumer.run())
+        await until_true(lambda: len(taken()) == ORDERS, what="all orders have taken effect")
+        consumer.stop()
+        await running
+
+    def taken() -> list[str]:
+        with postgresql_server.psycopg() as connection:
+            return [str(row[0]) for row in connection.execute(f"SELECT place FROM {table} ORDER BY 1")]
+
+    if driver == "asyncpg":
+        async with asyncpg.create_pool(host=host, user=USER, database="postgres", min_size=0) as pool:
+            await consume(pool.acquire)
+    else:
+
+        @asynccontextmanager
+        async def connect() -> AsyncIterator[Any]:
+            async with await psycopg.AsyncConnection.connect(host=host, user=USER, dbname="postgres") as connection:
+                yield connection
+
+        await consume(connect)
+    assert failed.is_set()
+    assert taken() == [f"order {number}" for number in range(ORDERS)]
