@@ -284,6 +284,30 @@ async def test_what_halfway_refuses_again_and_again_holds_up_its_own_key_only(
     assert sorted(sent(world)) == ["1", "2", "3", "4", "5"]
 
 
+async def test_many_that_halfway_refuses_do_not_slow_down_the_others(
+    world: RestWorld, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard is still being moved: what waits for it is looked at once."""
+    monkeypatch.setattr(sender, "_WINDOW", 3)
+    stuck = {await asyncio.to_thread(service.place, NOWHERE, str(order), key=str(order)) for order in (0, 1)}
+    for order in range(2, 9):
+        await asyncio.to_thread(service.place, NOWHERE, str(order), key=str(order))
+    prepare, send, rounds = StoredSender._prepare, StoredSender._send, list[int]()
+
+    async def refused(self: StoredSender, transaction: StoredTransaction) -> Any:
+        return HalfwayError("not now") if transaction.id in stuck else await prepare(self, transaction)
+
+    async def counted(self: StoredSender, transactions: Any, done: Any) -> None:
+        rounds.append(len(transactions))
+        await send(self, transactions, done)
+
+    monkeypatch.setattr(StoredSender, "_prepare", refused)
+    monkeypatch.setattr(StoredSender, "_send", counted)
+    with pytest.raises(HalfwayError, match="not now"):
+        await service.send(world)
+    assert rounds == [3, 1, 3, 2]
+
+
 @pytest.mark.parametrize("checked", [False, True])
 async def test_what_was_rolled_back_by_hand_inside_the_block_is_not_stored(service: Service, *, checked: bool) -> None:
     """The barrier's row went with it, and a check may have written another: the messages must not come alone."""

@@ -46,6 +46,10 @@ class _Round:
     sent: int = 0
     failed: dict[str, HalfwayError] = field(default_factory=dict)
     """Transactions that halfway did not take now. What shares a key with them waits too."""
+    after: int = 0
+    """All up to this place have failed or wait for one that has: what is looked at begins behind it."""
+    keys: set[tuple[str, bytes]] = field(default_factory=set)
+    """Those of all up to `after`."""
     renamed: set[str] = field(default_factory=set)
     """New ids. If halfway does not take one either, its clock is wrong."""
 
@@ -92,7 +96,7 @@ class StoredSender:
     async def send(self) -> int:
         """Send all that is stored, and return how many transactions; raises the first error if some are left."""
         done, older_are_ended = _Round(), False
-        while first := await self._first(done.failed):
+        while first := await self._first(done):
             if not older_are_ended:
                 await self._end_older()
                 older_are_ended = True
@@ -103,13 +107,14 @@ class StoredSender:
             raise next(iter(done.failed.values()))
         return done.sent
 
-    async def _first(self, failed: Mapping[str, HalfwayError]) -> list[StoredTransaction]:
+    async def _first(self, done: _Round) -> list[StoredTransaction]:
         """Return what can be sent side by side now, of the oldest that have not failed and wait for no failed one."""
-        after, keys = 0, set[tuple[str, bytes]]()
-        while window := await self._run(self._store.oldest(self._client.group, _WINDOW, after)):
-            if first := _first_of_each_key(window, failed, keys):
-                return first
-            after = window[-1].place
+        while window := await self._run(self._store.oldest(self._client.group, _WINDOW, done.after)):
+            for one in window:
+                if one.id not in done.failed and done.keys.isdisjoint(one.keys):
+                    return _first_of_each_key(window, done.failed, set(done.keys))
+                done.keys |= one.keys
+                done.after = one.place
         return []
 
     async def _end_older(self) -> None:
