@@ -174,6 +174,7 @@ class Run(Story):
 
         def kill() -> None:
             while not stop.wait(every_s * own.uniform(0.5, 1.5)):
+                self._start_again()
                 slot = own.randrange(len(PROCESSES))
                 if not all(map(serves, self._ports)):
                     continue  # a slow machine still starts the last one
@@ -188,6 +189,13 @@ class Run(Story):
         finally:
             stop.set()
             thread.join()
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """Start what has ended by itself, as a consumer does that starts while the broker is away."""
+        for slot, process in enumerate(self._running):
+            if process.poll() is not None:
+                self._running[slot] = self._launched(slot)
 
     def _kill_one(self, chance: random.Random, kafka: EmbeddedKafka, fleet: Fleet) -> None:
         one, since = chance.choice(fleet.members), time.monotonic()
