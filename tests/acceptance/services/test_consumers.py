@@ -160,14 +160,14 @@ async def test_in_a_subscriber_of_faststream(cluster: Cluster, orders: str, effe
 async def test_in_our_consumer_on_an_asynchronous_driver(
     cluster: Cluster, orders: str, postgresql_server: Server, driver: str
 ) -> None:
-    """A pool of asyncpg opens no transaction by itself: the consumer does, so that a handler that fails leaves nothing."""
+    """A pool of asyncpg opens no transaction by itself: the consumer does, so a handler that fails leaves nothing."""
     host, table = str(postgresql_server.folder), f"effects_by_{driver}_{uuid4().hex[:8]}"
     with postgresql_server.psycopg() as connection:
         connection.execute(f"CREATE TABLE {table} (place text)")
     failed = asyncio.Event()
 
     async def handle(record: Record, connection: Any) -> None:
-        await connection.execute(f"INSERT INTO {table} VALUES ('{record.json()['order']}')")
+        await connection.execute(f"INSERT INTO {table} VALUES ('{record.json()['order']}')")  # noqa: S608 - no input
         if not failed.is_set():
             failed.set()
             raise ConnectionError("another service is away for a moment")
@@ -189,7 +189,7 @@ async def test_in_our_consumer_on_an_asynchronous_driver(
 
     def taken() -> list[str]:
         with postgresql_server.psycopg() as connection:
-            return [str(row[0]) for row in connection.execute(f"SELECT place FROM {table} ORDER BY 1")]
+            return [str(row[0]) for row in connection.execute(f"SELECT place FROM {table} ORDER BY 1")]  # noqa: S608
 
     if driver == "asyncpg":
         async with asyncpg.create_pool(host=host, user=USER, database="postgres", min_size=0) as pool:

@@ -118,12 +118,16 @@ class StoredSender:
         return []
 
     async def _end_older(self) -> None:
-        """End older transactions; raise if this fails, but not for ever: one of them may be unable to end."""
+        """End older transactions; raise if this fails, but not for ever: one of them may be unable to end.
+
+        An outage uses no tries up: what is stored would overtake what is older as soon as it is over.
+        """
         try:
             await BarrierMaintenance(self._client, self._barrier, older_than_s=0).reconcile()
         except (ClientClosedError, WrongEventLoopError):
             raise
         except HalfwayError as error:
+            await self._client.show_group()  # raises while halfway is away, which is no try
             self._tries_at_older += 1
             if self._tries_at_older < _TRIES_AT_OLDER:
                 raise
