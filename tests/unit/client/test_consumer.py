@@ -2,6 +2,7 @@
 
 import logging
 import sqlite3
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -48,6 +49,25 @@ def test_a_message_of_halfway_is_recognised_wherever_it_stands() -> None:
     assert record(*headers).transaction_id == "3-01"
     headers.insert(0, ("halfway-transaction-id", b"of-the-producer-itself"))
     assert record(*headers).id.startswith("#3-01/2/")
+
+
+def test_a_consumer_waits_for_a_kafka_that_is_away_at_its_start(
+    inbox: Inbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it does later: a service that starts in an outage needs nobody to start it again."""
+    monkeypatch.setattr("halfway.client.consumer.inbox._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("halfway.client.consumer.consumer._LOOK_AGAIN_S", 0.1)
+    consumer = Consumer(KAFKA, group="points", topics=["orders"], handle=lambda *_: None, inbox=inbox)
+    running = threading.Thread(target=consumer.run)
+    running.start()
+    deadline = time.monotonic() + GENEROUS_S
+    while caplog.text.count("Kafka: ") < 2:
+        assert running.is_alive()
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.05)
+    consumer.stop()
+    running.join(GENEROUS_S)
+    assert not running.is_alive()
 
 
 def test_a_record_of_aiokafka_is_read_without_deserializers() -> None:

@@ -49,6 +49,8 @@ AsyncHandler = Callable[[Record, Any], Awaitable[Afterwards | None]]
 
 _GROUP: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _POLL_S: Final = 0.5
+_LOOK_AGAIN_S: Final = 1.0
+"""How long to wait if Kafka is away at the start."""
 _DELIVERY_POLL_S: Final = 0.02
 """How long to wait for messages while a dead letter is being delivered."""
 _RESERVED: Final = frozenset(
@@ -160,8 +162,8 @@ class _BaseConsumer(Generic[I, H]):
         raise NotImplementedError
 
     def _consume(self) -> None:
-        others = [] if self._dead_letter_topic is None else [self._dead_letter_topic]
-        check_topics(self._settings, self._topics, others, self._inbox.retention_s)
+        if not self._topics_are_usable():
+            return
         with ExitStack() as stack:
             self._consumer = KafkaConsumer(self._consumer_settings())
             stack.callback(self._consumer.close)
@@ -173,6 +175,19 @@ class _BaseConsumer(Generic[I, H]):
             self._consumer.subscribe(self._topics, on_revoke=self._forget, on_lost=self._forget)
             while not self._stopping.is_set():
                 self._poll()
+
+    def _topics_are_usable(self) -> bool:
+        """Wait until Kafka answers; return False if `stop` came first. Raises as `run` does at its start."""
+        others = [] if self._dead_letter_topic is None else [self._dead_letter_topic]
+        while not self._stopping.is_set():
+            try:
+                check_topics(self._settings, self._topics, others, self._inbox.retention_s)
+            except KafkaException as error:
+                _raise_if_final(error.args[0])
+                self._stopping.wait(_LOOK_AGAIN_S)
+            else:
+                return True
+        return False
 
     def _consumer_settings(self) -> dict[str, Any]:
         return {

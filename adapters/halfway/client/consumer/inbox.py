@@ -185,7 +185,7 @@ class Inbox(_BaseInbox[Connect]):
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 5.0
 
 
 class RetentionTooShortError(HalfwayError, ValueError):
