@@ -153,7 +153,7 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     master_secret: SecretStr | None = None
     """The secret that others are derived from, the same everywhere, 32 bytes or more. With it callers need keys."""
     master_secret_previous: SecretStr | None = None
-    """The previous master secret, which is also valid during a rotation."""
+    """A second master secret, old or new, valid during a rotation."""
     hide_payloads_from_operators: bool = False
     """Whether operators get no messages and no checks, and cannot list by message key."""
     peer_credential: SecretStr | None = None

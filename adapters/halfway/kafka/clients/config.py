@@ -129,7 +129,7 @@ class KafkaSettings(SharedSettings):
     session_timeout_s: Annotated[float, Field(gt=0, le=_MAX_SESSION_TIMEOUT_S)] = 10
     """After this time a silent instance loses its shards; within the brokers' limits (by default 6 to 300 s)."""
     transaction_timeout_s: Seconds = 45
-    """`transaction.timeout.ms` of the lane; a commit without progress for two thirds of it, or 30 s, ends the lane."""
+    """`transaction.timeout.ms` of the lane; a commit stuck for two thirds of it, at most 30 s, ends the lane."""
     skip_records: tuple[str, ...] = ()
     """Records of half, op and parked in an unknown schema that are treated as foreign: `topic[partition]@offset`."""
 
