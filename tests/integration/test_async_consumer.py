@@ -117,6 +117,8 @@ async def test_partitions_change_hands_without_an_effect_lost_or_repeated(shop: 
     second = shop.consumer(handle)
     running = asyncio.create_task(second.run())
     first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
     await shop.taken(*wanted)
     second.stop()
     await running
