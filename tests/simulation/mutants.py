@@ -80,7 +80,7 @@ MUTANTS: Final[dict[str, list[tuple[Any, str, Any]]]] = {
         (policy, "is_of_wrong_clock", no), (scan.Scan, "clock_was_set", nothing),
     ],
     # others
-    "a former owner is not fenced": [(former_owners.FormerOwners, "_fence", nothing)],
+    "a former owner is not fenced": [(former_owners.FormerOwners, "_fence_owner", nothing)],
     "an acquisition reads what is not committed": [
         (acquisition, "_CONSUMER_OVERRIDES", {"isolation.level": "read_uncommitted"})
     ],

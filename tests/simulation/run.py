@@ -6,8 +6,11 @@ import asyncio
 import gc
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
+
+from confluent_kafka import KafkaError
 
 from checker.content import content_of
 from checker.history import AnyEvent, Checked, End, Ended, Looked, Prepare, Prepared, Rest, Run, Said, Taken
@@ -20,7 +23,8 @@ from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
 from halfway.simulated import SimulatedKafka
-from halfway.simulated.log import Batch, Place
+from halfway.simulated.log import Batch, Place, RefusedError
+from halfway.simulated.producer import SimulatedProducer
 from tests.simulation.folds import differences
 from tests.simulation.instances import PREFIX, Instance, Network, World, new_settings, surroundings
 from tests.simulation.machine import EPOCH_S, PROCESS, BrokersClock, DeadlockError, Machine
@@ -48,11 +52,32 @@ class Cluster(SimulatedKafka):
 
     tell: Callable[..., None]
     late_s: tuple[float, float] | None = None
+    on_the_way: list[tuple[Place, Batch]]
+    late_producers: frozenset[int] = frozenset()
+    """Whose batches are still on the way."""
+    arrived = 0
+    """How often such batches have arrived."""
 
     def append(self, place: Place, batch: Batch, transactional_id: str | None) -> int:
+        if batch.producer in self.late_producers:
+            if (place, batch.sequence) not in [(at, one.sequence) for at, one in self.on_the_way]:
+                self.on_the_way.append((place, batch))
+                self.tell("on the way", place, [one.key for one in batch.records])
+            raise RefusedError(KafkaError.NOT_LEADER_FOR_PARTITION)
+        keys = {one.key for one in batch.records}
+        if any(at == place and keys & {one.key for one in late.records} for at, late in self.on_the_way):
+            self.let_arrive()
         base = super().append(place, batch, transactional_id)
         self.tell("append", place, base, [(one.key, len(one.value or b"")) for one in batch.records], transactional_id)
         return base
+
+    def let_arrive(self) -> None:
+        """Append what is on the way; Kafka may refuse it."""
+        arriving, self.on_the_way, self.late_producers = self.on_the_way, [], frozenset()
+        for place, batch in arriving:
+            with suppress(RefusedError):
+                self.append(place, batch, None)
+        self.arrived += bool(arriving)
 
     def latency(self) -> float:
         return super().latency() if self.late_s is None else self.random.uniform(*self.late_s)
@@ -138,7 +163,7 @@ class Simulation:
             latency_s=(0.0001, traits["kafka_s"]),
             markers_s=(0.0, traits["markers_s"]),
         )
-        self.kafka.tell = self.tell
+        self.kafka.tell, self.kafka.on_the_way = self.tell, []
         for name, partitions in TOPICS.items():
             self.kafka.create(name, partitions, 1, {}, dry=False)
         self.world = World(machine, self.kafka, new_settings(), Network(machine), self._check)
@@ -439,9 +464,31 @@ class Simulation:
 
     async def _break_fatal(self, fault: Fault, instance: Instance) -> None:
         """Make Kafka take the writers of halves for former ones: their producers fail for good."""
+        writers = {one for other in self.world.instances for one in _writers(other)}
         for partition in self.kafka.topics[f"{PREFIX}half"].partitions:
             for producer, known in partition._producers.items():
-                known.epoch += producer not in partition.transactions
+                known.epoch += producer in writers
+
+    async def _break_late(self, fault: Fault, instance: Instance) -> None:
+        """Keep what an owner writes to half on the way until the next owner writes the same id; then kill all owners.
+
+        The former owner is paused meanwhile, so that its session ends.
+        """
+        kafka = self.kafka
+        kafka.late_producers = _writers(instance)
+        await asyncio.sleep(0.25)
+        pausing = asyncio.create_task(self._break_pause(fault, instance))
+        await self._break_session(fault, instance)
+        until, before = self.loop.now + 5, kafka.arrived
+        while kafka.arrived == before and self.loop.now < until:  # noqa: ASYNC110 - the cluster has no events
+            await asyncio.sleep(0.005)
+        kafka.let_arrive()
+        await asyncio.sleep(fault.how / 5)
+        for one in list(self.world.instances):
+            if fault.how * 1000 % 1 < 0.8 and one is not instance:
+                one.kill()
+                self._restart(one)
+        await pausing
 
     async def _break_endpoint(self, fault: Fault, instance: Instance) -> None:
         self.denied_checks = 0.3 + 0.7 * fault.how
@@ -495,6 +542,7 @@ class Simulation:
         """Wait until everything has ended; resume what is parked."""
         until = self.loop.now + LIVENESS_S
         open_: tuple[Any, ...] = ()
+        was_empty = False
         while self.loop.now < until:
             await asyncio.sleep(0.5)
             try:
@@ -509,9 +557,17 @@ class Simulation:
                     except (HalfwayError, TimeoutError):
                         break
             if not open_:
-                await asyncio.sleep(1)
-                return
+                if was_empty:
+                    return
+                await asyncio.sleep(1)  # a client may only now send what it has kept
+            was_empty = not open_
         self.problems.append(f"stuck: {[(one.id, one.state.value, one.last_error, one.waits) for one in open_]}")
+
+
+def _writers(instance: Instance) -> frozenset[int]:
+    """Return the ids of an instance's producers that write without transactions."""
+    clients = instance.host.clients.values()
+    return frozenset(one._producer for one in clients if isinstance(one, SimulatedProducer) and one._id is None)
 
 
 def _reply(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 TOPICS: Final = {"orders": 3, "points": 1}
@@ -16,6 +16,10 @@ _FAULTS: Final = {
     "loss": 2, "fatal": 2, "endpoint": 3, "session": 2, "compact": 1, "threads": 2,
 }  # fmt: skip
 """The kinds of faults, and how often each is."""
+
+
+_LATE_SHARE: Final = 0.1
+"""How many seeds have a writer whose halves arrive after another owner's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +114,35 @@ def plan(seed: int) -> Plan:
         _transaction(random.Random(f"transaction {seed} {number}"), number, changing, impatient, dying, silent)
         for number in range(chance.randint(20, 50))
     ]
+    instances = chance.choice((1, 2, 2, 3))
+    late = random.Random(f"late {seed}")
+    if instances > 1 and late.random() < _LATE_SHARE:
+        fault, more = _late(late, len(faults), len(transactions))
+        faults.append(fault)
+        transactions += more
     return Plan(
         seed=seed,
-        instances=chance.choice((1, 2, 2, 3)),
+        instances=instances,
         transactions=transactions,
         faults=sorted(faults, key=lambda fault: fault.at),
         traits=traits,
     )
+
+
+def _late(chance: random.Random, number: int, first: int) -> tuple[Fault, list[Transaction]]:
+    """Return halves that are on the way while their owner changes, and their producers, which try other messages."""
+    at = chance.uniform(0.5, ACTIVE_S)
+    fault = Fault(
+        number=number, at=at, kind="late", target=chance.randrange(6), for_s=chance.uniform(3, 7), how=chance.random()
+    )
+    producers = [
+        replace(
+            _transaction(chance, first + place, 1.0, 0.0, 0.0, 0.0),
+            at=at + chance.uniform(0, 0.2), within_s=(0.3, *[1.0] * 30), decides_after_s=chance.uniform(0, 4),
+        )
+        for place in range(4)
+    ]  # fmt: skip
+    return fault, producers
 
 
 def _transaction(
