@@ -245,6 +245,8 @@ class _Waiter:
         if machine.ending:
             raise greenlet.GreenletExit
         if self.thread is machine.hub:
+            if timeout is not None and timeout <= 0:
+                return False  # it only looks
             raise RuntimeError("the thread of the event loop would be blocked")
         self.context = contextvars.copy_context()
         if timeout is not None:
