@@ -90,7 +90,10 @@ async def test_an_outcome_is_found_by_a_recovery_though_the_clock_was_behind(
 async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothing_back(
     kafka: Kafka, instance: Instance, rest: Rest
 ) -> None:
-    """It arrived while the outcome was remembered. The next start is half an hour later, twice the horizon."""
+    """It arrived while the outcome was remembered. The next start is half an hour later, twice the horizon.
+
+    The start finds the outcome, and the first scan forgets it: then the id is too old.
+    """
     cluster, topic = await _registered(kafka, rest)
     body = [message(topic, "v", key="k")]
     own = new_id()
@@ -103,7 +106,10 @@ async def test_a_late_half_before_an_outage_longer_than_the_horizon_brings_nothi
     await append_half(cluster, instance.topic("half"), shard_of(own, SHARDS) or 0, half)
     instance.clock.set(AN_HOUR_S / 2)
     instance.start()
-    await _finds_the_outcome(rest, body, own)
+    again = await rest.prepare("g", body, as_id=own, retry=True)
+    assert (again.status, again.body.get("state")) in {(200, "committed"), (410, None)}, again
+    await asyncio.sleep(FORGOTTEN_BY_S)
+    (await rest.prepare("g", body, as_id=own, retry=True)).expect(410)
     assert len(await cluster.read(topic)) == 1
 
 
@@ -174,6 +180,6 @@ async def _set_clock(instance: Instance, ahead_s: float) -> None:
 
 async def _finds_the_outcome(rest: Rest, body: list[Json], own: str) -> None:
     again = await rest.prepare("g", body, as_id=own, retry=True)
-    assert (again.status, again.body["state"]) == (200, "committed"), again
+    assert (again.status, again.body.get("state")) == (200, "committed"), again
     ended = await rest.commit(own, retry=True)
     assert ended["changed"] is False

@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_770,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 75_509,
+    "lines of tests": 75_515,
     "lines of bench": 4_000,
     "bytes of pages": 204_524,
     "settings": 50,
