@@ -1,6 +1,7 @@
 """The asynchronous consumer on a real broker, with SQLite behind SQLAlchemy: the rules are the blocking one's."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
@@ -11,8 +12,8 @@ import pytest
 from sqlalchemy import NullPool, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from halfway.client.consumer import AsyncConsumer, AsyncInbox, Consumer, Inbox, InvalidSettingError, Record
-from tests.integration.test_consumer import QUICK, Shop
+from halfway.client.consumer import AsyncConsumer, AsyncInbox, Consumer, InvalidSettingError, Record
+from tests.integration.test_consumer import GENEROUS_S, QUICK, Shop
 from tests.support.brokers.fixtures import Kafka
 from tests.support.waiting import until_true
 
@@ -102,6 +103,53 @@ async def test_a_cancelled_consumer_leaves_its_message_to_the_next(shop: AsyncSh
     await running
 
 
+async def test_a_cancellation_between_two_messages_reaches_the_next_one(
+    shop: AsyncShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer's thread has read a message, and has not given it to the event loop yet."""
+    handled: list[bytes | None] = []
+    read, cancelled = threading.Event(), threading.Event()
+
+    async def handle(record: Record, connection: AsyncConnection) -> None:
+        handled.append(record.value)
+        await note(record, connection)
+
+    def apply(self: AsyncConsumer, pending: Any) -> Any:
+        if pending.record.value == b"two":
+            read.set()
+            assert cancelled.wait(GENEROUS_S)
+        return _apply(self, pending)
+
+    _apply = AsyncConsumer._apply
+    monkeypatch.setattr(AsyncConsumer, "_apply", apply)
+    await asyncio.to_thread(shop.produce, "one", "two")
+    running = asyncio.create_task(shop.consumer(handle).run())
+    await asyncio.to_thread(read.wait, GENEROUS_S)
+    running.cancel()
+    await asyncio.sleep(0)  # `run` learns of it
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (handled, shop.effects()) == ([b"one"], ["one"])
+
+
+async def test_a_handler_that_is_cancelled_while_the_consumer_stops_has_failed(shop: AsyncShop) -> None:
+    """`run` returns, and the next consumer gets the message."""
+
+    async def handle(record: Record, connection: AsyncConnection) -> None:
+        consumer.stop()
+        raise asyncio.CancelledError
+
+    await asyncio.to_thread(shop.produce, "one")
+    consumer = shop.consumer(handle)
+    await consumer.run()
+    next_one = shop.consumer(note)
+    running = asyncio.create_task(next_one.run())
+    await shop.taken("one")
+    next_one.stop()
+    await running
+
+
 async def test_partitions_change_hands_without_an_effect_lost_or_repeated(shop: AsyncShop) -> None:
     """One of the consumers is cancelled, in the middle of whatever it does."""
     wanted = [f"m{number}" for number in range(40)]
@@ -131,6 +179,5 @@ async def test_an_inbox_or_a_handler_of_the_other_kind_is_refused(shop: AsyncSho
     for handle, inbox in ((note, shop.inbox), (lambda *_: None, shop.async_inbox)):
         with pytest.raises(InvalidSettingError, match="give both to an AsyncConsumer"):
             Consumer(shop.settings, handle=handle, inbox=inbox, **given).run()  # type: ignore[arg-type]
-    blocking = Inbox("sqlite", shop.begin)
     with pytest.raises(InvalidSettingError, match="an Inbox blocks the event loop"):
-        await AsyncConsumer(shop.settings, handle=note, inbox=blocking, **given).run()  # type: ignore[arg-type]
+        await AsyncConsumer(shop.settings, handle=note, inbox=shop.inbox, **given).run()  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 47_718,
+    "lines of coordinator and adapters": 47_723,
     "files of coordinator and adapters": 197,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_810,
@@ -21,12 +21,12 @@ BOUNDS = {
     "lines of halfway/memory": 1_273,
     "lines of halfway/simulated": 2_204,
     "lines of halfway/embedded": 1_308,
-    "lines of halfway/client": 7_734,
+    "lines of halfway/client": 7_739,
     "lines of halfway/testing": 443,
     "lines of halfway/pipeline": 6_770,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 75_515,
+    "lines of tests": 75_562,
     "lines of bench": 4_000,
     "bytes of pages": 204_524,
     "settings": 50,

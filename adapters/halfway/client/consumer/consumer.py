@@ -410,7 +410,9 @@ class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
 
     _loop: asyncio.AbstractEventLoop
     _under_way: Future[Any] | None = None
-    """What the consumer's thread waits for."""
+    """What the consumer's thread waits for, or has waited for."""
+    _is_cancelled = False
+    """Whether the task that runs the consumer was cancelled."""
 
     async def run(self) -> None:
         """Consume until `stop`, as `Consumer.run` does, with the same errors.
@@ -428,6 +430,7 @@ class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
             await asyncio.shield(consuming)
         except asyncio.CancelledError:
             self.stop()
+            self._is_cancelled = True
             if self._under_way is not None:
                 self._under_way.cancel()
             await asyncio.wait([consuming])
@@ -436,10 +439,12 @@ class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         self._under_way = future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self._is_cancelled:  # before the thread had this to wait for
+            future.cancel()
         try:
             return future.result()
         except CancelledError:
-            if self._stopping.is_set():
+            if self._is_cancelled:
                 raise _CancelledError from None
             raise RuntimeError("the handler was cancelled") from None
 
