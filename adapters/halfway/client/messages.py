@@ -70,21 +70,17 @@ class Message:
 
         Raises what the serializer raises.
         """
-        pairs = tuple(self.headers.items() if isinstance(self.headers, Mapping) else self.headers)
+        pairs = _pairs(self.headers)
         headers = dict(pairs)
-        repeated = pairs if len(headers) < len(pairs) else ()
-        names = frozenset(headers)
+        names = len(headers)
         if key_serializer is not None:
             object.__setattr__(self, "key", key_serializer(self.key, SerializationContext(self.topic, "key", headers)))
         if serializer is not None:
             object.__setattr__(
                 self, "value", serializer(self.value, SerializationContext(self.topic, "value", headers))
             )
-        if repeated:
-            added = [(name, value) for name, value in headers.items() if name not in names]
-            object.__setattr__(self, "headers", (*repeated, *added))
-        else:
-            object.__setattr__(self, "headers", headers)
+        added = list(headers.items())[names:]
+        object.__setattr__(self, "headers", headers if names == len(pairs) else (*pairs, *added))
         if not isinstance(self.value, str | bytes | None):
             with contextlib.suppress(Exception):  # what cannot be copied is no JSON either, as `as_json` says
                 object.__setattr__(self, "value", copy.deepcopy(self.value))
@@ -93,8 +89,9 @@ class Message:
         """Return the message in the format of `POST /v1/transactions` (docs/api.md, "Prepare")."""
         document: dict[str, Any] = {"topic": self.topic, "key": _data(self.key, "key"), "value": _value(self.value)}
         if self.headers:
-            pairs = self.headers.items() if isinstance(self.headers, Mapping) else self.headers
-            document["headers"] = [{"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in pairs]
+            document["headers"] = [
+                {"name": name, "value": _data(value, f"headers[{name!r}]")} for name, value in _pairs(self.headers)
+            ]
         if self.partition is not None:
             document["partition"] = self.partition
         return document
@@ -109,6 +106,10 @@ def require_messages(messages: Iterable[Message]) -> tuple[Message, ...]:
         if not isinstance(message, Message):
             raise TypeError(f"messages[{number}] is a {type(message).__name__}: give Message(topic=..., value=...)")
     return messages
+
+
+def _pairs(headers: Headers) -> tuple[tuple[str, Data], ...]:
+    return tuple(headers.items() if isinstance(headers, Mapping) else headers)
 
 
 def _data(data: object, part: str) -> object:

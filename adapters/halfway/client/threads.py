@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,6 +21,11 @@ async def call_async(function: Callable[P, T | Awaitable[T]], *args: P.args, **k
         return await function(*args, **kwargs)  # type: ignore[no-any-return]  # T, by its type
     blocking = cast("Callable[P, T]", function)
     return await asyncio.to_thread(blocking, *args, **kwargs)
+
+
+async def awaited(value: Any) -> Any:
+    """Return what a function of either kind has returned: await it if it can be."""
+    return await value if inspect.isawaitable(value) else value
 
 
 async def wait_for(task: asyncio.Task[None]) -> None:

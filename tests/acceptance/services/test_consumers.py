@@ -173,15 +173,16 @@ async def test_in_our_consumer_on_an_asynchronous_driver(
             raise ConnectionError("another service is away for a moment")
 
     async def consume(connect: Any) -> None:
+        inbox = AsyncInbox("postgresql", connect)
+        await inbox.create()
         consumer = AsyncConsumer(
             {"bootstrap.servers": cluster.bootstrap_servers},
             group=table,
             topics=[orders],
             handle=handle,
-            inbox=AsyncInbox("postgresql", connect),
+            inbox=inbox,
             retries=Retries(first_pause_s=0.01),
         )
-        await consumer._inbox.create()
         running = asyncio.create_task(consumer.run())
         await until_true(lambda: len(taken()) == ORDERS, what="all orders have taken effect")
         consumer.stop()

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from halfway.client.errors import HalfwayError
 from halfway.client.messages import OUTCOMES, Outcome
-from halfway.client.threads import AllBusyError, BoundedThreads, ForkSafeLock
+from halfway.client.threads import AllBusyError, BoundedThreads, ForkSafeLock, awaited
 
 WITHIN_S: Final = 300.0
 """How much the time of a check may differ from the local clock, in seconds."""
@@ -306,8 +306,7 @@ async def decide_within(check: Check, decide: Decide, within_s: float) -> Outcom
         async with asyncio.timeout(within_s):
             if inspect.iscoroutinefunction(decide):
                 return _valid_outcome(check, await decide(check))
-            outcome = await asyncio.to_thread(decide, check)
-            return _valid_outcome(check, await outcome if inspect.isawaitable(outcome) else outcome)
+            return _valid_outcome(check, await awaited(await asyncio.to_thread(decide, check)))
     except TimeoutError:
         log.warning(_LATE, check.id, within_s)
         return "unknown"

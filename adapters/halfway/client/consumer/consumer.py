@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -35,6 +35,7 @@ from halfway.client.consumer.record import (
     with_defaults,
 )
 from halfway.client.errors import HalfwayError
+from halfway.client.threads import awaited
 
 log = logging.getLogger(__name__)
 librdkafka_log = logging.getLogger("halfway.client.consumer.librdkafka")
@@ -259,15 +260,15 @@ class _BaseConsumer(Generic[I, H]):
         is_handling = pending.handled = False
         try:
             if not self._inbox_commits:
-                await _result(self._inbox.demand_commits())
+                await awaited(self._inbox.demand_commits())
                 self._inbox_commits = True
             # Step 1: a transaction of the service's own database.
             async with _opened(self._inbox.connect()) as connection:
                 # Step 2: the row. The insert waits for a consumer that is processing the same message.
-                if await _result(self._inbox.insert(connection, self._group, record.id)):
+                if await awaited(self._inbox.insert(connection, self._group, record.id)):
                     # Step 3: the effect.
                     is_handling = True
-                    afterwards = await _result(self._handle(record, connection))
+                    afterwards = await awaited(self._handle(record, connection))
                 else:
                     log.info("%s has already taken effect", record.id)
                 pending.handled = True
@@ -341,7 +342,7 @@ class _BaseConsumer(Generic[I, H]):
         has_row = False
         with suppress(_RollbackError):
             async with _opened(self._inbox.connect()) as connection:
-                has_row = not await _result(self._inbox.insert(connection, self._group, record.id))
+                has_row = not await awaited(self._inbox.insert(connection, self._group, record.id))
                 raise _RollbackError
         return has_row
 
@@ -452,23 +453,14 @@ class AsyncConsumer(_BaseConsumer[AsyncInbox, AsyncHandler]):
         return asyncio.run_coroutine_threadsafe(self._inbox.clean(limit), self._loop).result()
 
 
-async def _result(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
-
-
 @asynccontextmanager
 async def _opened(context: Any) -> AsyncIterator[Any]:
     """Enter the connection of an inbox of either kind; asyncpg's pool opens no transaction by itself."""
     if not isinstance(context, AbstractAsyncContextManager):
         with context as connection:
             yield connection
-        return
-    async with context as connection:
-        transaction = transaction_of(connection)
-        if transaction is None:
-            yield connection
-            return
-        async with transaction:
+    else:
+        async with context as connection, transaction_of(connection) or nullcontext():
             yield connection
 
 
@@ -496,7 +488,7 @@ def _raise_if_final(error: KafkaError) -> None:
 
 async def _call(afterwards: Afterwards, record: Record) -> None:
     try:
-        await _result(afterwards())
+        await awaited(afterwards())
     except Exception as error:
         log.error(  # noqa: TRY400 - its text may not be encodable
             "the function after the commit of %s failed; the record has taken effect",

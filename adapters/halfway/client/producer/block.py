@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from inspect import isawaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from halfway.client.barrier.drivers import at_once, is_open, transaction_of
 from halfway.client.errors import MissingRowError
 from halfway.client.messages import is_conflict
 from halfway.client.producer.transaction import NoBarrierError, Transaction, WhenAway, store_when_away
+from halfway.client.threads import awaited
 
 if TYPE_CHECKING:
     from halfway.client.barrier.barrier import AsyncBarrier, Barrier
@@ -67,9 +67,7 @@ class _Block(ABC):
         await self._start()
         try:
             connection = self._connection = await self._connect()
-            inserted: Any = self._barrier.insert(connection, self.id)
-            if isawaitable(inserted):
-                await inserted
+            await awaited(self._barrier.insert(connection, self.id))
         except BaseException as error:
             await self._leave(error)
             raise
@@ -149,8 +147,7 @@ class _Block(ABC):
         if self._is_open and not is_open(self._connection) and self._barrier.commits_after(self._begin):
             return None
         try:
-            looked: Any = self._barrier.look(self.id)
-            outcome = await looked if isawaitable(looked) else looked
+            outcome = await awaited(self._barrier.look(self.id))
         except Exception as error:  # noqa: BLE001 - of any driver
             return UncommittedConnectionError() if is_conflict(error) else error  # it still locks the row
         if outcome not in {"commit", "unknown"}:  # unknown: its messages are stored
