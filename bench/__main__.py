@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     except RigError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     record.show(console)
     record.write(path)
     console.print(f"written to {path}", markup=False)

@@ -21,7 +21,6 @@ from checker.history import AnyEvent, End, Ended, Prepare, Prepared, Rest, Run
 from checker.judge import Verdict, judge
 
 COMMITTED: Final = b"+"
-UNCONFIRMED: Final = b"?"
 UNANSWERED: Final = b"!"
 ROLLED_BACK: Final = b"-"
 _CREATED: Final = 201

@@ -51,7 +51,7 @@ def _measure(rig: Rig, verdict: str, options: Options, say: Say) -> Row:
         rig.first.register(rig.topic, "checked", check={"urls": [url]}, policy=_POLICY)
         say(f"{verdict}: {options.transactions:,} transactions are prepared")
         fill(rig, "checked", options.transactions)
-        pids = {"coordinator": rig.first.pid, **dict(zip(("broker",), rig.broker.pids, strict=False)), "endpoint": pid}
+        pids = {"coordinator": (rig.first.pid,), "broker": rig.broker.pids, "endpoint": (pid,)}
 
         def checked(share: float) -> tuple[float, float, dict[str, float]]:
             """Wait for a share of the checks; return their number, the time, and the CPU time used so far."""
@@ -60,7 +60,7 @@ def _measure(rig: Rig, verdict: str, options: Options, say: Say) -> Row:
                 lambda done: done >= share * options.transactions,
                 "the checks were not done",
             )
-            return number, time.monotonic(), {name: cpu_us(pid) for name, pid in pids.items()}
+            return number, time.monotonic(), {name: sum(map(cpu_us, of)) for name, of in pids.items() if of}
 
         done_before, started, before = checked(_FIRST)
         done, ended, after = checked(_LAST)

@@ -137,7 +137,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     kafka_transactions: float
     ends: float
     lanes_lost: float
-    log_bytes: Mapping[str, int]
+    log_bytes: Mapping[str, float]
     forwarded: float
     instances: int
 
@@ -353,7 +353,7 @@ def turn(rig: Rig, scenario: Scenario, options: Options, *, raw: bool = True) ->
         kafka_transactions=count,
         ends=ends,
         lanes_lost=lost,
-        log_bytes=log_bytes,
+        log_bytes={name: size / max(1, audit.transactions) for name, size in log_bytes.items()},
         forwarded=forwarded,
         instances=len(rig.instances),
     )
@@ -385,10 +385,7 @@ def row_of(name: str, scenario: Scenario, turns: Sequence[Turn], against: Sequen
         "raw from": min(raw) if raw else None,
         "raw to": max(raw) if raw else None,
         "ends/Kafka tx": median(one.ends / max(1, one.kafka_transactions) for one in turns),
-        "log bytes": {
-            name: median(one.log_bytes.get(name, 0) / max(1, one.audit.transactions) for one in turns)
-            for name in turns[0].log_bytes
-        },
+        "log bytes": {name: median(one.log_bytes.get(name, 0.0) for one in turns) for name in turns[0].log_bytes},
         "forwarded": median(one.forwarded / one.calls for one in turns)
         if scenario.aim or scenario.workers > 1
         else None,

@@ -63,14 +63,15 @@ class Broker(msgspec.Struct, frozen=True):
         """Create a topic, unless an earlier run has, and wait until its partitions have leaders."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         try:
-            admin.create_topics([NewTopic(name, partitions, config=config)])[name].result(_REQUEST_S)
+            new = NewTopic(name, partitions, config=config)
+            admin.create_topics([new], request_timeout=_REQUEST_S)[name].result(_REQUEST_S)
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                 raise
 
         until(
-            lambda: [one.leader for one in admin.list_topics(name).topics[name].partitions.values()],
-            lambda found: found and min(found) >= 0,
+            lambda: list(admin.list_topics(name, timeout=_REQUEST_S).topics[name].partitions.values()),
+            lambda found: found and all(one.leader >= 0 for one in found),
             "the topic has no leaders",
         )
 
