@@ -104,13 +104,18 @@ class Story:
                 elif killed < kills * share:
                     self._replace(self._chance.randrange(len(PROCESSES)))
                     killed += 1
-            self._kill([slot for slot, service in enumerate(PROCESSES) if service == "produce"])
-            self._until_ended()
-            copying.set()
-            self._until_read()
-            committed = self._column(self._orders, "SELECT id FROM orders")
-            self._compare(committed)
+            committed = self._come_to_an_end(copying)
         return {"orders": len(committed), "kills": killed, "copies": self._copies, "stored": stored}
+
+    def _come_to_an_end(self, copying: threading.Event) -> Sequence[str]:
+        """Place no more orders, wait until each has taken effect, and compare; return the orders."""
+        self._kill([slot for slot, service in enumerate(PROCESSES) if service == "produce"])
+        self._until_ended()
+        copying.set()
+        self._until_read()
+        committed = self._column(self._orders, "SELECT id FROM orders")
+        self._compare(committed)
+        return committed
 
     def _live_through(self, outage: Callable[[], AbstractContextManager[None]]) -> int:
         """Return how many transactions were stored when the outage ended; a producer starts in the middle of it."""
