@@ -26,7 +26,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_770,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 33,
-    "lines of tests": 75_564,
+    "lines of tests": 75_609,
     "lines of bench": 3_999,
     "bytes of pages": 204_556,
     "settings": 50,

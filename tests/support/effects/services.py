@@ -1,10 +1,11 @@
-"""The two services of the story, each a process that is killed at any moment: `services.py produce|consume SETTINGS`.
+"""The two services of the story, each a process that is killed at any moment: `services.py SERVICE SETTINGS`.
 
 The producer places orders in a database of its own, its own ones or those of callers (`POST /orders/ID` at `port`), and
 sends two messages for each; the consumer notes each message in a database of its own.
 SETTINGS is a JSON object; its databases are URLs of SQLAlchemy.
 """
 
+import asyncio
 import json
 import random
 import sys
@@ -15,19 +16,22 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from halfway.client import HalfwayError, Message, SyncHalfway
 from halfway.client.barrier import Barrier, Store
-from halfway.client.consumer import Consumer, Inbox, Record, Retries
+from halfway.client.consumer import AsyncConsumer, AsyncInbox, Consumer, Inbox, Record, Retries
 from halfway.client.sqlalchemy import SessionProducer
 
 THREADS = 8
 MESSAGES = 2
 AWAY_AFTER_S = 2.0
 """How long a service with a store waits for halfway before it stores an order's messages."""
+ASYNC_DRIVERS = {"sqlite": "sqlite+aiosqlite", "mysql+pymysql": "mysql+asyncmy"}
+"""For an event loop, in place of the one that blocks; psycopg is both."""
 NEW_ORDER = text("INSERT INTO orders VALUES (:id)")
 NEW_EFFECT = text("INSERT INTO effects VALUES (:id)")
 
@@ -42,15 +46,26 @@ class UnwantedOrderError(Exception):
 def database(url: str) -> Engine:
     """Return what connects; only a crash of the machine could lose what is not yet on the disk."""
     engine = create_engine(url, pool_size=THREADS)
+    hasten(engine)
+    return engine
+
+
+def async_database(url: str) -> AsyncEngine:
+    """Return what connects to the same database on an event loop."""
+    parts = make_url(url)
+    engine = create_async_engine(parts.set(drivername=ASYNC_DRIVERS.get(parts.drivername, parts.drivername)))
+    hasten(engine.sync_engine)
+    return engine
+
+
+def hasten(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
 
         @event.listens_for(engine, "connect")
-        def hasten(connection: Any, _record: object) -> None:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=OFF")
-            connection.execute("PRAGMA busy_timeout=60000")
-
-    return engine
+        def on_connect(connection: Any, _record: object) -> None:
+            cursor = connection.cursor()
+            for pragma in ("journal_mode=WAL", "synchronous=OFF", "busy_timeout=60000"):
+                cursor.execute(f"PRAGMA {pragma}")
 
 
 def change_mind(chance: random.Random) -> None:
@@ -163,19 +178,47 @@ def consume(given: Settings) -> None:
     engine = database(given["effects"])
 
     def handle(record: Record, connection: Connection) -> None:
-        connection.execute(NEW_EFFECT, {"id": (record.value or b"").decode()})
-        if chance.random() < 0.02:
-            raise ValueError("not this time")
+        connection.execute(NEW_EFFECT, effect_of(record))
+        fail_now_and_then(chance)
 
-    Consumer(
-        {"bootstrap.servers": given["bootstrap_servers"], "session.timeout.ms": 6000, "heartbeat.interval.ms": 1000},
-        group=given["group"],
-        topics=[given["topic"]],
-        handle=handle,
-        inbox=Inbox(engine.dialect.name, engine.begin, retention_s=None),
-        retries=Retries(attempts=100, first_pause_s=0.01, max_pause_s=0.2),
-    ).run()
+    inbox = Inbox(engine.dialect.name, engine.begin, retention_s=None)
+    Consumer(handle=handle, inbox=inbox, **consumer_settings(given)).run()
+
+
+def consume_async(given: Settings) -> None:
+    """Do what `consume` does, on an event loop."""
+    chance = random.Random(given["seed"])
+    engine = async_database(given["effects"])
+
+    async def handle(record: Record, connection: AsyncConnection) -> None:
+        await connection.execute(NEW_EFFECT, effect_of(record))
+        fail_now_and_then(chance)
+
+    async def run() -> None:
+        inbox = AsyncInbox(engine.dialect.name, engine.begin, retention_s=None)
+        await AsyncConsumer(handle=handle, inbox=inbox, **consumer_settings(given)).run()
+
+    asyncio.run(run())
+
+
+def consumer_settings(given: Settings) -> dict[str, Any]:
+    kafka = {
+        "bootstrap.servers": given["bootstrap_servers"],
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 1000,
+    }
+    retries = Retries(attempts=100, first_pause_s=0.01, max_pause_s=0.2)
+    return {"settings": kafka, "group": given["group"], "topics": [given["topic"]], "retries": retries}
+
+
+def effect_of(record: Record) -> dict[str, str]:
+    return {"id": (record.value or b"").decode()}
+
+
+def fail_now_and_then(chance: random.Random) -> None:
+    if chance.random() < 0.02:
+        raise ValueError("not this time")
 
 
 if __name__ == "__main__":
-    {"produce": produce, "consume": consume}[sys.argv[1]](json.loads(sys.argv[2]))
+    {"produce": produce, "consume": consume, "consume_async": consume_async}[sys.argv[1]](json.loads(sys.argv[2]))

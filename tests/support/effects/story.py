@@ -23,7 +23,7 @@ from halfway.embedded.process import SupervisedProcess
 from tests.support.effects.services import database, values_of
 
 PARTITIONS = 4
-PROCESSES = ("produce", "produce", "consume", "consume")
+PROCESSES = ("produce", "produce", "consume", "consume_async")
 OPEN: Final[tuple[Literal["prepared", "parked"], ...]] = ("prepared", "parked")
 COPY = "copy"
 COPIED = 0.1
@@ -113,6 +113,8 @@ class Story:
         self._until_ended()
         copying.set()
         self._until_read()
+        consumers = zip(PROCESSES, self._running, strict=True)
+        assert [name for name, process in consumers if name != "produce" and process.poll() is not None] == []
         committed = self._column(self._orders, "SELECT id FROM orders")
         self._compare(committed)
         return committed
