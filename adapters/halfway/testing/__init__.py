@@ -1,4 +1,4 @@
-"""A coordinator for users' own tests: in memory, which starts at once, or on a Kafka broker.
+"""A coordinator for users' own tests: on a broker in memory, which starts at once, or on a real one.
 
 Both have halfway's real REST interface, call check endpoints, and hand out checks, so a test can run on either.
 `pytest_plugins = ["halfway.testing.fixtures"]` enables the pytest fixtures. See docs/python.md.
@@ -11,8 +11,6 @@ except ModuleNotFoundError as error:
         "halfway.testing needs halfway-client: pip install 'halfway-client[consumer]'", name=error.name
     ) from None
 
-from halfway.testing.kafka import KafkaServer
-from halfway.testing.memory import MemoryServer
-from halfway.testing.server import Server, ServerError
+from halfway.testing.server import KafkaServer, MemoryServer, Server, ServerError
 
 __all__ = ["KafkaServer", "MemoryServer", "Record", "Server", "ServerError"]

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfway.testing.kafka import KafkaServer
-from halfway.testing.memory import MemoryServer
-from halfway.testing.server import Server
+from halfway.testing.server import KafkaServer, MemoryServer, Server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
