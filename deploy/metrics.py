@@ -4,8 +4,10 @@
 """
 
 from collections.abc import Iterable, Iterator
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Final, cast, get_args
+from unittest.mock import MagicMock
 
 from halfway.app.metrics import MAX_GROUPS, OTHER, LoopPauses, Metrics, export_zeros
 from halfway.app.serve.app import Stage, show_backend, show_process
@@ -19,7 +21,6 @@ from halfway.coordinator.requests import ServiceLimits
 from halfway.http.handlers.routes import OPERATIONS
 from halfway.http.server.api import Api
 from halfway.kafka.clients.config import KafkaConfig
-from halfway.memory import Memory
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.transactions import Cause, Outcome
 
@@ -69,8 +70,8 @@ _ANYWHERE: Final = {
 
 def registered() -> Metrics:
     """Return the metrics as an instance registers them, with the samples that it exports from the start."""
-    metrics, memory = Metrics(), Memory(shards=1)
-    coordinator = Coordinator(limits=ServiceLimits(shards=1), **memory.ports)
+    metrics, ports = Metrics(), signature(Coordinator).parameters.keys() - {"limits"}
+    coordinator = Coordinator(limits=ServiceLimits(shards=1), **dict.fromkeys(ports, cast("Any", MagicMock())))
     metrics.show(coordinator, Api(coordinator, internal_prefix=PREFIX, observer=metrics))
     pauses, age = LoopPauses(), SimpleNamespace(age_s=0.0)
     show_process(metrics, pauses, Stage(pauses))

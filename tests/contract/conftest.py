@@ -1,50 +1,39 @@
-"""One suite for the ports' contract, on memory, on a simulated and on a real broker, with the same test ids."""
+"""One suite for the ports' contract, on a simulated and on a real broker, with the same test ids."""
 
 import random
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
-from tests.support.contract.instance import Backend, Instance, running
-from tests.support.contract.on_memory import MemoryBackend
-
-if TYPE_CHECKING:
-    from halfway.kafka.clients.config import KafkaConfig
-    from tests.support.brokers.fixtures import Kafka
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.seam import Clients
+from tests.support.brokers.fixtures import Kafka
+from tests.support.contract.backend import Backend, new_config, simulated
+from tests.support.contract.instance import Instance, running
 
 _CONFIGS = {"simulated": "simulated_config", "kafka": "contract_config"}
 
 
 @pytest.fixture(scope="session")
-def contract_config(kafka: "Kafka") -> "KafkaConfig":
+def contract_config(kafka: Kafka) -> KafkaConfig:
     """Return the configuration whose internal topics the contract tests of this run share."""
-    from halfway.kafka.clients.seam import Clients
-    from tests.support.contract.on_kafka import new_config
-
     return new_config(kafka.bootstrap_servers, Clients())
 
 
 @pytest.fixture(scope="session")
-def simulated_config() -> "KafkaConfig":
+def simulated_config() -> KafkaConfig:
     """Return the configuration of a simulated broker; a failure shows the seed of its broker."""
-    from tests.support.contract.on_kafka import new_config, simulated
-
     seed = random.randrange(2**32)
     return new_config(f"simulated-{seed}.invalid:9092", simulated(seed))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["memory", "simulated", "kafka"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["simulated", "kafka"])
 async def backend(request: pytest.FixtureRequest) -> Backend:
     """Return a log for the instances of a module."""
-    if request.param == "memory":
-        return MemoryBackend()
-    from tests.support.contract.on_kafka import KafkaBackend
-
-    kafka_backend = KafkaBackend(request.getfixturevalue(_CONFIGS[request.param]))
-    await kafka_backend.ensure()
-    return kafka_backend
+    backend = Backend(request.getfixturevalue(_CONFIGS[request.param]))
+    await backend.ensure()
+    return backend
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -6,7 +6,8 @@ import pytest
 
 from halfway.protocol.errors import KafkaUnavailableError, MessageTooLargeError, RetryableError
 from halfway.protocol.records import Message
-from tests.support.contract.instance import Backend, Instance, half_of, new_id
+from tests.support.contract.backend import Backend, new_id
+from tests.support.contract.instance import Instance, half_of
 from tests.support.replies import appended
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

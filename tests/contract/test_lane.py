@@ -9,7 +9,8 @@ from halfway.protocol.errors import NotWrittenError, TopicUnavailableError
 from halfway.protocol.ids import partition_for_key
 from halfway.protocol.records import Half, Message, MessageDigest, Op, OpKind, Origin, Parked
 from halfway.protocol.transactions import Cause, State
-from tests.support.contract.instance import Backend, Instance, half_of, new_id
+from tests.support.contract.backend import Backend, new_id
+from tests.support.contract.instance import Instance, half_of
 from tests.support.domain.states import state_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,8 +12,9 @@ from halfway.protocol.errors import NotWrittenError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group, Message, OpKind
 from halfway.protocol.transactions import Cause, State
+from tests.support.contract.backend import PATIENCE_S, SHARDS, Backend, new_id
 from tests.support.contract.groups import put, remove
-from tests.support.contract.instance import PATIENCE_S, SHARDS, Backend, Instance, half_of, new_id, running
+from tests.support.contract.instance import Instance, half_of, running
 from tests.support.domain.states import state_of
 from tests.support.replies import appended, submitted
 from tests.support.waiting import until_true

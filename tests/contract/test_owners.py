@@ -3,7 +3,8 @@
 import pytest
 
 from halfway.coordinator.ports import OwnerHint
-from tests.support.contract.instance import SHARDS, Backend, running
+from tests.support.contract.backend import SHARDS, Backend
+from tests.support.contract.instance import running
 from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -41,7 +41,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are th
 from halfway.kafka.clients.seam import Clients
 from halfway.protocol.ids import partition_for_key
 from halfway.simulated.log import DEFAULTS
-from tests.support.contract.on_kafka import simulated
+from tests.support.contract.backend import simulated
 
 PATIENCE_S: Final = 60.0
 HOUR_MS: Final = 3_600_000

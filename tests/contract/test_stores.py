@@ -6,8 +6,9 @@ import pytest
 from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
+from tests.support.contract.backend import Backend, new_id
 from tests.support.contract.groups import put, remove
-from tests.support.contract.instance import Backend, Instance, facts, new_id
+from tests.support.contract.instance import Instance, facts
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -3,7 +3,8 @@
 import pytest
 
 from halfway.protocol.transactions import State
-from tests.support.contract.instance import SHARDS, Backend, Instance, half_of, new_id
+from tests.support.contract.backend import SHARDS, Backend, new_id
+from tests.support.contract.instance import Instance, half_of
 from tests.support.domain.shard_records import tombstone_of
 from tests.support.domain.states import state_of
 from tests.support.waiting import until_true

@@ -1,4 +1,4 @@
-"""`halfway.testing`: a user's test gets the same results over ports in memory and over a Kafka broker."""
+"""`halfway.testing`: a user's test gets the same results on a simulated and on a real broker."""
 
 import threading
 import time

@@ -16,9 +16,10 @@ from halfway.kafka.clients.transactional_producer import initialised
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.records.codec import KIND_HALF, KIND_OP, KIND_OWNER, encode_op, record_headers
 from halfway.protocol.transactions import State
+from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
 from tests.support.ownership.acquisitions import GivenCursors, acquire
-from tests.support.ownership.cluster_harness import PATIENCE_S, commit_of, half, in_shard, prepare, produce, running
+from tests.support.ownership.cluster_harness import PATIENCE_S, commit_of, half, in_shard, produce, running
 
 
 def test_a_cursor_past_the_end_has_everything_read(config: KafkaConfig) -> None:

@@ -21,6 +21,7 @@ from halfway.protocol.errors import MessageTooLargeError, TopicUnavailableError
 from halfway.protocol.records import Half, Message, OpKind, Parked
 from halfway.protocol.transactions import Cause, State
 from tests.support.brokers.fixtures import Kafka
+from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
@@ -32,7 +33,6 @@ from tests.support.ownership.cluster_harness import (
     delete_topics,
     half,
     in_shard,
-    prepare,
     read_topic,
     running,
 )

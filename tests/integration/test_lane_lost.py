@@ -21,6 +21,7 @@ from halfway.protocol.records import Message
 from halfway.protocol.transactions import State
 from halfway.schemas.single_object import MARKER
 from tests.support.brokers.fixtures import Kafka
+from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
@@ -31,7 +32,6 @@ from tests.support.ownership.cluster_harness import (
     create_topics,
     half,
     in_shard,
-    prepare,
     read_topic,
     running,
 )

@@ -16,6 +16,7 @@ from halfway.kafka.ownership.former_owners import AcquireError, FencedOwners
 from halfway.protocol.errors import LaneLostError, NotWrittenError
 from halfway.protocol.records import Message
 from tests.support.brokers.fixtures import Kafka
+from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
 from tests.support.ownership.cluster_harness import (
     PATIENCE_S,
@@ -28,7 +29,6 @@ from tests.support.ownership.cluster_harness import (
     create_topics,
     half,
     in_shard,
-    prepare,
     read_topic,
     running,
 )

@@ -15,17 +15,9 @@ from halfway.kafka.lane.lane import LaneThread
 from halfway.kafka.records.codec import decode_owner
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import State
+from tests.support.contract.backend import prepare
 from tests.support.domain.states import state_of
-from tests.support.ownership.cluster_harness import (
-    PATIENCE_S,
-    Instance,
-    commit_of,
-    half,
-    in_shard,
-    prepare,
-    read_topic,
-    running,
-)
+from tests.support.ownership.cluster_harness import PATIENCE_S, Instance, commit_of, half, in_shard, read_topic, running
 from tests.support.replies import submitted
 from tests.support.waiting import until_true
 

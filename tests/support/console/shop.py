@@ -1,4 +1,4 @@
-"""A coordinator over ports in memory on real HTTP, with the wall's time and real checks, for the console to look at."""
+"""A coordinator on a simulated broker with real HTTP, time and checks, for the console to look at."""
 
 import asyncio
 import time

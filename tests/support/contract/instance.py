@@ -2,106 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
-from uuid import uuid4
 
 from halfway.coordinator import changes
 from halfway.coordinator.changes import OpFields
-from halfway.coordinator.ports import (
-    CursorStore,
-    GroupStore,
-    HalfLog,
-    Lane,
-    LaneWrite,
-    LogLoss,
-    Owners,
-    ShardListener,
-    TopicFacts,
-    Topics,
-    Written,
-)
+from halfway.coordinator.ports import LaneWrite, LogLoss, TopicFacts, Written
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
-from halfway.protocol.ids import shard_of
-from halfway.protocol.records import Foreign, Half, Message, Op, Parked, fingerprint
+from halfway.protocol.records import Foreign, Half, Message, Parked, fingerprint
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Cause
+from tests.support.contract.backend import PATIENCE_S, SHARDS, Backend, Ports
 from tests.support.replies import appended, submitted
 from tests.support.waiting import until_true
 
-PATIENCE_S = 60.0
-SHARDS = 2
 GROUP = "shop"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A record of a real topic as a `read_committed` consumer got it; `timestamp` in ms since the epoch."""
-
-    partition: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp: int
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A committed record of an internal topic; `value` None is a tombstone."""
-
-    offset: int
-    key: str
-    value: Half | Op | Parked | None
-    headers: dict[str, bytes]
-
-
-class Membership(Protocol):
-    """An instance as a member of the cluster: it acquires shards (docs/protocol.md#ownership)."""
-
-    async def start(self, listener: ShardListener) -> None:
-        """Join, and acquire the assigned shards; return when that is in progress."""
-
-    async def stop(self, *, deadline: float) -> None:
-        """Release every shard and leave; drop work that is not finished by the deadline."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ports:
-    """What an adapter provides to one instance."""
-
-    lane: Lane
-    half_log: HalfLog
-    cursors: CursorStore
-    groups: GroupStore
-    topics: Topics
-    owners: Owners
-    membership: Membership
-
-
-class Backend(Protocol):
-    """A log that outlives instances, and what stands in it."""
-
-    def ports(self) -> AbstractAsyncContextManager[Ports]:
-        """Start the ports of one instance, all but its membership."""
-
-    async def create_topic(self, label: str, partitions: int = 3, *, compacted: bool = False) -> str:
-        """Create a real topic and return its name; `max.message.bytes` is 100,000."""
-
-    async def delete_topic(self, name: str) -> None:
-        """Delete a real topic."""
-
-    async def records(self, name: str) -> Sequence[Seen]:
-        """Read a real topic; the order holds within each partition."""
-
-    async def stored(self, kind: str, shard: int, transaction_id: str) -> Sequence[Stored]:
-        """Read the records of an id in `half`, `op` or `parked` of a shard."""
-
-    async def foreign_prepare(self, shard: int, half: Half) -> int:
-        """Append a prepare as another instance does."""
-
-    def now_ms(self) -> int:
-        """The time that new records get."""
 
 
 @dataclass
@@ -268,14 +183,6 @@ async def running(backend: Backend) -> AsyncIterator[Instance]:
         finally:
             instance.listener.may_finish.set()
             await instance.stop()
-
-
-def new_id(name: str = "t", *, shard: int = 0) -> str:
-    """Make an id that no other test has and that belongs to a shard."""
-    while True:
-        made = f"{name}-{uuid4().hex[:12]}"
-        if shard_of(made, SHARDS) == shard:
-            return made
 
 
 def half_of(transaction_id: str, messages: Iterable[Message] = (), *, at: int = 1_760_000_000_000) -> Half:

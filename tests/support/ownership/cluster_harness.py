@@ -20,7 +20,7 @@ from halfway.coordinator.ports import TOMBSTONE, LaneWrite, Observer, Written
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.ownership.membership import KafkaCluster
-from halfway.kafka.records.codec import KIND_HALF, Headers, encode_half, record_headers
+from halfway.kafka.records.codec import Headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.protocol.errors import LaneLostError, MessageTooLargeError, NotWrittenError, TopicUnavailableError
 from halfway.protocol.ids import shard_of
@@ -281,24 +281,6 @@ def half(transaction_id: str, *messages: Message) -> Half:
         since=now,
         fingerprint=fingerprint("orders", messages, None),
     )
-
-
-def prepare(config: KafkaConfig, shard: int, *halves: Half) -> list[int]:
-    """Append half records as a half writer does; return their offsets."""
-    offsets: list[int] = []
-    producer = config.make_producer()
-    for one in halves:
-        producer.produce(
-            config.half_topic,
-            encode_half(one),
-            one.id.encode(),
-            shard,
-            headers=record_headers(KIND_HALF, one.group, State.PREPARED.value),
-            on_delivery=lambda _error, message: offsets.append(message.offset() or 0),
-        )
-    producer.flush(PATIENCE_S)
-    assert len(offsets) == len(halves)
-    return offsets
 
 
 def commit_of(shard: int, one: Half, half_offset: int, *, within: float = PATIENCE_S) -> LaneWrite:

@@ -14,7 +14,8 @@ from halfway.memory import Memory, topic
 from halfway.protocol.errors import LaneLostError, NotWrittenError
 from halfway.protocol.records import CheckMode, Half, Message
 from halfway.protocol.transactions import Cause, Outcome, State
-from tests.support.contract.instance import Listener, half_of, new_id
+from tests.support.contract.backend import new_id
+from tests.support.contract.instance import Listener, half_of
 from tests.support.domain.states import state_of
 from tests.support.replies import appended, submitted
 

@@ -1,36 +1,81 @@
-"""The contract's backend on a broker, real or simulated; all tests of a run share the internal topics of one prefix."""
+"""The ports' contract on a broker, real or simulated; all tests of a run share the internal topics of one prefix."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import uuid4
 
+from halfway.coordinator.ports import CursorStore, GroupStore, HalfLog, Lane, Owners, Topics
 from halfway.kafka.clients.config import KafkaConfig
 from halfway.kafka.clients.seam import Clients
 from halfway.kafka.log.compacted_table import KafkaOwners
 from halfway.kafka.log.cursors import KafkaCursors
 from halfway.kafka.log.half_log import KafkaHalfLog
 from halfway.kafka.log.registries import KafkaGroups
-from halfway.kafka.ownership.membership import KafkaCluster
-from halfway.kafka.records.codec import decode_half, decode_op, decode_parked
+from halfway.kafka.ownership.membership import KafkaCluster, KafkaMembership
+from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_op, decode_parked, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
 from halfway.memory import RecordingObserver
 from halfway.protocol.errors import KafkaUnavailableError
+from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Half, Op, Parked
+from halfway.protocol.transactions import State
 from halfway.simulated import SimulatedKafka
-from tests.support.contract.instance import PATIENCE_S, SHARDS, Ports, Seen, Stored, new_id
 from tests.support.coordinator.topics import Cluster
-from tests.support.ownership.cluster_harness import prepare
 
+PATIENCE_S = 60.0
+SHARDS = 2
 DECODE: Final[Mapping[str, Callable[[bytes | None], Half | Op | Parked]]] = {
     "half": decode_half,
     "op": decode_op,
     "parked": decode_parked,
 }
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A record of a real topic as a `read_committed` consumer got it; `timestamp` in ms since the epoch."""
+
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A committed record of an internal topic; `value` None is a tombstone."""
+
+    offset: int
+    key: str
+    value: Half | Op | Parked | None
+    headers: dict[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ports:
+    """What an adapter provides to one instance."""
+
+    lane: Lane
+    half_log: HalfLog
+    cursors: CursorStore
+    groups: GroupStore
+    topics: Topics
+    owners: Owners
+    membership: KafkaMembership
+
+
+def new_id(name: str = "t", *, shard: int = 0) -> str:
+    """Make an id that no other test has and that belongs to a shard."""
+    while True:
+        made = f"{name}-{uuid4().hex[:12]}"
+        if shard_of(made, SHARDS) == shard:
+            return made
 
 
 def simulated(seed: int) -> Clients:
@@ -49,7 +94,27 @@ def new_config(bootstrap_servers: str, clients: Clients) -> KafkaConfig:
     )
 
 
-class KafkaBackend:
+def prepare(config: KafkaConfig, shard: int, *halves: Half) -> list[int]:
+    """Append half records as a half writer does; return their offsets."""
+    offsets: list[int] = []
+    producer = config.make_producer()
+    for one in halves:
+        producer.produce(
+            config.half_topic,
+            encode_half(one),
+            one.id.encode(),
+            shard,
+            headers=record_headers(KIND_HALF, one.group, State.PREPARED.value),
+            on_delivery=lambda _error, message: offsets.append(message.offset() or 0),
+        )
+    producer.flush(PATIENCE_S)
+    assert len(offsets) == len(halves)
+    return offsets
+
+
+class Backend:
+    """A log that outlives instances, and what stands in it."""
+
     def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._instances = 0
@@ -70,6 +135,7 @@ class KafkaBackend:
 
     @asynccontextmanager
     async def ports(self) -> AsyncIterator[Ports]:
+        """Start the ports of one instance, all but its membership."""
         self._instances += 1
         config = replace(self._config, instance_url=f"http://127.0.0.1:{self._instances}")
         observer = RecordingObserver()
@@ -99,6 +165,7 @@ class KafkaBackend:
             )
 
     async def create_topic(self, label: str, partitions: int = 3, *, compacted: bool = False) -> str:
+        """Create a real topic and return its name; `max.message.bytes` is 100,000."""
         name = new_id(label)
         settings = {"max.message.bytes": "100000", "cleanup.policy": "compact" if compacted else "delete"}
         await self._cluster.make_exactly(name, partitions=partitions, config=settings)
@@ -108,12 +175,14 @@ class KafkaBackend:
         await self._cluster.delete_topic(name)
 
     async def records(self, name: str) -> Sequence[Seen]:
+        """Read a real topic; the order holds within each partition."""
         return [
             Seen(record.partition, record.key, record.value, record.headers, record.timestamp_ms)
             for record in await self._cluster.read(name)
         ]
 
     async def stored(self, kind: str, shard: int, transaction_id: str) -> Sequence[Stored]:
+        """Read the records of an id in `half`, `op` or `parked` of a shard."""
         return [
             Stored(
                 record.offset,
@@ -126,6 +195,7 @@ class KafkaBackend:
         ]
 
     async def foreign_prepare(self, shard: int, half: Half) -> int:
+        """Append a prepare as another instance does."""
         [offset] = await asyncio.to_thread(prepare, self._config, shard, half)
         return offset
 
