@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import ledger
 from halfway.pipeline.jobs.ledger import LedgerOptions
 from halfway.pipeline.tables import Folder
@@ -52,7 +52,7 @@ def refused(spark: "SparkSession", topics: Topics, folder: Path, options: Ledger
     there = ended_files(folder)
     tables = [name for name in (ledger.ENDED, ledger.PENDING) if (folder / name).exists()]
     remedy = f"take another folder, or delete {', '.join([*tables, ledger.CHECKPOINT])} there"
-    with pytest.raises(SourceError, match=remedy) as error:
+    with pytest.raises(PipelineError, match=remedy) as error:
         run(spark, topics, folder, options)
     assert str(folder) in str(error.value)
     assert ended_files(folder) == there

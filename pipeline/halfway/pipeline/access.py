@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from halfway.pipeline.errors import AccessError
+from halfway.pipeline.errors import PipelineError
 
 _RDKAFKA: Final = "HALFWAY_KAFKA__"
 _JAVA: Final = "HALFWAY_PIPELINE_KAFKA__"
@@ -65,7 +65,7 @@ class KafkaAccess:
 
     @property
     def java(self) -> dict[str, str]:
-        """The properties of the Java client; AccessError if one of librdkafka cannot be translated."""
+        """The properties of the Java client; PipelineError if one of librdkafka cannot be translated."""
         idle = {_MAX_IDLE: self.librdkafka.get(_MAX_IDLE, _MAX_IDLE_MS)}
         return idle | java_properties(self.librdkafka, self.given) | dict(self.given)
 
@@ -86,9 +86,7 @@ class Times:
 def times(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> Times:
     """Return the coordinator's times, from the environment over a TOML file, as the coordinator does.
 
-    Raises:
-        AccessError: a setting is no time, or its name is misspelt; the message names it.
-
+    PipelineError if a setting is no time, or its name is misspelt; the message names it.
     """
     environment = os.environ if environment is None else environment
     of_file = _of_file(_named(environment, file))
@@ -110,7 +108,9 @@ def _seconds(name: str, value: object) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= LONGEST_S:
-        raise AccessError(f"{name} is {str(value)[:80]!r}: it must be a number of seconds above 0, {LONGEST_S} at most")
+        raise PipelineError(
+            f"{name} is {str(value)[:80]!r}: it must be a number of seconds above 0, {LONGEST_S} at most"
+        )
     return seconds
 
 
@@ -122,9 +122,7 @@ def _named(environment: Mapping[str, str], file: Path | None) -> Path | None:
 def load(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> KafkaAccess:
     """Return how to reach Kafka, from the environment over a TOML file, as the coordinator does.
 
-    Raises:
-        AccessError: a setting is missing or misspelt, or the Java client cannot use it; the message names it.
-
+    PipelineError if a setting is missing or misspelt, or the Java client cannot use it; the message names it.
     """
     environment = os.environ if environment is None else environment
     of_file = _of_file(_named(environment, file))
@@ -141,15 +139,15 @@ def load(environment: Mapping[str, str] | None = None, *, file: Path | None = No
     prefix = environment.get(_PREFIX) or str(of_file.get("kafka_prefix", DEFAULT_PREFIX))
     access = KafkaAccess(librdkafka=properties, prefix=prefix, given=given)
     if not access.bootstrap_servers:
-        raise AccessError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
+        raise PipelineError("HALFWAY_KAFKA__BOOTSTRAP_SERVERS is not set: set it to host:port of a Kafka broker")
     if _PREFIX_FORM.fullmatch(prefix) is None:
-        raise AccessError(f"{_PREFIX} is {prefix[:80]!r}: it must be up to 64 of A-Z a-z 0-9 . _ -")
+        raise PipelineError(f"{_PREFIX} is {prefix[:80]!r}: it must be up to 64 of A-Z a-z 0-9 . _ -")
     access.java  # noqa: B018 - which refuses what cannot be translated
     return access
 
 
 def _refuse_misspelt(environment: Mapping[str, str], of_file: Mapping[str, Any]) -> None:
-    """Raise AccessError if a setting that a job would ignore is one that it reads, misspelt.
+    """Raise PipelineError if a setting that a job would ignore is one that it reads, misspelt.
 
     The environment and the file may be the coordinator's own, so settings that only the coordinator reads are ignored.
     """
@@ -163,9 +161,9 @@ def _refuse_misspelt(environment: Mapping[str, str], of_file: Mapping[str, Any])
         if nearest == name:
             continue
         if nearest is not None:
-            raise AccessError(f"{name} is no setting: did you mean {nearest}?")
+            raise PipelineError(f"{name} is no setting: did you mean {nearest}?")
         if name.startswith("HALFWAY_PIPELINE_"):
-            raise AccessError(f"{name} is no setting: remove it, or use one of {', '.join(sorted(OPTIONS))}")
+            raise PipelineError(f"{name} is no setting: remove it, or use one of {', '.join(sorted(OPTIONS))}")
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
@@ -181,9 +179,9 @@ def _of_file(file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise AccessError(f"the settings file {str(file)!r} cannot be read: {error.strerror}") from None
+        raise PipelineError(f"the settings file {str(file)!r} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AccessError(f"the settings file {str(file)!r} is not TOML: {error}") from None
+        raise PipelineError(f"the settings file {str(file)!r} is not TOML: {error}") from None
 
 
 def _property(name: str) -> str:
@@ -199,10 +197,7 @@ def java_properties(rdkafka: Mapping[str, str], more: Mapping[str, str]) -> dict
 
     Files are read here and sent as text, so the executors do not need them. Properties that only tune producers and
     consumers are left out, and so are others without a counterpart if `more` has security properties of its own.
-
-    Raises:
-        AccessError: a security property has no counterpart, or a file cannot be read.
-
+    PipelineError if a security property has no counterpart, or a file cannot be read.
     """
     given = dict(rdkafka)
     java: dict[str, str] = {}
@@ -217,7 +212,7 @@ def java_properties(rdkafka: Mapping[str, str], more: Mapping[str, str]) -> dict
     left = sorted(name for name in given if name.startswith(("ssl.", "sasl.", "enable.ssl.", "enable.sasl.")))
     if left and not any(name.startswith(("ssl.", "sasl.")) for name in more):
         variables = ", ".join(_RDKAFKA + name.upper().replace(".", "_") for name in left)
-        raise AccessError(
+        raise PipelineError(
             f"{variables}: Kafka's Java client, which Spark uses, has no such property: say the same to it with "
             f"{_JAVA}<PROPERTY>"
         )
@@ -248,7 +243,7 @@ def _sasl(given: dict[str, str]) -> dict[str, str]:
 def _oauth(given: dict[str, str]) -> dict[str, str]:
     prefix = "sasl.oauthbearer."
     if given.pop(prefix + "method", "default").lower() != "oidc":
-        raise AccessError(f"{_RDKAFKA}SASL_OAUTHBEARER_METHOD must be oidc: a job cannot call back for a token")
+        raise PipelineError(f"{_RDKAFKA}SASL_OAUTHBEARER_METHOD must be oidc: a job cannot call back for a token")
     java = {"sasl.login.callback.handler.class": _OAUTH_HANDLER}
     if url := given.pop(prefix + "token.endpoint.url", None):
         java["sasl.oauthbearer.token.endpoint.url"] = url
@@ -290,7 +285,7 @@ def _jaas(module: str, **options: str | None) -> str:
 def _tls(given: dict[str, str]) -> dict[str, str]:
     java: dict[str, str] = {}
     if given.pop("enable.ssl.certificate.verification", "true").lower() != "true":
-        raise AccessError(
+        raise PipelineError(
             f"{_RDKAFKA}ENABLE_SSL_CERTIFICATE_VERIFICATION=false: the Java client always verifies; give it the "
             f"certificate authority with {_RDKAFKA}SSL_CA_LOCATION"
         )
@@ -303,7 +298,7 @@ def _tls(given: dict[str, str]) -> dict[str, str]:
     chain = given.pop("ssl.certificate.pem", None) or _pem(given, "ssl.certificate.location")
     key = given.pop("ssl.key.pem", None) or _pem(given, "ssl.key.location")
     if key and "BEGIN PRIVATE KEY" not in key and "BEGIN ENCRYPTED PRIVATE KEY" not in key:
-        raise AccessError(
+        raise PipelineError(
             "the private key is not in PKCS #8, the only form that the Java client reads: "
             "openssl pkcs8 -topk8 -in key.pem -out key8.pem"
         )
@@ -325,4 +320,4 @@ def _pem(given: dict[str, str], name: str) -> str | None:
     try:
         return Path(path).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise AccessError(f"{_RDKAFKA}{name.upper().replace('.', '_')} is {path!r}: no PEM file ({error})") from None
+        raise PipelineError(f"{_RDKAFKA}{name.upper().replace('.', '_')} is {path!r}: no PEM file ({error})") from None

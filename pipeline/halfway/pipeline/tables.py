@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from halfway.pipeline.engines.engine import Once
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +50,10 @@ class LocalFolder:
         there.write_text(text, encoding="utf-8")
 
     def read(self, *parts: str) -> str:
-        """Return the text of a small file; SourceError if it does not exist."""
+        """Return the text of a small file; PipelineError if it does not exist."""
         there = Path(self.uri, *parts)
         if not there.is_file():
-            raise SourceError(f"there is no {there}")
+            raise PipelineError(f"there is no {there}")
         return there.read_text(encoding="utf-8")
 
 
@@ -92,7 +92,7 @@ class Folder:
         """Write a file, or replace it. Every call into the JVM is expensive: the file is written here, then copied."""
         path, system = self._at(*parts)
         if system.exists(path) and system.getFileStatus(path).isDirectory():
-            raise SourceError(f"{path} cannot be written: it is a folder")
+            raise PipelineError(f"{path} cannot be written: it is a folder")
         with NamedTemporaryFile("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
@@ -101,7 +101,7 @@ class Folder:
     def read(self, *parts: str) -> str:
         path, system = self._at(*parts)
         if not system.exists(path):
-            raise SourceError(f"there is no {self.path(*parts)}")
+            raise PipelineError(f"there is no {self.path(*parts)}")
         stream = system.open(path)
         try:
             return bytes(self._jvm.org.apache.hadoop.io.IOUtils.readFullyToByteArray(stream)).decode()
@@ -174,9 +174,7 @@ class Tables:
     def __init__(self, engine: Engine, folder: Files) -> None:
         """Read the state of a folder.
 
-        Raises:
-            SourceError: its tables have lost their state, or are of an earlier release.
-
+        PipelineError if its tables have lost their state, or are of an earlier release.
         """
         self.engine, self._folder = engine, folder
         self.run = -1
@@ -191,7 +189,7 @@ class Tables:
                 self.run = int(row["run"])
                 self._versions, self.content = json.loads(row["versions"]), json.loads(row["content"])
         elif folder.names(VERDICTS):
-            raise SourceError(
+            raise PipelineError(
                 f"{folder.path()!r} holds verdicts without their {STATE!r}, or those of an earlier release: restore "
                 f"the table {STATE!r} from a backup, or give another folder"
             )
@@ -203,9 +201,7 @@ class Tables:
     def begin(self, *, anew: bool = False) -> int:
         """Begin a run, and return its number. A run that begins `anew` replaces all rows of earlier ones.
 
-        Raises:
-            SourceError: a table is older than the state says.
-
+        PipelineError if a table is older than the state says.
         """
         if not self._begun:
             with self._conflicts():
@@ -215,7 +211,7 @@ class Tables:
         for name, version in self._versions.items():
             head = self._version(name)
             if head < version:
-                raise SourceError(
+                raise PipelineError(
                     f"{self._folder.path(name)} has version {head}, and the state names {version}: restore it from the "
                     "same backup as the other tables, or give another folder"
                 )
@@ -246,12 +242,7 @@ class Tables:
         self.engine.tidy(self._folder.path(STATE))
 
     def end(self, content: dict[str, Any], *, at: int) -> None:
-        """End the run: its tables count from now on.
-
-        Raises:
-            SourceError: another run has ended in the meantime.
-
-        """
+        """End the run: its tables count from now on. PipelineError if another run has ended in the meantime."""
         run, attempt, path = self.run + 1, uuid4().hex, self._folder.path(STATE)
         row = (run, at, attempt, json.dumps(self._versions), json.dumps(content))
         with self._conflicts():
@@ -275,9 +266,9 @@ class Tables:
         """Return the number of the last commit of a table, -1 if it does not exist."""
         return next(iter(versions(self._folder, name)), -1)
 
-    def _conflict(self) -> SourceError:
+    def _conflict(self) -> PipelineError:
         folder = self._folder.path()
-        return SourceError(f"another audit has written into {folder!r} at the same time: run one at a time")
+        return PipelineError(f"another audit has written into {folder!r} at the same time: run one at a time")
 
     @contextmanager
     def _conflicts(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import Message, OpKind
@@ -111,7 +111,9 @@ def test_verdicts_without_their_state_are_refused(engine: DuckEngine, tmp_path: 
     continued(log, START + HORIZON, folder)
     away = (tmp_path / runs.STATE).rename(tmp_path / "away")
     for run in (incremental.run, audit.run):
-        with pytest.raises(SourceError, match=r"holds verdicts without their 'state'.*restore the table 'state' from"):
+        with pytest.raises(
+            PipelineError, match=r"holds verdicts without their 'state'.*restore the table 'state' from"
+        ):
             run(engine, LogSource(engine, log, START + HORIZON), folder, OPTIONS)
     away.rename(tmp_path / runs.STATE)
     continued(log, START + HORIZON, folder)
@@ -126,7 +128,7 @@ def test_a_table_that_is_older_than_the_state_is_refused(tmp_path: Path) -> None
     continued(log, START + HORIZON, folder)
     shutil.rmtree(tmp_path / runs.EVENTS)
     (tmp_path / "backup").rename(tmp_path / runs.EVENTS)
-    with pytest.raises(SourceError, match=r"events has version 0, and the state names 1: restore it from the same"):
+    with pytest.raises(PipelineError, match=r"events has version 0, and the state names 1: restore it from the same"):
         continued(log, START + HORIZON, folder)
 
 
@@ -147,7 +149,7 @@ def test_a_whole_audit_leaves_the_folder_of_one_that_goes_on_alone(engine: DuckE
     """It would replace what the runs have said, and the next one would find nothing of it."""
     log, folder = committed(2), LocalFolder(str(tmp_path))
     continued(log, START + HORIZON, folder)
-    with pytest.raises(SourceError, match="is of an audit with --continue: give another folder"):
+    with pytest.raises(PipelineError, match="is of an audit with --continue: give another folder"):
         audit.run(engine, LogSource(engine, log, START + HORIZON), folder, OPTIONS)
     assert counts_in(tmp_path) == {"committed_ok": 2}
 

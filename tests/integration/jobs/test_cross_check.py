@@ -16,7 +16,7 @@ from halfway.pipeline.cli import say
 from halfway.pipeline.commands.alerts import FailOn
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import SparkEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.tables import Folder, LocalFolder
@@ -156,14 +156,14 @@ def test_spark_finds_the_same_differences(spark: "SparkSession", tmp_path: Path)
 def test_a_folder_without_a_run_is_named_with_what_to_do(tmp_path: Path) -> None:
     """It is missing, too old, or the folder of the output."""
     made = RandomLog(1, count=1)
-    with pytest.raises(SourceError, match=r"--cross-check '.*continued' has no run of --continue: let one run"):
+    with pytest.raises(PipelineError, match=r"--cross-check '.*continued' has no run of --continue: let one run"):
         compared(made, tmp_path, made.end)
     continued(made.log, START, LocalFolder(str(tmp_path / "continued")))
-    with pytest.raises(SourceError, match=r"--cross-check '.*continued': the last run .* ago: let one run first"):
+    with pytest.raises(PipelineError, match=r"--cross-check '.*continued': the last run .* ago: let one run first"):
         compared(made, tmp_path, START + 7_200_000)
     engine = DuckEngine()
     same = LocalFolder(str(tmp_path))
-    with pytest.raises(SourceError, match="is the folder of --output"):
+    with pytest.raises(PipelineError, match="is the folder of --output"):
         incremental.compare(engine, LogSource(engine, made.log, START), same, same, OPTIONS)
     engine.close()
 
@@ -174,7 +174,7 @@ def test_rules_that_the_runs_did_not_have_are_refused(tmp_path: Path) -> None:
     engine = DuckEngine()
     whole, other = LocalFolder(str(tmp_path / "whole")), LocalFolder(str(tmp_path / "continued"))
     options = replace(OPTIONS, grace_ms=7_000)
-    with pytest.raises(SourceError, match=r"continued': the last run had --grace-s 5: give the same"):
+    with pytest.raises(PipelineError, match=r"continued': the last run had --grace-s 5: give the same"):
         incremental.compare(engine, LogSource(engine, made.log, at), whole, other, options)
     engine.close()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from halfway.pipeline.engines.decoding import LIMITS
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.judge import Judged, judge
 from tests.support.pipeline.archives import AT, HISTORY, PREFIX, verdicts_of, write_archive
 
@@ -70,7 +70,7 @@ def test_nothing_of_the_callers_jvm_is_changed(spark: "SparkSession", tmp_path: 
 
 def test_records_without_headers_are_refused(spark: "SparkSession") -> None:
     """Without them no message is anybody's."""
-    with pytest.raises(SourceError, match="no column headers: read them with includeHeaders=true"):
+    with pytest.raises(PipelineError, match="no column headers: read them with includeHeaders=true"):
         judge(
             spark.createDataFrame(
                 [], "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"

@@ -18,7 +18,7 @@ from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, Frame, Once, SparkEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import ledger, report
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import Archive
@@ -223,13 +223,13 @@ def test_an_audit_that_was_not_finished_is_none(engine: DuckEngine, tmp_path: Pa
     """Its tables count when its state is written."""
     folder = LocalFolder(str(tmp_path))
     runs.Tables(engine, folder).begin()
-    with pytest.raises(SourceError, match="holds no audit that was finished"):
+    with pytest.raises(PipelineError, match="holds no audit that was finished"):
         run(report.Sources(audit=folder), LocalFolder(str(tmp_path / "report")))
 
 
 def test_without_a_ledger_the_remedy_is_told(tmp_path: Path) -> None:
     """An empty folder is no empty ledger."""
-    with pytest.raises(SourceError, match="run halfway-pipeline ledger first"):
+    with pytest.raises(PipelineError, match="run halfway-pipeline ledger first"):
         run(report.Sources(ledger=LocalFolder(str(tmp_path))), LocalFolder(str(tmp_path / "report")))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables import LocalFolder
 from halfway.protocol.records import OpKind
@@ -140,7 +140,7 @@ def test_a_run_beside_another_one_does_not_count(tmp_path: Path, monkeypatch: py
         return evidence(*parts, **options)
 
     monkeypatch.setattr(audit, "evidence", beside)
-    with pytest.raises(SourceError, match=r"another audit has written into .* at the same time: run one at a time"):
+    with pytest.raises(PipelineError, match=r"another audit has written into .* at the same time: run one at a time"):
         continued(log, START + HORIZON, folder)
     assert counts_in(tmp_path) == {"rolled_back_ok": 1}
 
@@ -152,5 +152,5 @@ def test_what_another_release_has_left_is_not_continued(tmp_path: Path) -> None:
     tables.begin()
     tables.end({"format": 3, "runs": []}, at=START)
     engine.close()
-    with pytest.raises(SourceError, match="was written by another release of audit --continue: begin in another"):
+    with pytest.raises(PipelineError, match="was written by another release of audit --continue: begin in another"):
         continued(Log(), START, runs.LocalFolder(str(tmp_path)))

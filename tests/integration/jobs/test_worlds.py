@@ -10,7 +10,7 @@ import pytest
 
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, SparkEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit, incremental
 from halfway.pipeline.tables import STATE, Folder, LocalFolder
 from tests.support.pipeline.archives import verdicts_in
@@ -50,7 +50,7 @@ def judged(folder: Path, world: Worlds, engine: Engine | None = None) -> tuple[l
     for at in times:
         if at == lost:
             shutil.rmtree(folder / STATE)
-            with pytest.raises(SourceError, match="without their 'state'"):
+            with pytest.raises(PipelineError, match="without their 'state'"):
                 run(job, DuckEngine(), folder, world, at)
             shutil.rmtree(folder)
         run(job, (engine if at == times[-1] else None) or DuckEngine(), folder, world, at)

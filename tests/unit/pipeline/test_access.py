@@ -8,7 +8,7 @@ import pytest
 from halfway.app.settings import NOT_SETTINGS, VARIABLES, Settings
 from halfway.pipeline.access import OPTIONS, Times, load, times
 from halfway.pipeline.cli import pipeline
-from halfway.pipeline.errors import AccessError
+from halfway.pipeline.errors import PipelineError
 from halfway.protocol.policy import CheckPolicy
 
 SERVERS = {"HALFWAY_KAFKA__BOOTSTRAP_SERVERS": "broker:9092"}
@@ -92,14 +92,14 @@ def test_certificates_travel_as_text(tmp_path: Path) -> None:
 )
 def test_what_the_java_client_cannot_do_is_refused_by_name(name: str, value: str) -> None:
     """A security setting is never dropped in silence."""
-    with pytest.raises(AccessError, match=f"HALFWAY_KAFKA__{name}"):
+    with pytest.raises(PipelineError, match=f"HALFWAY_KAFKA__{name}"):
         load({**SERVERS, f"HALFWAY_KAFKA__{name}": value})
 
 
 def test_a_key_in_an_old_form_is_refused_with_the_remedy(tmp_path: Path) -> None:
     """The Java client reads PKCS #8 only."""
     (tmp_path / "key.pem").write_text("-----BEGIN RSA PRIVATE KEY-----")
-    with pytest.raises(AccessError, match="openssl pkcs8"):
+    with pytest.raises(PipelineError, match="openssl pkcs8"):
         load({**SERVERS, "HALFWAY_KAFKA__SSL_KEY_LOCATION": str(tmp_path / "key.pem")})
 
 
@@ -113,7 +113,7 @@ def test_properties_of_the_java_client_can_be_given_as_they_are() -> None:
 
 def test_without_servers_the_setting_is_named() -> None:
     """The one thing that everybody must set."""
-    with pytest.raises(AccessError, match="HALFWAY_KAFKA__BOOTSTRAP_SERVERS"):
+    with pytest.raises(PipelineError, match="HALFWAY_KAFKA__BOOTSTRAP_SERVERS"):
         load({})
 
 
@@ -135,7 +135,7 @@ def test_the_coordinators_times_are_those_of_the_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "", "31536001"])
 def test_what_is_no_time_is_refused_by_name(value: str) -> None:
     """With a horizon of nothing every use of an id would be a transaction of its own."""
-    with pytest.raises(AccessError, match="HALFWAY_OUTCOME_HORIZON_S"):
+    with pytest.raises(PipelineError, match="HALFWAY_OUTCOME_HORIZON_S"):
         times({"HALFWAY_OUTCOME_HORIZON_S": value})
 
 
@@ -152,7 +152,7 @@ def test_what_is_no_time_is_refused_by_name(value: str) -> None:
 def test_a_misspelt_variable_is_refused_with_the_right_name(variable: str, meant: str) -> None:
     """An audit must not quietly judge another deployment."""
     for read in (load, times):
-        with pytest.raises(AccessError) as refused:
+        with pytest.raises(PipelineError) as refused:
             read({**SERVERS, variable: "x"})
         assert variable in str(refused.value)
         assert meant in str(refused.value)
@@ -161,7 +161,7 @@ def test_a_misspelt_variable_is_refused_with_the_right_name(variable: str, meant
 def test_a_misspelt_key_of_the_file_is_refused_with_the_right_name(tmp_path: Path) -> None:
     file = tmp_path / "halfway.toml"
     file.write_text("outcome_horizn_s = 900\n")
-    with pytest.raises(AccessError, match="outcome_horizn_s is no setting: did you mean outcome_horizon_s"):
+    with pytest.raises(PipelineError, match="outcome_horizn_s is no setting: did you mean outcome_horizon_s"):
         times(SERVERS, file=file)
 
 

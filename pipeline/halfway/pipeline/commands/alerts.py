@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from halfway.pipeline.errors import AlertError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED, VERDICTS
 
 if TYPE_CHECKING:
@@ -36,15 +36,13 @@ class FailOn:
     def __init__(self, rules: Sequence[str]) -> None:
         """Take rules of the form `verdict[@group][=count]`. Without rules every anomaly counts.
 
-        Raises:
-            AlertError: a rule is wrong; the message names it.
-
+        PipelineError if a rule is wrong; the message names it.
         """
         self.rules: list[tuple[str, str | None, int]] = []
         for rule in rules:
             found = _RULE.fullmatch(rule)
             if found is None or found["verdict"] not in VERDICTS:
-                raise AlertError(
+                raise PipelineError(
                     f"--fail-on {rule!r}: give verdict, verdict@group, verdict=count or verdict@group=count; "
                     f"verdicts are {', '.join(VERDICTS)}"
                 )
@@ -98,20 +96,20 @@ def _write(of: str, figures: Mapping[str, _Figure], path: str) -> None:
     try:
         write_to_textfile(path, registry)
     except OSError as error:
-        raise AlertError(f"--metrics {path!r} cannot be written: {error.strerror}") from None
+        raise PipelineError(f"--metrics {path!r} cannot be written: {error.strerror}") from None
 
 
 def require_webhook(url: str) -> None:
-    """Raise AlertError if the address of a webhook is not valid."""
+    """Raise PipelineError if the address of a webhook is not valid."""
     try:
         parts = urlsplit(url)
         right, named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0, "@" in parts.netloc
     except ValueError:
         right, named = False, False
     if not right:
-        raise AlertError("--webhook: give an address that begins with http:// or https://")
+        raise PipelineError("--webhook: give an address that begins with http:// or https://")
     if named:
-        raise AlertError("--webhook: no user name and password are sent: give an address with a token in its path")
+        raise PipelineError("--webhook: no user name and password are sent: give an address with a token in its path")
 
 
 def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, Any]]) -> None:
@@ -136,7 +134,7 @@ def call_webhook(url: str, summary: Summary, anomalies: Sequence[Mapping[str, An
             error.close()
             reason = str(error.code)
         # The address can contain a secret, so the message does not have it.
-        raise AlertError(f"the webhook did not accept the result: {reason}") from None
+        raise PipelineError(f"the webhook did not accept the result: {reason}") from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -24,7 +24,7 @@ from halfway.pipeline import access
 from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit
 from halfway.pipeline.engines.engine import SparkEngine, told
 from halfway.pipeline.engines.spark_session import SparkOptions, is_submitted, prepared
-from halfway.pipeline.errors import PipelineError, SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.incremental import State
 from halfway.pipeline.sources.duckdb import DuckReader
 from halfway.pipeline.sources.pinned import Archive, KafkaSource
@@ -205,15 +205,12 @@ class Chosen:
 def engine_of(job: str, name: Name, places: Places, options: Mapping[str, Any], *, sized: bool = True) -> Chosen:
     """Return the engine of the command line, else DuckDB, unless it cannot reach a folder or Spark is asked for.
 
-    The size of what is read matters only if the job is `sized`.
-
-    Raises:
-        SourceError: the command line chooses DuckDB, which cannot do this job, or the disk is too small for DuckDB.
-
+    The size of what is read matters only if the job is `sized`. PipelineError if the command line chooses DuckDB, which
+    cannot do this job, or the disk is too small for DuckDB.
     """
     hindrance, submitted = _hindrance(places), is_submitted()
     if name == "duckdb" and hindrance is not None:
-        raise SourceError(f"--engine duckdb cannot be used: {hindrance}")
+        raise PipelineError(f"--engine duckdb cannot be used: {hindrance}")
     records = _records(places) if sized and hindrance is None and not submitted else None
     because = "the command line chooses it"
     if name == "auto" and (submitted or options.get("master") or options.get("conf")):
@@ -228,14 +225,14 @@ def engine_of(job: str, name: Name, places: Places, options: Mapping[str, Any], 
 
 
 def _require_disk(records: int, memory: str | None) -> None:
-    """Raise SourceError if the temporary folder has not room for what is read and for what the memory cannot hold."""
+    """Raise PipelineError if the temporary folder has not room for what is read and for what the memory cannot hold."""
     limit = duckdb_limit(memory)
     needed = records * _DISK_EACH + (0 if limit is None else max(0, records * _BYTES_EACH - limit))
     folder = gettempdir()
     there = disk_usage(folder).free
     if needed > there:
         takes, free = (f"{size / (1 << 30):.1f} GiB" for size in (needed, there))
-        raise SourceError(
+        raise PipelineError(
             f"half and op have {records:,} records, for which DuckDB takes about {takes} in {folder!r}, and "
             f"{free} are free: {_ROOM}"
         )
@@ -281,9 +278,7 @@ def opened(job: str, *, quick: bool, output: str, tables: Sequence[str], **optio
 def on_duckdb(job: str, memory: str | None, output: str, tables: Sequence[str]) -> Iterator[Opened]:
     """Open DuckDB, and close it with its temporary files at the end.
 
-    Raises:
-        SourceError: memory or disk is not enough, or one of the `tables` (folders of them) cannot be used.
-
+    PipelineError if memory or disk is not enough, or one of the `tables` (folders of them) cannot be used.
     """
     import duckdb
     from deltalake.exceptions import DeltaError
@@ -294,14 +289,14 @@ def on_duckdb(job: str, memory: str | None, output: str, tables: Sequence[str]) 
             yield Opened(engine=engine, reader=DuckReader(engine), folder=LocalFolder)
     except (OSError, duckdb.IOException) as error:
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise SourceError(f"the disk of {gettempdir()!r} or {output!r} is full: {_ROOM} ({error})") from error
+            raise PipelineError(f"the disk of {gettempdir()!r} or {output!r} is full: {_ROOM} ({error})") from error
         if not isinstance(error, OSError) or error.filename is None:
             raise
-        raise SourceError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
+        raise PipelineError(f"{str(error.filename)!r} cannot be used: {error.strerror}") from error
     except DeltaError as error:
-        raise SourceError(f"a table in {' or '.join(map(repr, tables))} cannot be used: {error}") from error
+        raise PipelineError(f"a table in {' or '.join(map(repr, tables))} cannot be used: {error}") from error
     except duckdb.OutOfMemoryException as error:
-        raise SourceError(
+        raise PipelineError(
             f"DuckDB has too little memory: give more with --memory, or --engine spark ({error})"
         ) from error
     finally:

@@ -34,6 +34,7 @@ _SCALARS: Final = {
     "boolean": pa.bool_(),
     "binary": pa.binary(),
     "double": pa.float64(),
+    "timestamp": pa.timestamp("us", "UTC"),
 }
 ERROR: Final = pa.field("error", pa.string())
 _SEAL: Final = bytes(range(100, 116))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.engine import DUCKDB, INPUT, Doing, Frame, Merge, Once
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -238,15 +238,10 @@ def _table(path: str, version: int | None = None) -> DeltaTable:
 
 
 def _checked(path: str) -> str:
-    """Return the path of a table.
-
-    Raises:
-        SourceError: `deltalake` cannot use it.
-
-    """
+    """Return the path of a table. PipelineError if `deltalake` cannot use it."""
     whole = os.path.realpath(path)
     if found := _MISREAD.search(whole):
-        raise SourceError(
+        raise PipelineError(
             f"{whole!r}: DuckDB cannot use tables in a folder with {found[0]!r} in its name: rename the folder, or "
             "choose --engine spark"
         )

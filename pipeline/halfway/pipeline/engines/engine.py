@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from halfway.pipeline.engines.duckdb import DuckEngine
 
 EVERY_S: Final = 5.0
 
@@ -234,53 +236,8 @@ SPARK: Final = Dialect(spark=True)
 DUCKDB: Final = Dialect(spark=False)
 
 
-class Engine(Protocol):
-    """Runs SQL over frames and makes frames."""
-
-    name: str
-    dialect: Dialect
-
-    def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return the result of a select in which `$name` is a frame. It may run only when the result is used."""
-
-    def keep(self, frame: Frame) -> Frame:
-        """Return the same frame, which is then computed once however often it is used."""
-
-    def decode(self, records: Frame, kind: str, fields: str) -> Frame:
-        """Return records with the fields of their values, and `error` (decoding.decode)."""
-
-    def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
-        """Return a frame of a few rows. The columns are DDL."""
-
-    def rows(self, frame: Frame) -> list[dict[str, Any]]:
-        """Return all rows."""
-
-    def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
-        """Return all rows in an order, of which only some are in memory at a time."""
-
-    def save(self, frame: Frame, path: str, *, replace: bool = False, once: Once | None = None) -> None:
-        """Append rows to a Delta table, or replace all."""
-
-    def merge(self, changes: Frame, path: str, rule: Merge) -> None:
-        """Apply changes to the rows of a Delta table. Only files with a row that changes are written again."""
-
-    def load(self, path: str, version: int | None = None) -> Frame:
-        """Return a Delta table, by default as it is now."""
-
-    def restore(self, path: str, version: int) -> None:
-        """Bring a Delta table back to a version, by another commit."""
-
-    def tidy(self, path: str, outdated: str = "false") -> None:
-        """Delete outdated rows of a Delta table, combine small files, and delete those that are out of use for long."""
-
-    def overtaken(self, error: Exception) -> bool:
-        """Return whether Delta has refused a commit because of another one."""
-
-    def doing(self) -> Doing | None:
-        """Return what the engine does now. Another thread may ask."""
-
-    def close(self) -> None:
-        """Release everything that was kept."""
+Engine: TypeAlias = "SparkEngine | DuckEngine"
+"""What runs SQL over frames and makes frames. The methods of `SparkEngine` say what both do."""
 
 
 def _named(path: str) -> str:
@@ -315,6 +272,7 @@ class SparkEngine:
         self._kept: list[DataFrame] = []
 
     def query(self, sql: str, **frames: Frame) -> Frame:
+        """Return the result of a select in which `$name` is a frame. It may run only when the result is used."""
         views = {name: f"halfway_{next(_NUMBERS)}" for name in frames}
         for name, view in views.items():
             frames[name].createOrReplaceTempView(view)
@@ -325,7 +283,7 @@ class SparkEngine:
                 self.spark.catalog.dropTempView(view)
 
     def keep(self, frame: Frame) -> Frame:
-        """Keep a frame on disk, because sorting needs the memory.
+        """Return the same frame, which is then computed once. It is on disk, because sorting needs the memory.
 
         The steps after it are planned without those before it, because the plan of a use of a use has millions of
         nodes. On a cluster the rows are computed again if a machine that kept some of them is lost.
@@ -341,9 +299,11 @@ class SparkEngine:
         return DataFrame(rows, self.spark)
 
     def decode(self, records: Frame, kind: str, fields: str) -> Frame:
+        """Return records with the fields of their values, and `error` (decoding.decode)."""
         return decode(records, kind, fields)
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
+        """Return a frame of a few rows. The columns are DDL."""
         schema = arrow_of(columns)
         # Of a list PySpark would make a frame that needs Python on the executors.
         return self.spark.createDataFrame(
@@ -354,6 +314,7 @@ class SparkEngine:
         return [row.asDict(recursive=True) for row in frame.collect()]
 
     def stream(self, frame: Frame, order: str) -> Iterator[dict[str, Any]]:
+        """Return all rows in an order, of which only some are in memory at a time."""
         ordered = self.query(f"select * from $frame order by {order}", frame=frame)  # noqa: S608 - columns
         return (row.asDict(recursive=True) for row in ordered.toLocalIterator())
 
@@ -367,7 +328,7 @@ class SparkEngine:
         by: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Append rows, or replace all. A new table has settings, and is partitioned `by` a column."""
+        """Append rows to a Delta table, or replace all. A new table has settings, and is partitioned `by` a column."""
         writer = frame.write.format("delta").mode("overwrite" if replace else "append")
         writer = writer.option("overwriteSchema", replace).options(**(settings or {}))
         if by is not None:
@@ -377,6 +338,7 @@ class SparkEngine:
         writer.save(path)
 
     def merge(self, changes: Frame, path: str, rule: Merge, *, once: Once | None = None) -> None:
+        """Apply changes to a Delta table. Only files with a row that changes are written again."""
         names = [name for name in changes.columns if name not in rule.deciding]
         sets, columns, values = (
             ", ".join(form.format(name) for name in names) for form in ('old."{0}" = new."{0}"', '"{0}"', 'new."{0}"')
@@ -396,13 +358,16 @@ class SparkEngine:
                 conf.unset(name)
 
     def load(self, path: str, version: int | None = None) -> Frame:
+        """Return a Delta table, by default as it is now."""
         reader = self.spark.read.format("delta")
         return (reader if version is None else reader.option("versionAsOf", version)).load(path)
 
     def restore(self, path: str, version: int) -> None:
+        """Bring a Delta table back to a version, by another commit."""
         self.spark.sql(f"restore table {_named(path)} to version as of {version}")
 
     def tidy(self, path: str, outdated: str = "false") -> None:
+        """Delete outdated rows of a Delta table, combine small files, and delete those that are out of use for long."""
         # VACUUM prints how much it has deleted. stdout is for the result alone.
         jvm: Any = self.spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
         getattr(getattr(jvm, "scala.Console$"), "MODULE$").setOutDirect(jvm.java.lang.System.err)
@@ -411,6 +376,7 @@ class SparkEngine:
             self.spark.sql(does)
 
     def overtaken(self, error: Exception) -> bool:
+        """Return whether Delta has refused a commit because of another one."""
         cause: Any = getattr(error, "java_exception", None)
         while cause is not None:
             kind = cause.getClass()
@@ -422,7 +388,7 @@ class SparkEngine:
         return False
 
     def doing(self) -> Doing | None:
-        """Return how many tasks of the present stages are done. A stage reads, judges or writes a part of it all."""
+        """Return how many tasks of the present stages are done. Another thread may ask."""
         tracker = self.spark.sparkContext.statusTracker()
         stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage is not None]
         if not stages:

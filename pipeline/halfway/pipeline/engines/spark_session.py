@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.engines.decoding import LIMITS
-from halfway.pipeline.errors import ConnectorError, JavaError, SessionError
+from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -37,9 +37,7 @@ _REMEDY: Final = (
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
     """Return the Java that Spark's launcher uses: that of JAVA_HOME if it is set, else that of the PATH.
 
-    Raises:
-        JavaError: there is none, or Spark does not run on it. The message has what was found and what to install.
-
+    PipelineError if there is none, or Spark does not run on it. The message has what was found and what to install.
     """
     environment = os.environ if environment is None else environment
     home = environment.get("JAVA_HOME")
@@ -48,18 +46,18 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
         looked = (
             f"JAVA_HOME is {home!r}, which holds no bin/java" if home else "JAVA_HOME is not set, none is on the PATH"
         )
-        raise JavaError(f"no java: {looked}. {_REMEDY}")
+        raise PipelineError(f"no java: {looked}. {_REMEDY}")
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own Java
             [found, "--add-modules", _NEEDED_MODULE, "-version"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise JavaError(f"{found} cannot be run: {error}. {_REMEDY}") from None
+        raise PipelineError(f"{found} cannot be run: {error}. {_REMEDY}") from None
     said = answer.stdout.decode(errors="replace").strip()
     version = re.search(r'version "(?:1\.)?(\d+)', said)
     if answer.returncode or version is None or not OLDEST <= int(version[1]) <= NEWEST:
-        raise JavaError(f"{found} does not run Spark: {said[:200]}. {_REMEDY}")
+        raise PipelineError(f"{found} does not run Spark: {said[:200]}. {_REMEDY}")
     return Path(found)
 
 
@@ -85,9 +83,7 @@ def packages() -> tuple[str, ...]:
 def jars() -> tuple[Path, ...]:
     """Return the jars of the packages, without those that PySpark has. They are downloaded once, then cached.
 
-    Raises:
-        ConnectorError: they cannot be resolved. The message has the cause and how to give them manually.
-
+    PipelineError if they cannot be resolved. The message has the cause and how to give them manually.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfway"
     written_down = folder / f"spark-and-delta-{_version_of_packages()}.json"
@@ -114,12 +110,12 @@ def _resolve() -> tuple[Path, ...]:
     try:
         import jgo
     except ImportError:
-        raise ConnectorError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
+        raise PipelineError(f"jgo is missing: pip install '.[pipeline]' in a checkout, or {remedy}") from None
     try:
         return tuple({jar.name: jar for each in packages() for jar in jgo.build(each).all_jars}.values())
     # jgo has no exceptions of its own. Every error of its parts means that the jars are missing.
     except Exception as error:
-        raise ConnectorError(f"{', '.join(packages())} could not be resolved ({error}): {remedy}") from error
+        raise PipelineError(f"{', '.join(packages())} could not be resolved ({error}): {remedy}") from error
 
 
 def _read(written_down: Path) -> tuple[Path, ...]:
@@ -223,13 +219,9 @@ def is_one_machine(master: str) -> bool:
 def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
     """Return a function that starts a session, or takes the one of spark-submit. It downloads nothing.
 
-    Nothing that is configured is changed, except by the options of the command line.
-
-    Raises:
-        JavaError: Spark does not run on the Java of this machine.
-        ConnectorError: the packages for Kafka, Avro and Delta are not available.
-        SessionError: the session would be one of Spark Connect, or the master is not that of spark-submit.
-
+    Nothing that is configured is changed, except by the options of the command line. PipelineError if Spark does not
+    run on the Java of this machine, or if the packages for Kafka, Avro and Delta are not available, or if the session
+    would be one of Spark Connect, or the master is not that of spark-submit.
     """
     submitted = is_submitted()
     # At DEBUG py4j logs everything that goes to the JVM, passwords too.
@@ -262,7 +254,7 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
             spark.sparkContext.setLogLevel("ERROR")
         try:
             require_packages(spark)
-        except ConnectorError:
+        except PipelineError:
             spark.stop()
             raise
         return spark
@@ -273,12 +265,10 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
 def session_of_job(spark: SparkSession) -> SparkSession:
     """Return a session for a job beside another one, whose own settings stay as they are.
 
-    Raises:
-        SessionError: it is a session of Spark Connect.
-
+    PipelineError if it is a session of Spark Connect.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise SessionError(_CONNECT)
+        raise PipelineError(_CONNECT)
     session = spark.newSession()
     for key, value in _OF_THE_SESSION.items():
         session.conf.set(key, value)
@@ -291,14 +281,14 @@ NO_PACKAGES: Final = "Spark has no package for Kafka, Avro or Delta: submit with
 
 
 def require_packages(spark: SparkSession) -> None:
-    """Raise ConnectorError if a package is missing, and bound what decoding allocates in this JVM."""
+    """Raise PipelineError if a package is missing, and bound what decoding allocates in this JVM."""
     from py4j.java_gateway import JavaClass
 
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
     needed = (jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions)
     for there in (*needed, jvm.io.delta.tables.DeltaTable):
         if not isinstance(there, JavaClass):
-            raise ConnectorError(NO_PACKAGES + ",".join(packages()))
+            raise PipelineError(NO_PACKAGES + ",".join(packages()))
     for key, value in LIMITS.items():
         jvm.java.lang.System.setProperty(key, value)
 
@@ -315,7 +305,9 @@ def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool, few:
     conf = SparkConf()
     given = conf.get("spark.master")
     if submitted and asked.get("spark.master", given) != given:
-        raise SessionError(f"spark-submit's master is {given}, --master is {asked['spark.master']}: leave --master out")
+        raise PipelineError(
+            f"spark-submit's master is {given}, --master is {asked['spark.master']}: leave --master out"
+        )
     for key, value in asked.items():
         conf.set(key, value)
     # Without --name it is the name of the program.
@@ -343,4 +335,4 @@ def _refuse_connect(asked: Mapping[str, str]) -> None:
         "spark.api.mode": asked.get("spark.api.mode", variables.get("SPARK_API_MODE")) == "connect",
     }
     for name in filter(asks.get, asks):
-        raise SessionError(f"{name} asks for Spark Connect. {_CONNECT}")
+        raise PipelineError(f"{name} asks for Spark Connect. {_CONNECT}")

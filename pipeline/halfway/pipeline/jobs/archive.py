@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pinned import ABOUT, COMMITTED, LATER, PINS, UNSETTLED
@@ -29,7 +29,7 @@ def run(engine: Engine, source: Source, output: Files, topics: Sequence[str]) ->
     one folder for each topic. The offsets are written last: a folder without them is not a finished archive.
     """
     if PINS in output.names():
-        raise SourceError(f"{output.uri!r} holds an archive already: choose another folder")
+        raise PipelineError(f"{output.uri!r} holds an archive already: choose another folder")
     op, *others = (source.prefix + kind for kind in ("op", "half", "parked", "groups", "owners", "audit"))
     source.pin([op])
     reading.require(source, ["op"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.engines.engine import between, union
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pins import Ends, Pins
@@ -118,9 +118,7 @@ class Before:
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
     """Judge every transaction. Write `verdicts`, `anomalies` and `quarantine`, and the offsets that were read.
 
-    Raises:
-        SourceError: the folder is that of an audit with --continue, whose verdicts this one would replace.
-
+    PipelineError if the folder is that of an audit with --continue, whose verdicts this one would replace.
     """
     tables, ends, summary = judge(engine, source, output, options)
     finish(tables, source, output, summary, options, {ENDS: ends})
@@ -131,7 +129,7 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     """Write the tables of a whole audit. They count when it is finished with the ends of the topics."""
     tables = Tables(engine, output)
     if tables.run >= 0 and ENDS not in tables.content:
-        raise SourceError(f"{output.path()} is of an audit with --continue: give another folder")
+        raise PipelineError(f"{output.path()} is of an audit with --continue: give another folder")
     ends = Ends(seen=tuple(map(Pins.of, tables.content.get(ENDS, []))))
     tables.begin(anew=True)
     read = evidence(engine, source, options, ends=ends)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from halfway.pipeline.engines.engine import Merge, union
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pins import Ends, Pins
@@ -68,17 +68,17 @@ class State(audit.Before):
     def of(cls, tables: Tables, folder: str) -> State | None:
         """Return the state of the last run, None before the first one.
 
-        Raises:
-            SourceError: it is of an audit without --continue, or of another release.
-
+        PipelineError if it is of an audit without --continue, or of another release.
         """
         if tables.run < 0:
             return None
         content = tables.content
         if "runs" not in content:
-            raise SourceError(f"{folder} is of an audit without --continue: give another folder")
+            raise PipelineError(f"{folder} is of an audit without --continue: give another folder")
         if content["format"] != _FORMAT:
-            raise SourceError(f"{folder!r} was written by another release of audit --continue: begin in another folder")
+            raise PipelineError(
+                f"{folder!r} was written by another release of audit --continue: begin in another folder"
+            )
         since = {name: {int(number): at for number, at in times.items()} for name, times in content["since"].items()}
         return cls(
             **{name: content[name] for name in _KEPT_AS_IT_IS},
@@ -383,25 +383,23 @@ def compare(
 ) -> audit.Summary:
     """Judge everything that the runs into a folder have read, and write the `differences` from their verdicts.
 
-    Raises:
-        SourceError: the folder has no run, or no recent one, or one with other options, or is that of the output.
-
+    PipelineError if the folder has no run, or no recent one, or one with other options, or is that of the output.
     """
     folder = against.path()
     if folder == output.path():
-        raise SourceError(f"--cross-check {folder!r} is the folder of --output: give another one")
+        raise PipelineError(f"--cross-check {folder!r} is the folder of --output: give another one")
     runs = Tables(engine, against)
     state = State.of(runs, folder)
     if state is None:
-        raise SourceError(f"--cross-check {folder!r} has no run of --continue: let one run into it first")
+        raise PipelineError(f"--cross-check {folder!r} has no run of --continue: let one run into it first")
     if source.pins.at - state.pins.at > _STALE_MS:
-        raise SourceError(
+        raise PipelineError(
             f"--cross-check {folder!r}: the last run of --continue was more than {_STALE_MS // 60_000} minutes ago: "
             "let one run first"
         )
     for name, value in state.rules.items():
         if options.rules.get(name) != value:
-            raise SourceError(f"--cross-check {folder!r}: the last run had {name} {value / 1000:g}: give the same")
+            raise PipelineError(f"--cross-check {folder!r}: the last run had {name} {value / 1000:g}: give the same")
     source.cover(state.pins)
     # A topic that a run has read is read, even if nothing names it any more.
     topics = [*options.topics, *(name for name in state.provable_since if name in source.pins.topics)]

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from halfway.pipeline.access import DEFAULT_PREFIX
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.engines.spark_session import NO_PACKAGES, packages, session_of_job
-from halfway.pipeline.errors import ConnectorError, SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources.pinned import COMMITTED, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
@@ -49,21 +49,17 @@ def judge(
 
     The records are those of halfway's topics under a prefix (op, half and parked; groups and owners too, if they are
     there), and of all real topics, as they were at a time, by default now. What lies before the first record of a
-    partition counts as removed. `compacted` names the real topics that are compacted.
-
-    Raises:
-        SourceError: a column, or one of halfway's topics, is missing.
-        SessionError, ConnectorError: it is a session of Spark Connect, or has no package for Avro.
-
+    partition counts as removed. `compacted` names the real topics that are compacted. PipelineError if a column, or one
+    of halfway's topics, is missing, or if it is a session of Spark Connect, or has no package for Avro.
     """
     if missing := [name for name in COLUMNS if name not in records.columns]:
-        raise SourceError(f"the records have no column {', '.join(missing)}: read them with includeHeaders=true")
+        raise PipelineError(f"the records have no column {', '.join(missing)}: read them with includeHeaders=true")
     caller = records.sparkSession
     session = session_of_job(caller)
     try:
         session.sql("select from_avro(X'', '\"long\"', map())").schema  # noqa: B018 - it is found out here
     except AnalysisException as error:
-        raise ConnectorError(NO_PACKAGES + ",".join(packages())) from error
+        raise PipelineError(NO_PACKAGES + ",".join(packages())) from error
     engine = SparkEngine(session)
     source = _Given(engine, engine.keep(_moved(records.select(*COLUMNS), session)), prefix, at_ms, compacted)
     read = audit.evidence(engine, source, options or audit.AuditOptions())

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.engine import Merge, Once, SparkEngine, union
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pinned import KafkaSource
@@ -149,11 +149,8 @@ def start(
 
     Each batch is in the tables once, whenever the job is killed. Spark's checkpoint repeats a batch that was not
     finished with the same records, or with fewer if Kafka has removed some in the meantime. A Delta table knows the
-    last batch that was written to it, and a batch that it has is not written again.
-
-    Raises:
-        SourceError: the tables in the folder cannot be continued, or a topic does not exist.
-
+    last batch that was written to it, and a batch that it has is not written again. PipelineError if the tables in the
+    folder cannot be continued, or a topic does not exist.
     """
     tables = Tables(output, access.prefix, options, done)
     topics = [access.topic(kind) for kind in KINDS]
@@ -190,9 +187,7 @@ class Tables:
     ) -> None:
         """Take a folder. Nothing is written before the first batch.
 
-        Raises:
-            SourceError: the folder holds tables and a checkpoint that do not belong together.
-
+        PipelineError if the folder holds tables and a checkpoint that do not belong together.
         """
         self._output = output
         self._prefix = prefix
@@ -293,13 +288,11 @@ def tables(engine: Engine, output: Files) -> tuple[Frame, Frame] | None:
 def export(spark: SparkSession, output: Files, into: Files) -> None:
     """Write `ended`, partitioned by day, and `pending` as of one batch as plain Parquet, in place of what is there.
 
-    Raises:
-        SourceError: the folder holds no ledger.
-
+    PipelineError if the folder holds no ledger.
     """
     found = tables(SparkEngine(spark), output)
     if found is None:
-        raise SourceError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
+        raise PipelineError(f"{output.uri!r} holds no ledger: run halfway-pipeline ledger first")
     ended, pending = found
     pending.write.mode("overwrite").parquet(into.path(PENDING))
     ended.write.mode("overwrite").partitionBy(DAY).parquet(into.path(ENDED))
@@ -320,19 +313,19 @@ def _numbers(output: Files, log: str) -> list[int]:
 
 
 def _require_whole(output: Files) -> None:
-    """Raise SourceError if tables and checkpoint were not written together."""
+    """Raise PipelineError if tables and checkpoint were not written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
     last_begun = max(_numbers(output, "offsets"), default=-1)
     known = _STREAM in output.names(CHECKPOINT)
     remedy = f"take another folder, or delete {', '.join([*there, CHECKPOINT])} there and begin again"
     if there and (last_begun < 0 or not known):
-        raise SourceError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
+        raise PipelineError(f"{output.uri!r} holds {' and '.join(there)} without their {CHECKPOINT}: {remedy}")
     if last_begun < 0:
         return
     writer = _stream(output)
     ended, pending = (last(output, name, writer) for name in (ENDED, PENDING))
     if not last_begun - 1 <= pending <= ended <= last_begun:
-        raise SourceError(
+        raise PipelineError(
             f"{output.uri!r} holds a {CHECKPOINT} of {last_begun + 1} batches, {ENDED} of {ended + 1} and {PENDING} of "
             f"{pending + 1}: {remedy}"
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.engine import union
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources import headers
 from halfway.schemas import LAYOUT_KEY
 
@@ -22,18 +22,18 @@ _LARGEST: Final = 1 << 40
 
 
 def require(source: Source, kinds: Sequence[str]) -> None:
-    """Raise SourceError if one of halfway's own topics does not exist: an audit of nothing would find nothing wrong."""
+    """Refuse to go on without one of halfway's own topics: an audit of nothing would find nothing wrong."""
     missing = [source.prefix + kind for kind in kinds if source.prefix + kind not in source.pins.topics]
     if missing:
-        raise SourceError(
+        raise PipelineError(
             f"there is no topic {', '.join(missing)}: is HALFWAY_KAFKA_PREFIX the coordinator's, and has it ever run?"
         )
 
 
 def require_given(source: Source, topics: Sequence[str]) -> None:
-    """Raise SourceError if a topic that the command line names does not exist."""
+    """Raise PipelineError if a topic that the command line names does not exist."""
     if missing := [name for name in topics if name not in source.pins.topics]:
-        raise SourceError(f"there is no topic {', '.join(missing)}, which --topic names")
+        raise PipelineError(f"there is no topic {', '.join(missing)}, which --topic names")
 
 
 def decoded_outcomes(engine: Engine, ops: Frame) -> Frame:

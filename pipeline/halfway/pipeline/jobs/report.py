@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from halfway.pipeline.engines.engine import between
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import ledger, reading
 from halfway.pipeline.jobs.audit import latest_proofs
 from halfway.pipeline.sources.headers import LATEST_MS
@@ -137,7 +137,7 @@ def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted
     if sources.ledger is not None:
         found = ledger.tables(engine, sources.ledger)
         if found is None:
-            raise SourceError(f"{sources.ledger.uri!r} holds no ledger: run halfway-pipeline ledger first")
+            raise PipelineError(f"{sources.ledger.uri!r} holds no ledger: run halfway-pipeline ledger first")
         ended, pending = found
         _open_still(engine, pending, facts, tables)
         ended = wanted.part(engine, ended, "ended_at")
@@ -332,7 +332,7 @@ def _open_still(engine: Engine, pending: Frame, facts: dict[str, Any], tables: d
 def _of_audit(engine: Engine, folder: Files, tables: dict[str, Table], wanted: Wanted) -> dict[str, Any]:
     found = Tables(engine, folder)
     if found.run < 0:
-        raise SourceError(f"{folder.uri!r} holds no audit that was finished: run halfway-pipeline audit first")
+        raise PipelineError(f"{folder.uri!r} holds no audit that was finished: run halfway-pipeline audit first")
     summary = dict(found.content["summary"])
     if wanted.since_ms is not None or wanted.until_ms is not None:
         part = wanted.part(engine, found.read(VERDICTS_FOUND), "ended_at", "prepared_at")

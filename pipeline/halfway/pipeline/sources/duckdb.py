@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.duckdb import quoted
 from halfway.pipeline.engines.engine import Doing
-from halfway.pipeline.errors import AccessError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.headers import UNREADABLE
+from halfway.pipeline.sources.pinned import RECORD as COLUMNS
 from halfway.pipeline.sources.pinned import WHOLE, Part, Rows
 from halfway.pipeline.sources.pins import CLIENT_DEFAULTS
 
@@ -29,17 +31,7 @@ if TYPE_CHECKING:
     from halfway.pipeline.engines.duckdb import DuckEngine
     from halfway.pipeline.engines.engine import Frame
 
-RECORD: Final = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
-)
+RECORD: Final = arrow_of(COLUMNS)
 _SILENT_S: Final = 60.0
 """How long a broker can give no record, although there are some, before the job fails."""
 _AT_ONCE: Final = 5_000
@@ -172,7 +164,7 @@ def copy(settings: Mapping[str, str], parts: Sequence[Part], folder: str, rows: 
                     _count.value += len(messages)
             # Records of partitions that have been read do not count as progress of the others.
             if ends and time.monotonic() - last_answer > _SILENT_S:
-                raise AccessError(
+                raise PipelineError(
                     f"Kafka gave no record of {', '.join(topic for topic, _ in ends)} for {_SILENT_S:g} s"
                 )
     finally:
@@ -185,11 +177,7 @@ def _taken(message: Any, end: int, file: _File) -> bool:
     """Take a record; return whether it, or the end of the partition, is the last one before an offset.
 
     A leader that was just elected does not know the end of its log for a moment. Then it reports an end that is too
-    early, or the client begins again.
-
-    Raises:
-        AccessError: the client reports an error that is not temporary.
-
+    early, or the client begins again. PipelineError if the client reports an error that is not temporary.
     """
     from confluent_kafka import KafkaError
 
@@ -201,7 +189,7 @@ def _taken(message: Any, end: int, file: _File) -> bool:
     if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the names of librdkafka's own errors begin with _
         return bool(message.offset() >= end)
     if error.fatal() or not error.retriable():
-        raise AccessError(f"{message.topic()} cannot be read: {error.str()}")
+        raise PipelineError(f"{message.topic()} cannot be read: {error.str()}")
     return False
 
 

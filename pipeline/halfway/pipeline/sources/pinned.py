@@ -7,14 +7,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.engines.engine import Frame
+    from halfway.pipeline.sources.duckdb import DuckReader
+    from halfway.pipeline.sources.spark import SparkReader
     from halfway.pipeline.tables import Files
 
 Part = tuple[str, int, int, int]
@@ -22,6 +24,12 @@ Part = tuple[str, int, int, int]
 PINS: Final = "offsets.json"
 """The file of an archive's pins. An archive without it was not finished."""
 ABOUT: Final = "archive.json"
+RECORD: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+"""The columns of a record of any source."""
+Reader: TypeAlias = "SparkReader | DuckReader"
 COMMITTED: Final = "committed"
 UNSETTLED: Final = "unsettled"
 LATER: Final = "later"
@@ -109,7 +117,7 @@ class Source(ABC):
 
     def _require_present(self) -> None:
         if self._fixed:
-            raise SourceError("an archive, or what an earlier run has read, cannot be continued or cross-checked")
+            raise PipelineError("an archive, or what an earlier run has read, cannot be continued or cross-checked")
 
     def _add(self, pins: Iterable[TopicPin]) -> None:
         self.pins = replace(self.pins, topics={**self.pins.topics, **{pin.topic: pin for pin in pins}})
@@ -117,16 +125,6 @@ class Source(ABC):
     def _of(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
         pins = self.pins.topics
         return [(topic, each) for topic in topics if topic in pins for each in pins[topic].partitions]
-
-
-class Reader(Protocol):
-    """What an engine reads records with."""
-
-    def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
-        """Return rows of the records in parts of topics, at an isolation level."""
-
-    def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
-        """Return rows of the records in folders of Parquet, each given with the name of its topic."""
 
 
 class KafkaSource(Source):
@@ -154,7 +152,7 @@ class Archive(Source):
     """An archive that the job `archive` wrote. It has the records of a kind in a folder for each topic."""
 
     def __init__(self, reader: Reader, folder: Files, *, with_later: bool = False) -> None:
-        """Open an archive; SourceError if the folder holds none, or one that was not finished."""
+        """Open an archive; PipelineError if the folder holds none, or one that was not finished."""
         pins = Pins.from_json(folder.read(PINS))
         super().__init__(str(json.loads(folder.read(ABOUT))["prefix"]), pins, fixed=True)
         self._reader = reader

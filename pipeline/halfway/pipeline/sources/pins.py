@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, admin
 
-from halfway.pipeline.errors import AccessError, SourceError
+from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
@@ -154,7 +154,7 @@ class Pins:
 
     @classmethod
     def of(cls, content: Any) -> Pins:
-        """Return the pins of a `content`; SourceError if it is something else."""
+        """Return the pins of a `content`; PipelineError if it is something else."""
         try:
             pins = [
                 TopicPin(**{**fields, "partitions": tuple(PartitionPin(**each) for each in fields["partitions"])})
@@ -162,7 +162,7 @@ class Pins:
             ]
             return cls(at=int(content["at"]), topics={pin.topic: pin for pin in pins})
         except (ValueError, KeyError, TypeError) as error:
-            raise SourceError(f"these are no offsets of an earlier run: {error!r}") from None
+            raise PipelineError(f"these are no offsets of an earlier run: {error!r}") from None
 
     def to_json(self) -> str:
         """Return the text of a file of offsets."""
@@ -170,11 +170,11 @@ class Pins:
 
     @classmethod
     def from_json(cls, text: str) -> Pins:
-        """Read the result of `to_json`; SourceError if the text is something else."""
+        """Read the result of `to_json`; PipelineError if the text is something else."""
         try:
             return cls.of(json.loads(text))
         except ValueError as error:
-            raise SourceError(f"these are no offsets of an earlier run: {error!r}") from None
+            raise PipelineError(f"these are no offsets of an earlier run: {error!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,16 +228,16 @@ _KAFKA: Final[Any] = admin  # whose types are incomplete
 
 
 class Brokers:
-    """An admin client. It raises AccessError if Kafka does not answer."""
+    """An admin client. It raises PipelineError if Kafka does not answer."""
 
     def __init__(self, access: KafkaAccess) -> None:
-        """Take the addresses; AccessError if the properties cannot be used."""
+        """Take the addresses; PipelineError if the properties cannot be used."""
         self._servers = access.bootstrap_servers
         self._errors: list[KafkaError] = []
         try:
             self._admin = _KAFKA.AdminClient({**CLIENT_DEFAULTS, **access.librdkafka, "error_cb": self._errors.append})
         except KafkaException as error:
-            raise AccessError(
+            raise PipelineError(
                 f"a property of HALFWAY_KAFKA__… or [kafka] cannot be used: {error.args[0].str()}: correct or remove it"
             ) from None
 
@@ -327,4 +327,4 @@ class Brokers:
             self._admin.poll(0)
             whole = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - the names of librdkafka's own errors begin with _
             reasons = [error.args[0].str(), *[one.str() for one in self._errors if one.code() != whole][-1:]]
-            raise AccessError(f"Kafka at {self._servers} did not answer: {': '.join(reasons)}") from None
+            raise PipelineError(f"Kafka at {self._servers} did not answer: {': '.join(reasons)}") from None

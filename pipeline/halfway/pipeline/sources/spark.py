@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
-from halfway.pipeline.sources.pinned import WHOLE
+from halfway.pipeline.sources.pinned import RECORD, WHOLE
 from halfway.pipeline.sources.pins import Brokers
 
 if TYPE_CHECKING:
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
     from halfway.pipeline.sources.pinned import Part, Rows
 
-RECORD: Final = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
-    "headers array<struct<key: string, value: binary>>"
-)
-"""The columns of a record of any source."""
 _OF_A_TASK: Final = 2_000_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfway.pipeline.commands.alerts import FailOn, call_webhook, print_table, require_webhook, write_metrics
-from halfway.pipeline.errors import AlertError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.transforms.verdict import VERDICTS
 
@@ -48,7 +48,7 @@ def test_the_exit_status_is_for_what_was_asked(rules: tuple[str, ...], summary: 
 
 @pytest.mark.parametrize("rule", ["missing", "lost=many", "lost@", "lost=0", ""])
 def test_a_rule_that_is_none_is_named(rule: str) -> None:
-    with pytest.raises(AlertError, match="--fail-on"):
+    with pytest.raises(PipelineError, match="--fail-on"):
         FailOn([rule])
 
 
@@ -66,7 +66,7 @@ def test_figures_are_as_prometheus_reads_them(tmp_path: Path) -> None:
     write_metrics(replace(FOUND, differences=4), str(tmp_path / "audit.prom"), at_ms=0, seconds=0)
     assert "halfway_audit_differences 4.0" in (tmp_path / "audit.prom").read_text().splitlines()
     assert [file.name for file in tmp_path.iterdir()] == ["audit.prom"]
-    with pytest.raises(AlertError, match="--metrics"):
+    with pytest.raises(PipelineError, match="--metrics"):
         write_metrics(FOUND, str(tmp_path / "none" / "audit.prom"), at_ms=0, seconds=0)
 
 
@@ -105,7 +105,7 @@ def test_a_webhook_gets_counts_and_anomalies_and_nobody_else_does(server: HTTPSe
     assert told["verdicts"]["leaked"] == 2
     assert told["differences"] == 4
     assert told["anomalies"] == anomalies
-    with pytest.raises(AlertError, match="307") as refused:
+    with pytest.raises(PipelineError, match="307") as refused:
         call_webhook(f"{url}/moved?token=secret", FOUND, anomalies)
     assert "secret" not in str(refused.value)
     assert len(vars(server)["bodies"]) == 2, "the second was not sent on"
@@ -115,7 +115,7 @@ def test_why_a_webhook_took_nothing_is_told(server: HTTPServer) -> None:
     """Without the address."""
     server.shutdown()
     server.server_close()
-    with pytest.raises(AlertError, match="Connection refused") as refused:
+    with pytest.raises(PipelineError, match="Connection refused") as refused:
         call_webhook(f"http://127.0.0.1:{server.server_port}/?token=secret", FOUND, [])
     assert "secret" not in str(refused.value)
 
@@ -124,7 +124,7 @@ def test_why_a_webhook_took_nothing_is_told(server: HTTPServer) -> None:
     "url", ["file:///etc/passwd", "https://", "example.com", "http://[::", "http://a:b/", "http://user:secret@a/"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(AlertError, match=r"--webhook: .*give an address") as refused:
+    with pytest.raises(PipelineError, match=r"--webhook: .*give an address") as refused:
         require_webhook(url)
     assert "secret" not in str(refused.value)
 

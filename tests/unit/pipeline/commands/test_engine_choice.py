@@ -15,7 +15,7 @@ from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.commands import running
 from halfway.pipeline.commands.running import Name, Places, engine_of
 from halfway.pipeline.engines.duckdb import DuckEngine, free_memory
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 from halfway.pipeline.tables import LocalFolder
 from tests.support.pipeline.audits import committed, continued
@@ -45,7 +45,7 @@ def test_duckdb_looks_at_the_disk_before_it_starts(monkeypatch: pytest.MonkeyPat
     found = engine_of("audit", "auto", places, NOTHING_ASKED | {"memory": "4g"})
     assert (found.engine, found.because) == ("duckdb", "this machine has all folders")
     with pytest.raises(
-        SourceError, match=r"about 4\.2 GiB in '/full', and 2\.0 GiB are free: make room, .* in TMPDIR, or"
+        PipelineError, match=r"about 4\.2 GiB in '/full', and 2\.0 GiB are free: make room, .* in TMPDIR, or"
     ):
         engine_of("audit", "auto", places, NOTHING_ASKED | {"memory": "1g"})
 
@@ -116,7 +116,7 @@ def test_an_engine_that_is_asked_for_is_taken_or_refused(tmp_path: Path, capsys:
     assert "not on this machine" in engine_of("audit", "auto", far, NOTHING_ASKED).because
     assert "audit: runs on Spark: 's3a://bucket/audit' is not on this machine" in capsys.readouterr().err
     with pytest.raises(
-        SourceError, match="--engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine"
+        PipelineError, match="--engine duckdb cannot be used: 's3a://bucket/audit' is not on this machine"
     ):
         engine_of("audit", "duckdb", far, NOTHING_ASKED)
 
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.touch()
     with (
-        pytest.raises(SourceError, match=rf"(?s)a table in '{taken}' cannot be used: .*Not a directory"),
+        pytest.raises(PipelineError, match=rf"(?s)a table in '{taken}' cannot be used: .*Not a directory"),
         running.on_duckdb("audit", None, str(taken), [str(taken)]) as opened,
     ):
         opened.engine.save(opened.engine.table([], "id string"), opened.folder(str(taken)).path("verdicts"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from halfway.pipeline.engines.spark_session import require_java
-from halfway.pipeline.errors import JavaError
+from halfway.pipeline.errors import PipelineError
 
 
 def fake_java(folder: Path, version: str, *, modules: bool = True) -> Path:
@@ -38,14 +38,14 @@ def test_a_java_that_spark_refuses_is_named_with_the_remedy(tmp_path: Path, vers
     """Too old, too new, or cut down: what was found, and what to install."""
     fake_java(tmp_path, version, modules=modules)
     found = rf'version "{version}"' if modules else "Module jdk.incubator.vector not found"
-    with pytest.raises(JavaError, match=rf"{found}.*openjdk-17") as refused:
+    with pytest.raises(PipelineError, match=rf"{found}.*openjdk-17") as refused:
         require_java({"JAVA_HOME": str(tmp_path)})
     assert str(tmp_path) in str(refused.value)
 
 
 def test_no_java_at_all_is_told_with_the_remedy(tmp_path: Path) -> None:
     """Neither in JAVA_HOME nor on the PATH."""
-    with pytest.raises(JavaError, match=r"no java.*openjdk-17"):
+    with pytest.raises(PipelineError, match=r"no java.*openjdk-17"):
         require_java({"PATH": str(tmp_path)})
-    with pytest.raises(JavaError, match=r"holds no bin/java.*openjdk-17"):
+    with pytest.raises(PipelineError, match=r"holds no bin/java.*openjdk-17"):
         require_java({"JAVA_HOME": str(tmp_path)})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from halfway.pipeline.engines.spark_session import SparkOptions, is_one_machine, prepared, session_of_job
-from halfway.pipeline.errors import SessionError
+from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def test_spark_connect_is_refused_by_name_before_anything_starts(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     [named] = [*variables, *options.conf, *([options.master] if options.master else [])]
-    with pytest.raises(SessionError, match=r"asks for Spark Connect.*spark-submit") as refused:
+    with pytest.raises(PipelineError, match=r"asks for Spark Connect.*spark-submit") as refused:
         prepared("job", options)
     assert named.replace("SPARK_API_MODE", "spark.api.mode").partition("there")[0] in str(refused.value)
 
@@ -79,7 +79,7 @@ def test_spark_connect_is_refused_by_name_before_anything_starts(
 def test_a_session_of_spark_connect_is_refused_by_name() -> None:
     """Instead of an error about a JVM that it has not."""
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
-    with pytest.raises(SessionError, match="Spark Connect"):
+    with pytest.raises(PipelineError, match="Spark Connect"):
         session_of_job(remote())
 
 

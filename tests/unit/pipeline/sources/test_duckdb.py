@@ -12,7 +12,7 @@ from confluent_kafka import admin as kafka
 
 from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.engine import DUCKDB
-from halfway.pipeline.errors import AccessError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources import duckdb as duckdb_sources
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.duckdb import copy
@@ -152,12 +152,12 @@ def test_errors_that_come_again_and_again_are_no_answer(
             return KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION, retriable=True)
 
     told += [Refused(0), Refused(0), Told(0)]
-    with pytest.raises(AccessError, match="Kafka gave no record of orders"):
+    with pytest.raises(PipelineError, match="Kafka gave no record of orders"):
         read(tmp_path, 0, 1)
 
 
 def test_a_property_that_cannot_be_used_is_named() -> None:
-    with pytest.raises(AccessError, match=r'HALFWAY_KAFKA__… .*"bootstrap.servrs": correct or remove it'):
+    with pytest.raises(PipelineError, match=r'HALFWAY_KAFKA__… .*"bootstrap.servrs": correct or remove it'):
         Brokers(KafkaAccess(librdkafka={"bootstrap.servrs": "127.0.0.1:1"}))
 
 
@@ -173,7 +173,7 @@ def test_why_no_broker_answers_is_told_once(monkeypatch: pytest.MonkeyPatch, cap
         return ask(admin, timeout=min(timeout, 0.01))
 
     monkeypatch.setattr(kafka.AdminClient, "list_topics", ask_once_refused)
-    with pytest.raises(AccessError, match=r"Kafka at 127\.0\.0\.1:1 did not answer: .*Connection refused"):
+    with pytest.raises(PipelineError, match=r"Kafka at 127\.0\.0\.1:1 did not answer: .*Connection refused"):
         Brokers(KafkaAccess(librdkafka={"bootstrap.servers": "127.0.0.1:1"})).pin(["orders"])
     assert not capfd.readouterr().err
 
@@ -184,7 +184,7 @@ def test_what_others_write_keeps_nobody_waiting_for_a_silent_partition(
     """A partition without a leader says nothing, while records come of one that has been read."""
     monkeypatch.setattr(duckdb_sources, "_SILENT_S", -1)
     told += [Told(0), Told(1)]
-    with pytest.raises(AccessError, match="Kafka gave no record of orders"):
+    with pytest.raises(PipelineError, match="Kafka gave no record of orders"):
         copy({}, [(TOPIC, 0, 0, 1), (TOPIC, 1, 0, 1)], str(tmp_path))
 
 

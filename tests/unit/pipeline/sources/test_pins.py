@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.pins import Ends, PartitionPin, Pins, TopicPin
 
 NOW = 1_700_000_000_000
@@ -115,5 +115,5 @@ def test_pins_are_read_as_they_were_written() -> None:
     pins = seen(topic(partition(0, start=5)))
     assert Pins.from_json(pins.to_json()) == Pins.of(pins.content) == pins
     for wrong in ("7", "no JSON"):
-        with pytest.raises(SourceError, match="no offsets of an earlier run"):
+        with pytest.raises(PipelineError, match="no offsets of an earlier run"):
             Pins.from_json(wrong)

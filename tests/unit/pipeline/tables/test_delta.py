@@ -11,7 +11,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from halfway.pipeline import tables as delta
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Merge, Once, SparkEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.tables import LocalFolder
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_a_folder_that_duckdb_would_take_for_another_one_is_refused(tmp_path: Pa
         assert len(engine.rows(engine.load(path))) == 2
     path = str(tmp_path / name / "table")
     for does in (lambda: engine.save(engine.table([("a", 1)], rows), path), lambda: engine.load(path)):
-        with pytest.raises(SourceError, match=r"DuckDB cannot use tables in a folder with .*: rename .*, or") as told:
+        with pytest.raises(PipelineError, match=r"DuckDB cannot use tables in a folder with .*: rename .*, or") as told:
             does()
         assert repr(path) in str(told.value)
     assert not (tmp_path / name).exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from halfway.pipeline.engines.engine import Merge, SparkEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.tables import Folder, LocalFolder
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def test_a_file_that_cannot_take_its_place_is_an_error(spark: "SparkSession", tmp_path: Path) -> None:
     """Nothing is believed to be written that is not."""
     (tmp_path / "summary.json" / "in the way").mkdir(parents=True)
-    with pytest.raises(SourceError, match="is a folder"):
+    with pytest.raises(PipelineError, match="is a folder"):
         Folder(spark, str(tmp_path)).write("text", "summary.json")
 
 

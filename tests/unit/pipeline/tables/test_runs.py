@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from halfway.pipeline.engines import duckdb
 from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.engine import Engine, Merge, SparkEngine
-from halfway.pipeline.errors import SourceError
+from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.tables import EVENTS, TABLES, VERDICTS, LocalFolder, Tables
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_of_two_runs_the_one_that_commits_second_fails_and_the_other_counts(
 
     first, second = two()
     first.write(VERDICTS, rows(first, "a"))
-    with pytest.raises(SourceError, match=REFUSED):
+    with pytest.raises(PipelineError, match=REFUSED):
         second.write(VERDICTS, rows(second, "b"))
     first.write(EVENTS, rows(first, "a"))
     first.end({}, at=1)
@@ -59,10 +59,10 @@ def test_of_two_runs_the_one_that_commits_second_fails_and_the_other_counts(
     first, second = two()
     assert ids(second, VERDICTS) == ["a"]
     second.merge(VERDICTS, rows(second, "a", "c"), RULE)
-    with pytest.raises(SourceError, match=REFUSED):
+    with pytest.raises(PipelineError, match=REFUSED):
         first.merge(VERDICTS, rows(first, "d"), RULE)
     second.end({"of": "second"}, at=2)
-    with pytest.raises(SourceError, match=REFUSED):
+    with pytest.raises(PipelineError, match=REFUSED):
         first.end({"of": "first"}, at=2)
     for engine in engines:
         last = begun(engine)
@@ -86,7 +86,7 @@ def test_of_two_runs_that_take_back_the_same_commits_at_once_one_fails(
     stale, second = DeltaTable(tmp_path / VERDICTS), Tables(engine, folder)
     Tables(engine, folder).begin()
     monkeypatch.setattr(duckdb, "_table", lambda *_: stale)
-    with pytest.raises(SourceError, match=REFUSED):
+    with pytest.raises(PipelineError, match=REFUSED):
         second.begin()
     engine.close()
 
@@ -103,7 +103,7 @@ def test_an_error_that_only_speaks_of_concurrency_is_no_conflict(
     fails = f"{'raise_error' if name == 'spark' else 'error'}('{text}')"
     with pytest.raises(Exception, match=text) as raised:
         tables.write(VERDICTS, engine.query(f"select cast({fails} as bigint) as run"))
-    assert not isinstance(raised.value, SourceError)
+    assert not isinstance(raised.value, PipelineError)
     engine.close()
 
 
