@@ -23,10 +23,10 @@ BOUNDS = {
     "lines of halfway/embedded": 1_308,
     "lines of halfway/client": 7_733,
     "lines of halfway/testing": 357,
-    "lines of halfway/pipeline": 6_643,
+    "lines of halfway/pipeline": 6_673,
     "lines of halfway/schemas": 83,
-    "files of halfway/pipeline": 33,
-    "lines of tests": 75_505,
+    "files of halfway/pipeline": 34,
+    "lines of tests": 75_510,
     "lines of bench": 3_999,
     "bytes of pages": 204_540,
     "settings": 50,
@@ -34,7 +34,7 @@ BOUNDS = {
     "calls between instances": 10,
     "ports": 15,
     "methods of ports": 51,
-    "modules in circles": 6,
+    "modules in circles": 0,
 }
 
 

@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from halfway.pipeline.engines.engine import Once
+from halfway.pipeline.engines.dialect import Once
 from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from halfway.pipeline.engines.engine import Engine, Frame, Merge
+    from halfway.pipeline.engines.dialect import Frame, Merge
+    from halfway.pipeline.engines.engine import Engine
 
 
 def is_local(path: str) -> bool:

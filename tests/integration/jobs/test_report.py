@@ -16,8 +16,9 @@ import pytest
 from halfway.kafka.records import codec
 from halfway.pipeline import tables as runs
 from halfway.pipeline.engines.decoding import arrow_of
+from halfway.pipeline.engines.dialect import Frame, Once
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.engine import Engine, Frame, Once, SparkEngine
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import ledger, report
 from halfway.pipeline.sources.duckdb import DuckReader

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 
 from halfway.pipeline import access
+from halfway.pipeline.engines.dialect import told
 from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit
-from halfway.pipeline.engines.engine import SparkEngine, told
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.engines.spark_session import SparkOptions, is_submitted, prepared
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.incremental import State

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.decoding import arrow_of
-from halfway.pipeline.engines.engine import DUCKDB, INPUT, Doing, Frame, Merge, Once
+from halfway.pipeline.engines.dialect import DUCKDB, INPUT, Doing, Frame, Merge, Once
 from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.engines.dialect import Frame
+    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.sources.pins import TopicPin
     from halfway.pipeline.tables import Files

@@ -15,7 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from halfway.pipeline.engines.engine import Merge, union
+from halfway.pipeline.engines.dialect import Merge
+from halfway.pipeline.engines.engine import union
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources import headers
@@ -28,7 +29,8 @@ from halfway.pipeline.transforms.verdict import NOT_JUDGED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.engines.dialect import Frame
+    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.tables import Files
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.engine import Merge, Once, SparkEngine, union
+from halfway.pipeline.engines.dialect import Merge, Once
+from halfway.pipeline.engines.engine import SparkEngine, union
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Engine, Frame, SparkEngine
+    from halfway.pipeline.engines.dialect import Frame
+    from halfway.pipeline.engines.engine import Engine, SparkEngine
     from halfway.pipeline.sources.pins import TopicPin
     from halfway.pipeline.tables import Files
 

@@ -13,7 +13,8 @@ from halfway.schemas import LAYOUT_KEY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.engines.dialect import Frame
+    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
 
 _PLACE: Final = 'topic, "partition", "offset"'

@@ -23,7 +23,8 @@ from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, UNP
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.engines.dialect import Frame
+    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.tables import Files
 

@@ -17,7 +17,8 @@ from halfway.pipeline.sources import headers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from halfway.pipeline.engines.engine import Engine, Frame
+    from halfway.pipeline.engines.dialect import Frame
+    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.sources.pinned import Source
     from halfway.pipeline.tables import Files
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from halfway.pipeline.engines.decoding import arrow_of
+from halfway.pipeline.engines.dialect import Doing
 from halfway.pipeline.engines.duckdb import quoted
-from halfway.pipeline.engines.engine import Doing
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.sources.pinned import RECORD as COLUMNS
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from halfway.pipeline.access import KafkaAccess
+    from halfway.pipeline.engines.dialect import Frame
     from halfway.pipeline.engines.duckdb import DuckEngine
-    from halfway.pipeline.engines.engine import Frame
 
 RECORD: Final = arrow_of(COLUMNS)
 _SILENT_S: Final = 60.0

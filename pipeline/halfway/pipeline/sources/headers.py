@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from halfway.pipeline.sources.pinned import Rows
 
 if TYPE_CHECKING:
-    from halfway.pipeline.engines.engine import Dialect, Engine, Frame
+    from halfway.pipeline.engines.dialect import Dialect, Frame
+    from halfway.pipeline.engines.engine import Engine
 
 COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled_back"

@@ -7,16 +7,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.pins import Brokers, PartitionPin, Pins, TopicPin
 
 if TYPE_CHECKING:
     from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Frame
-    from halfway.pipeline.sources.duckdb import DuckReader
-    from halfway.pipeline.sources.spark import SparkReader
+    from halfway.pipeline.engines.dialect import Frame
     from halfway.pipeline.tables import Files
 
 Part = tuple[str, int, int, int]
@@ -29,7 +27,6 @@ RECORD: Final = (
     "headers array<struct<key: string, value: binary>>"
 )
 """The columns of a record of any source."""
-Reader: TypeAlias = "SparkReader | DuckReader"
 COMMITTED: Final = "committed"
 UNSETTLED: Final = "unsettled"
 LATER: Final = "later"
@@ -125,6 +122,16 @@ class Source(ABC):
     def _of(self, topics: Sequence[str]) -> list[tuple[str, PartitionPin]]:
         pins = self.pins.topics
         return [(topic, each) for topic in topics if topic in pins for each in pins[topic].partitions]
+
+
+class Reader(Protocol):
+    """What an engine reads records with."""
+
+    def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
+        """Return rows of the records in parts of topics, at an isolation level."""
+
+    def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
+        """Return rows of the records in folders of Parquet, each given with the name of its topic."""
 
 
 class KafkaSource(Source):

@@ -9,7 +9,8 @@ from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK
 from halfway.pipeline.transforms.evidence import PARTITIONS, events, place
 
 if TYPE_CHECKING:
-    from halfway.pipeline.engines.engine import Dialect, Engine, Frame
+    from halfway.pipeline.engines.dialect import Dialect, Frame
+    from halfway.pipeline.engines.engine import Engine
     from halfway.pipeline.transforms.evidence import Evidence, Limits
 
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")

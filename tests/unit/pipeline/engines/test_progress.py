@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from halfway.pipeline import cli
 from halfway.pipeline.engines import engine as engines
+from halfway.pipeline.engines.dialect import Doing, line, told
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.engine import Doing, line, told
 from tests.support.pipeline.archives import HISTORY, write_archive
 from tests.support.waiting import GENEROUS_S
 

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka import admin as kafka
 
 from halfway.pipeline.access import KafkaAccess
-from halfway.pipeline.engines.engine import DUCKDB
+from halfway.pipeline.engines.dialect import DUCKDB
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources import duckdb as duckdb_sources
 from halfway.pipeline.sources import headers

@@ -9,8 +9,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from halfway.pipeline import tables as delta
+from halfway.pipeline.engines.dialect import Merge, Once
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.engine import Merge, Once, SparkEngine
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.tables import LocalFolder
 

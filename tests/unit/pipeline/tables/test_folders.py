@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from halfway.pipeline.engines.engine import Merge, SparkEngine
+from halfway.pipeline.engines.dialect import Merge
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.tables import Folder, LocalFolder
 

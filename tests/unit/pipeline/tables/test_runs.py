@@ -7,8 +7,9 @@ import pytest
 from deltalake import DeltaTable
 
 from halfway.pipeline.engines import duckdb
+from halfway.pipeline.engines.dialect import Merge
 from halfway.pipeline.engines.duckdb import DuckEngine
-from halfway.pipeline.engines.engine import Engine, Merge, SparkEngine
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.tables import EVENTS, TABLES, VERDICTS, LocalFolder, Tables
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 from pyspark.testing import assertDataFrameEqual
 
-from halfway.pipeline.engines.engine import Once, SparkEngine
+from halfway.pipeline.engines.dialect import Once
+from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.jobs import ledger, sweep
 
 if TYPE_CHECKING:
