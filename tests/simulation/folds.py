@@ -8,6 +8,7 @@ from halfway.kafka.records.codec import barrier_of, decode_half, decode_op, deco
 from halfway.simulated import SimulatedKafka
 from halfway.simulated.log import Record
 from tests.simulation.instances import PREFIX, World
+from tests.simulation.story import GONE, GROUPS
 from tests.support.domain.histories import expected, known_by
 from tests.support.domain.naive_fold import Logs
 
@@ -40,3 +41,15 @@ def differences(world: World) -> Iterator[str]:
             wrong |= {name for name, one in slow.items() if not one.state.ended and name not in held}
             for name in sorted(wrong):
                 yield f"fold: {name} of {instance.process.name} is {held.get(name)}, not {slow.get(name)}"
+
+
+def other_groups(world: World) -> Iterator[str]:
+    """Yield where an instance has a group that the topic has not, or has not one that the topic has."""
+    records = world.kafka.topics[f"{PREFIX}groups"].partitions[0].records
+    last = {(one.key or b"").decode(): one.value for one in records if one.control is None and not one.aborted}
+    for instance in world.instances:
+        if (coordinator := instance.coordinator) is None:
+            continue
+        for name in (*GROUPS, GONE):
+            if coordinator.is_registered(name) != (last.get(name) is not None):
+                yield f"groups: {name} at {instance.process.name} is not as in the topic"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,16 @@ from typing import Any, Final
 
 from halfway.coordinator.checkback import scan
 from halfway.coordinator.commit_verdicts import CommitVerdicts
-from halfway.coordinator.shards.shard import Shard
+from halfway.coordinator.shards.shard import OutcomeWindow, Shard
 from halfway.kafka.clients.transactional_producer import ProducerFailedError
+from halfway.kafka.lane import transaction
 from halfway.kafka.lane.transaction import LaneTransaction
-from halfway.kafka.log import half_log, tail
+from halfway.kafka.log import compacted_table, half_log, tail
 from halfway.kafka.ownership import acquisition, former_owners
+from halfway.kafka.topics import required_config
 from halfway.protocol import policy
 from halfway.protocol.entries import Pending
+from halfway.protocol.records import Message
 from halfway.protocol.shard import ShardState
 from tests.simulation.instances import replaced, silence
 from tests.simulation.oracles import problems
@@ -45,23 +49,32 @@ def first_in_the_log(state: ShardState, offset: int, half: Any, held: Pending) -
     state._stray(half.id, max(offset, held.offset))
 
 
-def commit_or_not(transaction: LaneTransaction) -> None:
+def commit_or_not(lane: LaneTransaction) -> None:
     try:
-        transaction._producer.commit(transaction._stall_s)
+        lane._producer.commit(lane._stall_s)
     except ProducerFailedError:
         """Take it for committed."""
 
 
-def at_most_two(transaction: LaneTransaction) -> None:
-    for encoded in transaction._writes:
+def at_most_two(lane: LaneTransaction) -> None:
+    for encoded in lane._writes:
         for one in encoded.real[:2]:
-            transaction._produce(
-                one.topic, one.value, one.key, one.partition, None, None, transaction._now, one.headers
+            lane._produce(
+                one.topic, one.value, one.key, one.partition, None, None, lane._now, one.headers
             )  # fmt: skip
 
 
 def stored_anyhow(error: Any, message: Any) -> int:
     return 0
+
+
+def all_is_old(window: OutcomeWindow, now: float) -> int:
+    return window._state.op_tail
+
+
+def size_in_characters(message: Message) -> int:
+    names = sum(len(name) + len(value or b"") for name, value in message.headers)
+    return len(message.key or b"") + len(message.value or b"") + names
 
 
 async def no_wait(shard: Shard, position: int, *, deadline: float) -> None:
@@ -79,6 +92,12 @@ MUTANTS: Final[dict[str, list[tuple[Any, str, Any]]]] = {
     "a clock that was ahead delays checks for hours": [
         (policy, "is_of_wrong_clock", no), (scan.Scan, "clock_was_set", nothing),
     ],
+    "what was prepared ahead of time is written so": [
+        (transaction, "_MOST_AHEAD_MS", 10**12), (required_config, "_ANY_TIME_MS", required_config.HOUR_MS),
+    ],
+    "a deleted group is there again after a gap": [(compacted_table, "_LEAST_GAP_S", math.inf)],
+    "the horizon begins at the restart": [(OutcomeWindow, "start", all_is_old)],
+    "names of headers are counted in characters": [(Message, "size", property(size_in_characters))],
     # others
     "a former owner is not fenced": [(former_owners.FormerOwners, "_fence_owner", nothing)],
     "an acquisition reads what is not committed": [

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
-
-from confluent_kafka import KafkaError
 
 from checker.content import content_of
 from checker.history import AnyEvent, Checked, End, Ended, Looked, Prepare, Prepared, Rest, Run, Said, Taken
@@ -22,17 +18,14 @@ from halfway.protocol.errors import HalfwayError, RetryableError
 from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
-from halfway.simulated import SimulatedKafka
-from halfway.simulated.log import Batch, Place, RefusedError
-from halfway.simulated.producer import SimulatedProducer
-from tests.simulation.folds import differences
-from tests.simulation.instances import PREFIX, Instance, Network, World, new_settings, surroundings
-from tests.simulation.machine import EPOCH_S, PROCESS, BrokersClock, DeadlockError, Machine
-from tests.simulation.story import GROUPS, TOPICS, Fault, Plan, Transaction
+from tests.simulation.faults import Cluster, Stage
+from tests.simulation.folds import differences, other_groups
+from tests.simulation.instances import Instance, Network, World, new_settings, surroundings
+from tests.simulation.machine import EPOCH_S, BrokersClock, DeadlockError
+from tests.simulation.story import GONE, GROUPS, LIMIT_BYTES, TOPICS, Plan, Transaction
 
 LIVENESS_S: Final = 120.0
 """How long after the last fault everything may take to end."""
-_BOUND_S: Final = 400.0
 _POLICIES: Final = {
     "patient": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
     "dropping": PolicyOverrides(
@@ -41,60 +34,22 @@ _POLICIES: Final = {
     ),
     "parking": PolicyOverrides(first_check_after_s=0.5, check_interval_s=0.5, max_interval_s=1, max_checks=2),
     "pulled": PolicyOverrides(first_check_after_s=0.7, check_interval_s=0.7, max_interval_s=2, max_checks=100),
+    GONE: PolicyOverrides(),
 }  # fmt: skip
+_WIDE_NAME: Final = "\u00e4" * 10_000
+"""A header's name of twice as many bytes."""
 _STATUS: Final = {
     "already_ended": 409, "id_reused": 409, "not_pending": 409, "unknown_transaction": 404, "outcome_expired": 410,
 }  # fmt: skip
 
 
-class Cluster(SimulatedKafka):
-    """A cluster that tells what is appended."""
-
-    tell: Callable[..., None]
-    late_s: tuple[float, float] | None = None
-    on_the_way: list[tuple[Place, Batch]]
-    late_producers: frozenset[int] = frozenset()
-    """Whose batches are still on the way."""
-    arrived = 0
-    """How often such batches have arrived."""
-
-    def append(self, place: Place, batch: Batch, transactional_id: str | None) -> int:
-        if batch.producer in self.late_producers:
-            if (place, batch.sequence) not in [(at, one.sequence) for at, one in self.on_the_way]:
-                self.on_the_way.append((place, batch))
-                self.tell("on the way", place, [one.key for one in batch.records])
-            raise RefusedError(KafkaError.NOT_LEADER_FOR_PARTITION)
-        keys = {one.key for one in batch.records}
-        if any(at == place and keys & {one.key for one in late.records} for at, late in self.on_the_way):
-            self.let_arrive()
-        base = super().append(place, batch, transactional_id)
-        self.tell("append", place, base, [(one.key, len(one.value or b"")) for one in batch.records], transactional_id)
-        return base
-
-    def let_arrive(self) -> None:
-        """Append what is on the way; Kafka may refuse it."""
-        arriving, self.on_the_way, self.late_producers = self.on_the_way, [], frozenset()
-        for place, batch in arriving:
-            with suppress(RefusedError):
-                self.append(place, batch, None)
-        self.arrived += bool(arriving)
-
-    def latency(self) -> float:
-        return super().latency() if self.late_s is None else self.random.uniform(*self.late_s)
-
-
-class Simulation:
+class Simulation(Stage):
     """A run of a plan. `go` runs it; afterwards the attributes say what has happened."""
 
     def __init__(self, plan: Plan, *, keeps_trace: bool = False) -> None:
-        self.plan = plan
-        self.machine = Machine(plan.seed)
-        self.chance = self.machine.random
-        self.loop = self.machine.loop
+        super().__init__(plan, keeps_trace=keeps_trace)
         self.events: list[AnyEvent] = []
         self.problems: list[str] = []
-        self.digest = hashlib.blake2b()
-        self.trace: list[str] | None = [] if keeps_trace else None
         self.decided: dict[str, Said] = {}
         """The producers' database: what was decided about each id."""
         self.said_at: dict[str, float] = {}
@@ -103,25 +58,11 @@ class Simulation:
         """Transactions whose local transaction may still be decided by its producer."""
         self.silent: set[str] = set()
         """Transactions whose checks are answered with unknown."""
-        self.denied_checks = plan.traits["endpoint_bad"]
         self.asked_at: dict[str, list[float]] = {}
         """When halfway has begun to ask about each id."""
-        self.jumps: list[tuple[float, float]] = []
-        """When the clocks of all instances were set ahead, and by how much."""
-        self.was_far_ahead = False
-        """Whether some clock was ahead by as much as an outcome horizon."""
         self.committed = 0
-        self.kafka: Cluster
-        self.world: World
 
     # --- trace
-
-    def tell(self, what: str, *details: object) -> None:
-        """Note that something happens."""
-        line = f"{self.loop.now:10.4f} {PROCESS.get().name:8} {what} {' '.join(map(str, details))}"
-        self.digest.update(line.encode())
-        if self.trace is not None:
-            self.trace.append(line)
 
     def _note(self, event: AnyEvent) -> None:
         self.events.append(event)
@@ -137,7 +78,6 @@ class Simulation:
         gc.disable()
         try:
             with surroundings(lambda: self.world), self.machine.installed():
-                self.loop.bound = _BOUND_S
                 self.loop.set_exception_handler(self._loop_failed)
                 try:
                     self.loop.run_until_complete(self._run())
@@ -165,27 +105,28 @@ class Simulation:
         )
         self.kafka.tell, self.kafka.on_the_way = self.tell, []
         for name, partitions in TOPICS.items():
-            self.kafka.create(name, partitions, 1, {}, dry=False)
+            self.kafka.create(name, partitions, 1, {"max.message.bytes": f"{LIMIT_BYTES}"}, dry=False)
         self.world = World(machine, self.kafka, new_settings(), Network(machine), self._check)
         for _ in range(plan.instances):
             self.world.start()
         await self.world.all_served()
         self._note(Run(seed=plan.seed, topics=tuple(TOPICS), policy_rolls_back=("dropping",), fetching=("pulled",)))
         await self._register()
-        self._calm_network()
+        self.calm_network()
         machine.stretch = traits["polls"]
         machine.late_share, machine.late_s = traits["threads_late"], traits["threads_late_s"]
         begun = self.loop.now
         tasks = [
             asyncio.create_task(self._later(begun + one.at, partial(self._produce, one))) for one in plan.transactions
         ]
-        tasks += [asyncio.create_task(self._later(begun + one.at, partial(self._break, one))) for one in plan.faults]
+        tasks += [asyncio.create_task(self._later(begun + one.at, partial(self.break_it, one))) for one in plan.faults]
         fetching = asyncio.create_task(self._fetch())
         await asyncio.gather(*tasks)
-        await self._mend()
+        self.silent.clear()
+        await self.mend()
         await self._settle()
         fetching.cancel()
-        self.problems += differences(self.world)
+        self.problems += [*differences(self.world), *other_groups(self.world)]
         self._note(Rest(at=self.now_ms))
 
     async def _later(self, at: float, work: Callable[[], Any]) -> None:
@@ -193,7 +134,7 @@ class Simulation:
         await work()
 
     async def _register(self) -> None:
-        for name in GROUPS:
+        for name in (*GROUPS, GONE) if any(fault.kind == "away" for fault in self.plan.faults) else GROUPS:
             mode = CheckMode.PULL if name == "pulled" else CheckMode.PUSH
             urls = () if name == "pulled" else ("http://shop.invalid/check",)
             spec = GroupSpec(name=name, mode=mode, urls=urls, topics=tuple(TOPICS), policy=_POLICIES[name])
@@ -245,12 +186,18 @@ class Simulation:
         """Prepare until it is stored; return whether it is known to be."""
         for attempt, within_s in enumerate(one.within_s):
             body = attempt if one.changes else 0
+            headers = ((_WIDE_NAME, b""),) if one.wide_bytes else ()
             messages = tuple(
-                Message(topic=topic, key=f"{one.number}".encode(), value=f"{one.number}.{place}.{body}".encode())
+                Message(
+                    topic=topic,
+                    key=f"{one.number}".encode(),
+                    headers=headers,
+                    value=f"{one.number}.{place}.{body}".encode().ljust(one.wide_bytes),
+                )
                 for place, topic in enumerate(one.topics)
             )
             ref = f"{name}/{attempt}"
-            contents = tuple(content_of(one.topic, one.key, one.value) for one in messages)
+            contents = tuple(content_of(one.topic, one.key, one.value, one.headers) for one in messages)
             sent_at = self.now_ms
             self._note(Prepare(at=sent_at, ref=ref, group=one.group, contents=contents, id=name))
             request = requests.Prepare(group=one.group, messages=messages, id=name)
@@ -292,7 +239,7 @@ class Simulation:
             self._note(answer(at=self.now_ms, status=0))
             return None
         except HalfwayError as error:
-            if error.code == "outcome_expired" and self.was_far_ahead:
+            if error.code == "outcome_expired" and self.is_horizon_over:
                 return error  # by that clock the outcome was old
             state = error.fields.get("state")
             shown = None if state is None else str(state)
@@ -357,186 +304,7 @@ class Simulation:
                     check.id, Outcome(said), self.chance.uniform(0.1, 5), check_id=check.check_id, by="check"
                 )
 
-    # --- faults
-
-    async def _break(self, fault: Fault) -> None:
-        instances = self.world.instances
-        instance = instances[fault.target % len(instances)]
-        self.tell("fault", fault)
-        work: Callable[[Fault, Instance], Any] = getattr(self, f"_break_{fault.kind}")
-        await work(fault, instance)
-        self.tell("fault over", fault.number)
-
-    async def _break_kill(self, fault: Fault, instance: Instance) -> None:
-        instance.kill()
-        await asyncio.sleep(fault.for_s / 4)
-        self._restart(instance)
-
-    async def _break_stop(self, fault: Fault, instance: Instance) -> None:
-        instance.stopping.set()
-        until = self.loop.now + 20
-        while (  # noqa: ASYNC110 - it may also be killed meanwhile
-            instance.task is not None
-            and not instance.task.done()
-            and self.loop.now < until
-            and not instance.process.dead
-        ):
-            await asyncio.sleep(0.1)
-        instance.kill()
-        self._restart(instance)
-
-    def _restart(self, instance: Instance) -> None:
-        if instance in self.world.instances:
-            self.world.start(instance.process.clock_s, replaces=instance)
-
-    async def _break_pause(self, fault: Fault, instance: Instance) -> None:
-        instance.host.cut()
-        instance.process.paused = True
-        await asyncio.sleep(fault.for_s * 1.5)
-        self.loop.resume(instance.process)
-        if not instance.process.dead:
-            instance.host.heal()
-
-    async def _break_cut(self, fault: Fault, instance: Instance) -> None:
-        instance.host.cut(answers_only=fault.how < 0.5)
-        await asyncio.sleep(fault.for_s)
-        if not instance.process.dead:
-            instance.host.heal()
-
-    async def _break_clock(self, fault: Fault, instance: Instance) -> None:
-        steps = (-7_200, -600, -40, -5, 5, 40, 600, 1_500, 7_200, 90_000)
-        step_s = steps[int(fault.how * len(steps))]
-        stepped = self.world.instances if fault.target % 2 else [instance]
-        for one in stepped:
-            one.process.clock_s += step_s
-            self.was_far_ahead = self.was_far_ahead or one.process.clock_s >= self.world.settings.outcome_horizon_s
-        if step_s > 0 and len(stepped) == len(self.world.instances):
-            self.jumps.append((self.loop.now, step_s))
-        await asyncio.sleep(fault.for_s)
-        if fault.how * 1000 % 1 < 0.7:
-            for one in self.world.instances:
-                one.process.clock_s = 0.0
-
-    async def _break_leaderless(self, fault: Fault, instance: Instance) -> None:
-        places = self.kafka.places(self.kafka.topics)
-        if fault.target % 2:
-            places = [places[int(fault.how * len(places))]]
-        self._lead(places, None)
-        await asyncio.sleep(fault.for_s)
-        self._lead(places, 1)
-
-    def _lead(self, places: list[Place], leader: int | None) -> None:
-        for place in places:
-            partition = self.kafka.partition(place)
-            if partition is not None:
-                partition.leader = leader
-                self.kafka.changed(place)
-
-    async def _break_denied(self, fault: Fault, instance: Instance) -> None:
-        denied = ("Write", "topic", "orders" if fault.target % 2 else "points")
-        self.kafka.denied.add(denied)
-        await asyncio.sleep(fault.for_s)
-        self.kafka.denied.discard(denied)
-
-    async def _break_markers(self, fault: Fault, instance: Instance) -> None:
-        self.kafka.transactions._markers_s = (0.0, 0.1 + 4 * fault.how)
-        await asyncio.sleep(fault.for_s)
-        self.kafka.transactions._markers_s = (0.0, self.plan.traits["markers_s"])
-
-    async def _break_slow(self, fault: Fault, instance: Instance) -> None:
-        self.kafka.late_s = (0.0, 0.1 + 3 * fault.how)
-        await asyncio.sleep(fault.for_s)
-        self.kafka.late_s = None
-
-    async def _break_loss(self, fault: Fault, instance: Instance) -> None:
-        network = self.world.network
-        network.lost_share, network.late_share, network.late_s = 0.1 + 0.5 * fault.how, 0.3, 6.0
-        await asyncio.sleep(fault.for_s)
-        self._calm_network()
-
-    def _calm_network(self) -> None:
-        traits, network = self.plan.traits, self.world.network
-        network.lost_share, network.late_share, network.late_s = (
-            traits["net_lost"],
-            traits["net_late"],
-            traits["net_late_s"],
-        )
-
-    async def _break_fatal(self, fault: Fault, instance: Instance) -> None:
-        """Make Kafka take the writers of halves for former ones: their producers fail for good."""
-        writers = {one for other in self.world.instances for one in _writers(other)}
-        for partition in self.kafka.topics[f"{PREFIX}half"].partitions:
-            for producer, known in partition._producers.items():
-                known.epoch += producer in writers
-
-    async def _break_late(self, fault: Fault, instance: Instance) -> None:
-        """Keep what an owner writes to half on the way until the next owner writes the same id; then kill all owners.
-
-        The former owner is paused meanwhile, so that its session ends.
-        """
-        kafka = self.kafka
-        kafka.late_producers = _writers(instance)
-        await asyncio.sleep(0.25)
-        pausing = asyncio.create_task(self._break_pause(fault, instance))
-        await self._break_session(fault, instance)
-        until, before = self.loop.now + 5, kafka.arrived
-        while kafka.arrived == before and self.loop.now < until:  # noqa: ASYNC110 - the cluster has no events
-            await asyncio.sleep(0.005)
-        kafka.let_arrive()
-        await asyncio.sleep(fault.how / 5)
-        for one in list(self.world.instances):
-            if fault.how * 1000 % 1 < 0.8 and one is not instance:
-                one.kill()
-                self._restart(one)
-        await pausing
-
-    async def _break_endpoint(self, fault: Fault, instance: Instance) -> None:
-        self.denied_checks = 0.3 + 0.7 * fault.how
-        await asyncio.sleep(fault.for_s)
-        self.denied_checks = self.plan.traits["endpoint_bad"]
-
-    async def _break_session(self, fault: Fault, instance: Instance) -> None:
-        for client in list(instance.host.clients.values()):
-            if client.member is not None:
-                client.end_session()
-
-    async def _break_compact(self, fault: Fault, instance: Instance) -> None:
-        for topic in self.kafka.topics.values():
-            for partition in topic.partitions:
-                partition.roll()
-        self.kafka.clean()
-
-    async def _break_threads(self, fault: Fault, instance: Instance) -> None:
-        self.machine.late_share, self.machine.late_s = 0.5, 2 * fault.how
-        await asyncio.sleep(fault.for_s / 2)
-        self.machine.late_share, self.machine.late_s = (
-            self.plan.traits["threads_late"],
-            self.plan.traits["threads_late_s"],
-        )
-
     # --- the end
-
-    async def _mend(self) -> None:
-        """End all faults: every part works again, and nothing is lost any more."""
-        self.tell("faults end")
-        network = self.world.network
-        network.lost_share = network.late_share = 0.0
-        self.machine.late_share = 0.0
-        self.machine.stretch = 8
-        self.silent.clear()
-        self.denied_checks = 0.0
-        self.kafka.denied.clear()
-        self.kafka.late_s = None
-        self.kafka.transactions._markers_s = (0.0, 0.002)
-        self._lead(self.kafka.places(self.kafka.topics), 1)
-        for instance in list(self.world.instances):
-            instance.process.clock_s = 0.0
-            if instance.process.paused:
-                self.loop.resume(instance.process)
-            if instance.process.dead or (instance.task is not None and instance.task.done()):
-                self._restart(instance)
-            else:
-                instance.host.heal()
 
     async def _settle(self) -> None:
         """Wait until everything has ended; resume what is parked."""
@@ -562,12 +330,6 @@ class Simulation:
                 await asyncio.sleep(1)  # a client may only now send what it has kept
             was_empty = not open_
         self.problems.append(f"stuck: {[(one.id, one.state.value, one.last_error, one.waits) for one in open_]}")
-
-
-def _writers(instance: Instance) -> frozenset[int]:
-    """Return the ids of an instance's producers that write without transactions."""
-    clients = instance.host.clients.values()
-    return frozenset(one._producer for one in clients if isinstance(one, SimulatedProducer) and one._id is None)
 
 
 def _reply(

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 TOPICS: Final = {"orders": 3, "points": 1}
+LIMIT_BYTES: Final = 65_536
+"""`max.message.bytes` of these topics."""
+GONE: Final = "gone"
+"""A group that nobody uses, and that is deleted."""
 GROUPS: Final = ("patient", "dropping", "parking", "pulled")
 ACTIVE_S: Final = 6.0
 """How long producers begin transactions, and faults begin."""
@@ -18,8 +22,10 @@ _FAULTS: Final = {
 """The kinds of faults, and how often each is."""
 
 
-_LATE_SHARE: Final = 0.1
-"""How many seeds have a writer whose halves arrive after another owner's."""
+_RARE: Final = {"late": 0.1, "trap": 0.1, "stray": 0.05, "away": 0.02}
+"""Faults of several instances that a seed has once, and in how many seeds; only `away` comes alone."""
+_WIDE_SHARE: Final = 0.05
+"""How many seeds have messages about as large as their topic takes, with long names of headers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,8 @@ class Transaction:
     looks_after_s: tuple[float, ...]
     is_silent: bool
     """Whether its checks are answered with unknown while there are faults."""
+    wide_bytes: int = 0
+    """The size of its values, if they are about as large as they may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,11 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.target} at {self.at:.2f} for {self.for_s:.2f} s ({self.how:.2f})"
+
+
+def repeats_alike(fault: Fault) -> bool:
+    """Return whether the producers whose halves become strays repeat the same messages."""
+    return fault.for_s < 5
 
 
 @dataclass(kw_only=True)
@@ -115,11 +128,16 @@ def plan(seed: int) -> Plan:
         for number in range(chance.randint(20, 50))
     ]
     instances = chance.choice((1, 2, 2, 3))
-    late = random.Random(f"late {seed}")
-    if instances > 1 and late.random() < _LATE_SHARE:
-        fault, more = _late(late, len(faults), len(transactions))
-        faults.append(fault)
-        transactions += more
+    for kind, share in _RARE.items():
+        rare = random.Random(f"{kind} {seed}")
+        if instances > 1 and rare.random() < share:
+            fault, more = _rare(kind, rare, len(faults), len(transactions))
+            faults = [fault] if kind == "away" else [*faults, fault]
+            transactions += more
+    wide = random.Random(f"wide {seed}")
+    if wide.random() < _WIDE_SHARE:
+        for place in wide.sample(range(len(transactions)), 3):
+            transactions[place] = replace(transactions[place], wide_bytes=wide.randrange(40_000, 55_000))
     return Plan(
         seed=seed,
         instances=instances,
@@ -129,16 +147,21 @@ def plan(seed: int) -> Plan:
     )
 
 
-def _late(chance: random.Random, number: int, first: int) -> tuple[Fault, list[Transaction]]:
-    """Return halves that are on the way while their owner changes, and their producers, which try other messages."""
+def _rare(kind: str, chance: random.Random, number: int, first: int) -> tuple[Fault, list[Transaction]]:
+    """Return a fault while an owner changes, and the producers that it is about.
+
+    Those of late halves are impatient, and try again, with other messages or the same ones.
+    """
     at = chance.uniform(0.5, ACTIVE_S)
     fault = Fault(
-        number=number, at=at, kind="late", target=chance.randrange(6), for_s=chance.uniform(3, 7), how=chance.random()
+        number=number, at=at, kind=kind, target=chance.randrange(6), for_s=chance.uniform(3, 7), how=chance.random()
     )
+    changing = 1.0 if kind == "late" or not repeats_alike(fault) else 0.0
+    within_s = 5.0 if kind == "trap" else 0.3
     producers = [
         replace(
-            _transaction(chance, first + place, 1.0, 0.0, 0.0, 0.0),
-            at=at + chance.uniform(0, 0.2), within_s=(0.3, *[1.0] * 30), decides_after_s=chance.uniform(0, 4),
+            _transaction(chance, first + place, changing, 0.0, 0.0, 0.0),
+            at=at + chance.uniform(0, 0.2), within_s=(within_s, *[1.0] * 30), decides_after_s=chance.uniform(0, 4),
         )
         for place in range(4)
     ]  # fmt: skip

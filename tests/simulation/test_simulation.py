@@ -73,6 +73,11 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
         ("a jump of the clock rolls back unasked", 42),
         ("a commit that met 503 is forgotten", 169),
         ("a late half replaces what was acknowledged", 84),
+        ("a former owner is not fenced", 17),
+        ("strays are not seen", 162),
+        ("the horizon begins at the restart", 525),
+        ("a deleted group is there again after a gap", 18),
+        ("names of headers are counted in characters", 14),
     ],
 )
 def test_a_fault_in_halfway_is_seen(name: str, seed: int) -> None:

@@ -63,7 +63,7 @@ class NewRecord(NamedTuple):
     @property
     def size(self) -> int:
         """About the bytes that it takes in a batch."""
-        named = sum(_HEADER_OVERHEAD + len(name) + len(value or b"") for name, value in self.headers)
+        named = sum(_HEADER_OVERHEAD + len(name.encode()) + len(value or b"") for name, value in self.headers)
         return _RECORD_OVERHEAD + len(self.key or b"") + len(self.value or b"") + named
 
 
