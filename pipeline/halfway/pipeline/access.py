@@ -42,11 +42,15 @@ DEFAULT_PREFIX: Final = "_halfway."
 _MAX_IDLE: Final = "connections.max.idle.ms"
 _MAX_IDLE_MS: Final = "120000"
 """A firewall or balancer drops what is sent on an idle connection without a word: it is closed before that."""
-_PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
-_SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
-_OAUTH: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
-_OAUTH_HANDLER: Final = "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
-_KERBEROS: Final = "com.sun.security.auth.module.Krb5LoginModule"
+_SECURITY: Final = "org.apache.kafka.common.security."
+_LOGINS: Final = {
+    "PLAIN": _SECURITY + "plain.PlainLoginModule",
+    "SCRAM-SHA-256": _SECURITY + "scram.ScramLoginModule",
+    "SCRAM-SHA-512": _SECURITY + "scram.ScramLoginModule",
+    "OAUTHBEARER": _SECURITY + "oauthbearer.OAuthBearerLoginModule",
+    "GSSAPI": "com.sun.security.auth.module.Krb5LoginModule",
+}
+_OAUTH_HANDLER: Final = _SECURITY + "oauthbearer.secured.OAuthBearerLoginCallbackHandler"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,6 @@ class KafkaAccess:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of Kafka's brokers."""
         return self.librdkafka.get("bootstrap.servers") or self.librdkafka.get("metadata.broker.list", "")
 
     @property
@@ -70,7 +73,6 @@ class KafkaAccess:
         return idle | java_properties(self.librdkafka, self.given) | dict(self.given)
 
     def topic(self, kind: str) -> str:
-        """Return the name of the internal topic of a kind: `half`, `op`, `parked` or `groups`."""
         return self.prefix + kind
 
 
@@ -89,17 +91,19 @@ def times(environment: Mapping[str, str] | None = None, *, file: Path | None = N
     PipelineError if a setting is no time, or its name is misspelt; the message names it.
     """
     environment = os.environ if environment is None else environment
-    of_file = _of_file(_named(environment, file))
-    _refuse_misspelt(environment, of_file)
+    of_file = _of_file(environment, file)
     policy = of_file.get("policy", {})
     of_policy = policy if isinstance(policy, Mapping) else {}
-    given = {
-        "outcome_horizon_s": (_HORIZON, of_file.get("outcome_horizon_s")),
-        "first_check_after_s": (_FIRST_CHECK, of_policy.get("first_check_after_s")),
-        "max_age_s": (_MAX_AGE, of_policy.get("max_age_s")),
-    }
-    found = {name: environment.get(variable, value) for name, (variable, value) in given.items()}
-    return Times(**{name: _seconds(given[name][0], value) for name, value in found.items() if value is not None})
+    found = {}
+    for name, variable, given in (
+        ("outcome_horizon_s", _HORIZON, of_file),
+        ("first_check_after_s", _FIRST_CHECK, of_policy),
+        ("max_age_s", _MAX_AGE, of_policy),
+    ):
+        value = environment.get(variable, given.get(name))
+        if value is not None:
+            found[name] = _seconds(variable, value)
+    return Times(**found)
 
 
 def _seconds(name: str, value: object) -> float:
@@ -114,28 +118,22 @@ def _seconds(name: str, value: object) -> float:
     return seconds
 
 
-def _named(environment: Mapping[str, str], file: Path | None) -> Path | None:
-    named = environment.get(_FILE)
-    return Path(named) if file is None and named else file
-
-
 def load(environment: Mapping[str, str] | None = None, *, file: Path | None = None) -> KafkaAccess:
     """Return how to reach Kafka, from the environment over a TOML file, as the coordinator does.
 
     PipelineError if a setting is missing or misspelt, or the Java client cannot use it; the message names it.
     """
     environment = os.environ if environment is None else environment
-    of_file = _of_file(_named(environment, file))
-    _refuse_misspelt(environment, of_file)
-    properties = {_property(name): _text(value) for name, value in dict(of_file.get("kafka", {})).items()}
-    properties |= {
-        _property(name.removeprefix(_RDKAFKA)): value
-        for name, value in environment.items()
-        if name.startswith(_RDKAFKA)
+    of_file = _of_file(environment, file)
+    properties = {
+        _property(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in dict(of_file.get("kafka", {})).items()
     }
-    given = {
-        _property(name.removeprefix(_JAVA)): value for name, value in environment.items() if name.startswith(_JAVA)
-    }
+    of_environment, given = (
+        {_property(name.removeprefix(start)): environment[name] for name in environment if name.startswith(start)}
+        for start in (_RDKAFKA, _JAVA)
+    )
+    properties |= of_environment
     prefix = environment.get(_PREFIX) or str(of_file.get("kafka_prefix", DEFAULT_PREFIX))
     access = KafkaAccess(librdkafka=properties, prefix=prefix, given=given)
     if not access.bootstrap_servers:
@@ -167,29 +165,27 @@ def _refuse_misspelt(environment: Mapping[str, str], of_file: Mapping[str, Any])
 
 
 def _nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is equal or similar, None if there is none."""
     short = {one.removeprefix("HALFWAY_"): one for one in known}
     similar = difflib.get_close_matches(name.removeprefix("HALFWAY_"), short, n=1, cutoff=_SIMILAR)
     return short[similar[0]] if similar else None
 
 
-def _of_file(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
+def _of_file(environment: Mapping[str, str], file: Path | None) -> dict[str, Any]:
+    """Return the settings of a file, by default of the one that the environment names, if nothing is misspelt."""
+    if file is None and environment.get(_FILE):
+        file = Path(environment[_FILE])
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        found = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise PipelineError(f"the settings file {str(file)!r} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PipelineError(f"the settings file {str(file)!r} is not TOML: {error}") from None
+    _refuse_misspelt(environment, found)
+    return found
 
 
 def _property(name: str) -> str:
     return name.lower().replace("_", ".")
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def java_properties(rdkafka: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
@@ -200,15 +196,12 @@ def java_properties(rdkafka: Mapping[str, str], more: Mapping[str, str]) -> dict
     PipelineError if a security property has no counterpart, or a file cannot be read.
     """
     given = dict(rdkafka)
-    java: dict[str, str] = {}
-    servers = given.pop("bootstrap.servers", None) or given.get("metadata.broker.list")
-    if servers:
-        java["bootstrap.servers"] = servers
-    if client := given.pop("client.id", None):
-        java["client.id"] = client
-    if protocol := given.pop("security.protocol", None):
-        java["security.protocol"] = protocol.upper()
-    java |= _sasl(given) | _tls(given)
+    plain = {
+        "bootstrap.servers": given.pop("bootstrap.servers", None) or given.get("metadata.broker.list"),
+        "client.id": given.pop("client.id", None),
+        "security.protocol": given.pop("security.protocol", "").upper(),
+    }
+    java = {name: value for name, value in plain.items() if value} | _sasl(given) | _tls(given)
     left = sorted(name for name in given if name.startswith(("ssl.", "sasl.", "enable.ssl.", "enable.sasl.")))
     if left and not any(name.startswith(("ssl.", "sasl.")) for name in more):
         variables = ", ".join(_RDKAFKA + name.upper().replace(".", "_") for name in left)
@@ -220,60 +213,47 @@ def java_properties(rdkafka: Mapping[str, str], more: Mapping[str, str]) -> dict
 
 
 def _sasl(given: dict[str, str]) -> dict[str, str]:
-    java: dict[str, str] = {}
-    mechanism = given.pop("sasl.mechanisms", None) or given.pop("sasl.mechanism", None)
-    given.pop("sasl.mechanism", None)
-    if mechanism:
-        java["sasl.mechanism"] = mechanism.upper()
+    named, alias = given.pop("sasl.mechanisms", None), given.pop("sasl.mechanism", None)
+    mechanism = (named or alias or "").upper()
     user, password = given.pop("sasl.username", None), given.pop("sasl.password", None)
-    match java.get("sasl.mechanism", ""):
-        case "PLAIN":
-            java["sasl.jaas.config"] = _jaas(_PLAIN, username=user, password=password)
-        case "SCRAM-SHA-256" | "SCRAM-SHA-512":
-            java["sasl.jaas.config"] = _jaas(_SCRAM, username=user, password=password)
-        case "OAUTHBEARER":
-            java |= _oauth(given)
-        case "GSSAPI":
-            java |= _kerberos(given)
-        case _:
-            pass
+    if not mechanism:
+        return {}
+    java, login = {"sasl.mechanism": mechanism}, {"username": user, "password": password}
+    if mechanism == "OAUTHBEARER":
+        of, login = _oauth(given)
+        java |= of
+    elif mechanism == "GSSAPI":
+        java["sasl.kerberos.service.name"] = given.pop("sasl.kerberos.service.name", "kafka")
+        login = _kerberos(given)
+    if mechanism in _LOGINS:
+        java["sasl.jaas.config"] = _jaas(_LOGINS[mechanism], login)
     return java
 
 
-def _oauth(given: dict[str, str]) -> dict[str, str]:
+def _oauth(given: dict[str, str]) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Return properties of the Java client, and the options of its login."""
     prefix = "sasl.oauthbearer."
     if given.pop(prefix + "method", "default").lower() != "oidc":
         raise PipelineError(f"{_RDKAFKA}SASL_OAUTHBEARER_METHOD must be oidc: a job cannot call back for a token")
     java = {"sasl.login.callback.handler.class": _OAUTH_HANDLER}
     if url := given.pop(prefix + "token.endpoint.url", None):
-        java["sasl.oauthbearer.token.endpoint.url"] = url
-    java["sasl.jaas.config"] = _jaas(
-        _OAUTH,
-        clientId=given.pop(prefix + "client.id", None),
-        clientSecret=given.pop(prefix + "client.secret", None),
-        scope=given.pop(prefix + "scope", None),
-    )
-    return java
+        java[prefix + "token.endpoint.url"] = url
+    options = {"clientId": "client.id", "clientSecret": "client.secret", "scope": "scope"}
+    return java, {name: given.pop(prefix + of, None) for name, of in options.items()}
 
 
-def _kerberos(given: dict[str, str]) -> dict[str, str]:
+def _kerberos(given: dict[str, str]) -> dict[str, str | None]:
     prefix = "sasl.kerberos."
-    given.pop(prefix + "kinit.cmd", None)
-    given.pop(prefix + "min.time.before.relogin", None)
-    java = {"sasl.kerberos.service.name": given.pop(prefix + "service.name", "kafka")}
-    keytab = given.pop(prefix + "keytab", None)
-    java["sasl.jaas.config"] = _jaas(
-        _KERBEROS,
-        useKeyTab="true" if keytab else "false",
-        useTicketCache="false" if keytab else "true",
-        storeKey="true" if keytab else None,
-        keyTab=keytab,
-        principal=given.pop(prefix + "principal", None),
-    )
-    return java
+    for name in ("kinit.cmd", "min.time.before.relogin"):
+        given.pop(prefix + name, None)
+    keytab, principal = given.pop(prefix + "keytab", None), given.pop(prefix + "principal", None)
+    if keytab is None:
+        return {"useKeyTab": "false", "useTicketCache": "true", "principal": principal}
+    used = {"useKeyTab": "true", "useTicketCache": "false", "storeKey": "true"}
+    return {**used, "keyTab": keytab, "principal": principal}
 
 
-def _jaas(module: str, **options: str | None) -> str:
+def _jaas(module: str, options: Mapping[str, str | None]) -> str:
     quoted = (
         f'{name}="{value.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34))}"'
         for name, value in options.items()

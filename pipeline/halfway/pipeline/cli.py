@@ -298,5 +298,4 @@ for each in (audit, sweep, ledger, report, export, archive):
 
 
 def main() -> None:
-    """Run the command line."""
     pipeline(prog_name="halfway-pipeline")

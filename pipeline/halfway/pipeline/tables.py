@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
-from halfway.pipeline.engines.dialect import Once
+from pyspark.sql import SparkSession
+
+from halfway.pipeline.engines.dialect import Frame, Merge, Once
+from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
-
-    from halfway.pipeline.engines.dialect import Frame, Merge
-    from halfway.pipeline.engines.engine import Engine
 
 
 def is_local(path: str) -> bool:
-    """Return whether a path or URI is of this machine."""
     scheme, sign, _ = path.partition("://")
     return not sign or scheme == "file"
 
@@ -36,7 +31,6 @@ class LocalFolder:
         self.uri = str(Path(path.removeprefix("file://").removeprefix("file:")))
 
     def path(self, *parts: str) -> str:
-        """Return the path of something in the folder."""
         return str(Path(self.uri, *parts))
 
     def names(self, *parts: str) -> list[str]:
@@ -45,7 +39,6 @@ class LocalFolder:
         return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
 
     def write(self, text: str, *parts: str) -> None:
-        """Write a small file, or replace it."""
         there = Path(self.uri, *parts)
         there.parent.mkdir(parents=True, exist_ok=True)
         there.write_text(text, encoding="utf-8")
@@ -62,7 +55,6 @@ class Folder:
     """A folder by path or URI, through Hadoop's file systems, as for Spark itself."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
-        """Take a folder. Nothing is created before something is written."""
         context = spark.sparkContext
         # No types: py4j creates its classes while it runs.
         jvm: Any = context._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
@@ -137,7 +129,7 @@ def batches(folder: Files, table: str, writer: str) -> Iterator[tuple[int, int]]
 
 
 def last(folder: Files, table: str, writer: str) -> int:
-    """Return the number of the last batch of a writer, -1 if there is none."""
+    """Return the number of a writer's last batch, -1 if there is none."""
     return next((number for _, number in batches(folder, table, writer)), -1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipeline.engines import engine
+from halfway.pipeline.engines import dialect
 from halfway.pipeline.transforms.verdict import VERDICTS
 from tests.support.pipeline.archives import HISTORY, verdicts_in, verdicts_of, write_archive
 from tests.support.pipeline.fixtures import QUICK, Command, as_options, without_spark
@@ -50,7 +50,7 @@ def test_audit_exits_0_where_all_is_well_and_prints_a_table(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each verdict with its count, and nothing about anomalies."""
-    monkeypatch.setattr(engine, "EVERY_S", 3600)  # a slow machine would tell its progress
+    monkeypatch.setattr(dialect, "EVERY_S", 3600)  # a slow machine would tell its progress
     write_archive(tmp_path / "archive", fine=["fine-1", "fine-2"], open_still=["open-1"])
     audited = command("audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"))
     assert (audited.exit_code, audited.stderr) == (0, "")

@@ -6,19 +6,16 @@ import json
 import re
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from halfway.pipeline.errors import PipelineError
+from halfway.pipeline.jobs.audit import Summary
 from halfway.pipeline.transforms.verdict import ANOMALIES, NOT_JUDGED, VERDICTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from halfway.pipeline.jobs.audit import Summary
 
 FOUND_ANOMALIES: Final = 1
 UNJUDGED: Final = 3
@@ -50,18 +47,13 @@ class FailOn:
 
     def status(self, summary: Summary) -> int:
         """Return the exit status. A difference from another audit always counts as an anomaly."""
-        if summary.differences:
+        counts: dict[tuple[str, str | None], int] = {(verdict, None): n for verdict, n in summary.verdicts.items()}
+        counts |= {(verdict, group): n for verdict, group, n in summary.by_group}
+        rules = self.rules or [(verdict, None, 1) for verdict in ANOMALIES]
+        if summary.differences or any(counts.get((verdict, group), 0) >= least for verdict, group, least in rules):
             return FOUND_ANOMALIES
-        if self.rules:
-            counts = {(verdict, group): count for verdict, group, count in summary.by_group}
-            for verdict, group, least in self.rules:
-                of_group = summary.verdicts.get(verdict, 0) if group is None else counts.get((verdict, group), 0)
-                if of_group >= least:
-                    return FOUND_ANOMALIES
-        elif summary.anomalies:
-            return FOUND_ANOMALIES
-        has_rule = any(verdict == NOT_JUDGED for verdict, *_ in self.rules)
-        return UNJUDGED if summary.not_judged and not has_rule else 0
+        named = any(verdict == NOT_JUDGED for verdict, *_ in rules)
+        return UNJUDGED if summary.not_judged and not named else 0
 
 
 def write_metrics(summary: Summary, path: str, *, at_ms: int, seconds: float) -> None:
@@ -100,7 +92,6 @@ def _write(of: str, figures: Mapping[str, _Figure], path: str) -> None:
 
 
 def require_webhook(url: str) -> None:
-    """Raise PipelineError if the address of a webhook is not valid."""
     try:
         parts = urlsplit(url)
         right, named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0, "@" in parts.netloc

@@ -5,17 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from click import Option
 
 from halfway.pipeline import access
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SIZE: Final = re.compile(r"[1-9][0-9]*[kmgt](i?b)?", re.IGNORECASE)
 

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,34 +16,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import disk_usage
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any, Final, Literal
+from types import FrameType
+from typing import Any, Final, Literal
 
 import click
+from pyspark.sql import SparkSession
 
 from halfway.pipeline import access
+from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.dialect import told
 from halfway.pipeline.engines.duckdb import DuckEngine, duckdb_limit
-from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.engines.engine import Engine, SparkEngine
 from halfway.pipeline.engines.spark_session import SparkOptions, is_submitted, prepared
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs.incremental import State
 from halfway.pipeline.sources.duckdb import DuckReader
-from halfway.pipeline.sources.pinned import Archive, KafkaSource
+from halfway.pipeline.sources.pinned import Archive, KafkaSource, Reader, Source
 from halfway.pipeline.sources.pins import Brokers, Pins
 from halfway.pipeline.sources.spark import SparkReader
-from halfway.pipeline.tables import Folder, LocalFolder, Tables, is_local
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
-
-    from pyspark.sql import SparkSession
-
-    from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.jobs.incremental import State
-    from halfway.pipeline.sources.pinned import Reader, Source
-    from halfway.pipeline.tables import Files
+from halfway.pipeline.tables import Files, Folder, LocalFolder, Tables, is_local
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
@@ -149,7 +140,6 @@ class Opened:
     """Spark's session, None on DuckDB."""
 
     def source(self, kafka: KafkaAccess | None, snapshot: str | None = None, offsets: str | None = None) -> Source:
-        """Return the archive, or the topics if no archive is given."""
         if snapshot is not None:
             return Archive(self.reader, self.folder(snapshot))
         pins = None

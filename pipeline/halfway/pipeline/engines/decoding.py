@@ -52,6 +52,8 @@ AUDIT: Final = (
 )
 GROUP: Final = "`name` string, `topics` array<string>, `policy` struct<first_check_after_s: double, max_age_s: double>"
 LAYOUT: Final = "`shards` int, `created_at` bigint"
+_TOO_LARGE: Final = (pa.ArrowException, OverflowError, ValueError)
+"""What a column raises for a number that it cannot hold. Avro does not bound numbers."""
 
 
 class DamageError(ValueError):
@@ -80,12 +82,13 @@ def decode(records: DataFrame, kind: str, fields: str) -> DataFrame:
         read = read.when(head == known, from_avro(sealed, json.dumps(schema), options))
     decoded = records.select(*kept, "value", read.alias("_read"))
     unfit = " or ".join(_unfit("_read.body", schemas.newest(kind), pa.struct(list(wanted))))
+    nothing, headless, unknown, damaged = _errors(kind)
     error = F.expr(f"""case
-        when value is null then '{_nothing(kind)}'
-        when length(value) < {HEADER_BYTES} or not startswith(value, X'{MARKER.hex()}') then '{_headless(kind)}'
+        when value is null then '{nothing}'
+        when length(value) < {HEADER_BYTES} or not startswith(value, X'{MARKER.hex()}') then '{headless}'
         when hex(substring(value, 1, {HEADER_BYTES})) not in ({str([*writers])[1:-1]})
-            then concat('{_unknown(kind)}', lower(hex(substring(value, 3, {HEADER_BYTES - 2}))))
-        when coalesce(_read.seal <> X'{_SEAL.hex()}', true) or coalesce({unfit}, false) then '{_damaged(kind)}'
+            then concat('{unknown}', lower(hex(substring(value, 3, {HEADER_BYTES - 2}))))
+        when coalesce(_read.seal <> X'{_SEAL.hex()}', true) or coalesce({unfit}, false) then '{damaged}'
         end""")
     judged = decoded.select(*kept, "_read", error.alias("error"))
     values = (
@@ -151,39 +154,31 @@ def _plain(schema: Any) -> Any:
 
 def decoded(batch: pa.RecordBatch, kind: str, fields: str) -> pa.RecordBatch:
     """Return the given fields of the column `value`, and `error`, as `decode` does."""
-    read = _reader(kind)
+    read, schema = _reader(kind), arrow_of(fields)
     rows: list[dict[str, Any]] = []
     errors: list[str | None] = []
-    for value in batch.column("value").to_pylist():
-        try:
-            fields_of_it, error = read(value), None
-        except DamageError as raised:
-            fields_of_it, error = {}, str(raised)
-        rows.append(fields_of_it)
-        errors.append(error)
-    schema = arrow_of(fields)
-    made = _columns(rows, errors, schema, _damaged(kind))
-    return pa.RecordBatch.from_arrays([*made, pa.array(errors, pa.string())], schema=schema.append(ERROR))
-
-
-def _columns(rows: list[dict[str, Any]], errors: list[str | None], schema: pa.Schema, damaged: str) -> list[Any]:
-    """Return the columns. A row with a number that its column cannot hold gets an error in place of its fields.
-
-    Avro does not bound numbers, so a record can have one that no column can hold.
-    """
 
     def columns(some: list[dict[str, Any]]) -> list[Any]:
         return [pa.array([row.get(field.name) for row in some], type=field.type) for field in schema]
 
+    for value in batch.column("value").to_pylist():
+        try:
+            row, error = read(value), None
+        except DamageError as raised:
+            row, error = {}, str(raised)
+        rows.append(row)
+        errors.append(error)
     try:
-        return columns(rows)
-    except (pa.ArrowException, OverflowError, ValueError):
+        made = columns(rows)
+    except _TOO_LARGE:
+        *_, damaged = _errors(kind)
         for number, row in enumerate(rows):
             try:
                 columns([row])
-            except (pa.ArrowException, OverflowError, ValueError):
+            except _TOO_LARGE:
                 rows[number], errors[number] = {}, damaged
-        return columns(rows)
+        made = columns(rows)
+    return pa.RecordBatch.from_arrays([*made, pa.array(errors, pa.string())], schema=schema.append(ERROR))
 
 
 @cache
@@ -191,45 +186,41 @@ def _reader(kind: str) -> Callable[[bytes | None], dict[str, Any]]:
     """Return a function from a value to its fields, which raises DamageError if it is no record of this kind."""
     import fastavro
 
+    nothing, headless, unknown, damaged = _errors(kind)
     into = parsed(_plain(schemas.newest(kind)))
     writers = {header(parsed(version)): parsed(_plain(version)) for version in schemas.versions(kind)}
 
     def read(data: bytes | None) -> dict[str, Any]:
         if data is None:
-            raise DamageError(_nothing(kind))
+            raise DamageError(nothing)
         if data[:2] != MARKER or len(data) < HEADER_BYTES:
-            raise DamageError(_headless(kind))
+            raise DamageError(headless)
         writer = writers.get(data[:HEADER_BYTES])
         if writer is None:
-            raise DamageError(f"{_unknown(kind)}{data[2:HEADER_BYTES].hex()}")
+            raise DamageError(f"{unknown}{data[2:HEADER_BYTES].hex()}")
         body = BytesIO(data)
         body.seek(HEADER_BYTES)
         try:
             found: Any = fastavro.schemaless_reader(body, writer, into)
         # fastavro raises many kinds of errors for damaged bytes: EOFError, IndexError, UnicodeDecodeError, ...
         except Exception as error:
-            raise DamageError(_damaged(kind)) from error
+            raise DamageError(damaged) from error
         if body.tell() != len(data):
-            raise DamageError(_damaged(kind))
+            raise DamageError(damaged)
         return dict(found)
 
     return read
 
 
-def _nothing(kind: str) -> str:
-    return f"no value where a record of the kind {kind} was expected"
-
-
-def _headless(kind: str) -> str:
-    return f"not in Avro single-object encoding where a record of the kind {kind} was expected"
-
-
-def _unknown(kind: str) -> str:
-    return f"where a record of the kind {kind} was expected: unknown schema fingerprint "
-
-
-def _damaged(kind: str) -> str:
-    return f"a damaged record of the kind {kind}"
+def _errors(kind: str) -> tuple[str, str, str, str]:
+    """Return what is wrong with nothing, with a wrong header, with a fingerprint (it follows), with damaged bytes."""
+    expected = f"where a record of the kind {kind} was expected"
+    return (
+        f"no value {expected}",
+        f"not in Avro single-object encoding {expected}",
+        f"{expected}: unknown schema fingerprint ",
+        f"a damaged record of the kind {kind}",
+    )
 
 
 @cache

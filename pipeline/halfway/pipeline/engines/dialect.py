@@ -93,7 +93,6 @@ class Dialect:
     """The expressions that the two engines write differently."""
 
     def __init__(self, *, spark: bool) -> None:
-        """Write as Spark does, or as DuckDB."""
         self._spark = spark
         self.array = self._either("array", "list_value")
         """The function that returns an array of its arguments."""

@@ -102,7 +102,6 @@ class DuckEngine:
         """Selects by name, with the frames in them. DuckDB would look through views whenever another one is created."""
 
     def query(self, sql: str, **frames: Frame) -> Frame:
-        """Return a name for the result of a select."""
         name = f"halfway_{next(_NUMBERS)}"
         self._selects[name] = INPUT.sub(lambda found: str(frames[found[1]]), sql), tuple(frames.values())
         return name
@@ -143,19 +142,16 @@ class DuckEngine:
             while some := list(islice(batches, _IN_FLIGHT)):
                 values = [batch.select(["value"]) for batch in some]
                 few = sum(batch.num_rows for batch in some) <= _ALONE
-                decode = map if few else self._processes().map
-                decoded = decode(decoding.decoded, values, [kind] * len(some), [fields] * len(some))
+                if not few and self._pool is None:
+                    self._pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("forkserver"))
+                run = map if few or self._pool is None else self._pool.map
+                decoded = run(decoding.decoded, values, [kind] * len(some), [fields] * len(some))
                 for batch, made in zip(some, decoded, strict=True):
                     columns = [*(batch.column(field.name) for field in kept), *made.columns]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=whole))
                 done += sum(batch.num_rows for batch in some)
         self.reading = None
         return self.query(f"select * from read_parquet({quoted(file)})")  # noqa: S608 - a name of this class
-
-    def _processes(self) -> Executor:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("forkserver"))
-        return self._pool
 
     def table(self, rows: Sequence[tuple[Any, ...]], columns: str) -> Frame:
         schema = arrow_of(columns)
@@ -226,7 +222,6 @@ class DuckEngine:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-            self._pool = None
         self.database.close()
         self._folder.cleanup()
 
@@ -249,5 +244,4 @@ def _checked(path: str) -> str:
 
 
 def quoted(text: object) -> str:
-    """Return a text in SQL."""
     return "'" + str(text).replace("'", "''") + "'"

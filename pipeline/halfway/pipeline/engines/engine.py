@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 
 from halfway.pipeline.engines.decoding import arrow_of, decode
-from halfway.pipeline.engines.dialect import INPUT, SPARK, Doing
+from halfway.pipeline.engines.dialect import INPUT, SPARK, Doing, Frame, Merge, Once
+from halfway.pipeline.engines.duckdb import DuckEngine
 from halfway.pipeline.engines.spark_session import is_one_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from halfway.pipeline.engines.dialect import Frame, Merge, Once
-    from halfway.pipeline.engines.duckdb import DuckEngine
 
 _NUMBERS: Final = count()
 _CONFLICT: Final = "org.apache.spark.sql.delta.DeltaConcurrentModificationException"
 _TXN: Final = "spark.databricks.delta.write.txn"
 """With the name of a number, a setting for the commit of a statement that is no write of a frame."""
-
-
-Engine: TypeAlias = "SparkEngine | DuckEngine"
-"""What runs SQL over frames and makes frames. The methods of `SparkEngine` say what both do."""
 
 
 def _named(path: str) -> str:
@@ -77,9 +69,6 @@ class SparkEngine:
         The steps after it are planned without those before it, because the plan of a use of a use has millions of
         nodes. On a cluster the rows are computed again if a machine that kept some of them is lost.
         """
-        from pyspark import StorageLevel
-        from pyspark.sql import DataFrame
-
         if is_one_machine(str(self.spark.sparkContext.master)):
             return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
@@ -193,3 +182,7 @@ class SparkEngine:
         for frame in self._kept:
             frame.unpersist()
         self._kept.clear()
+
+
+Engine = SparkEngine | DuckEngine
+"""What runs SQL over frames and makes frames. The methods of `SparkEngine` say what both do."""

@@ -13,14 +13,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyspark
+from py4j.java_gateway import JavaClass
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
 
 from halfway.pipeline.engines.decoding import LIMITS
 from halfway.pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from pyspark import SparkConf
-    from pyspark.sql import SparkSession
 
 OLDEST: Final = 17
 NEWEST: Final = 23
@@ -94,14 +95,12 @@ def jars() -> tuple[Path, ...]:
             fcntl.flock(held, fcntl.LOCK_EX)
             found = _read(written_down) or _resolve()
             written_down.write_text(json.dumps([str(jar) for jar in found]), encoding="utf-8")
-    brought = _brought_by_pyspark()
+    brought = {_name(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
     return tuple(jar for jar in found if _name(jar) not in brought)
 
 
 def _version_of_packages() -> str:
     """Return that for the PySpark that is installed; one without an entry has packages of its own number."""
-    import pyspark
-
     return VERSIONS.get(".".join(pyspark.__version__.split(".")[:2]), pyspark.__version__)
 
 
@@ -125,12 +124,6 @@ def _read(written_down: Path) -> tuple[Path, ...]:
     except (OSError, ValueError, TypeError):
         return ()
     return jars if all(jar.is_file() for jar in jars) else ()
-
-
-def _brought_by_pyspark() -> frozenset[str]:
-    import pyspark
-
-    return frozenset(_name(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar"))
 
 
 def _name(jar: Path) -> str:
@@ -246,8 +239,6 @@ def prepared(name: str, options: SparkOptions) -> Callable[[], SparkSession]:
         asked["spark.jars"] = ",".join([*filter(None, [asked.get("spark.jars")]), *connector])
 
     def start() -> SparkSession:
-        from pyspark.sql import SparkSession
-
         conf = _configuration(name, asked, submitted=submitted, few=options.few)
         spark = session_of_job(SparkSession.builder.config(conf=conf).getOrCreate())
         if not submitted and conf.get("spark.log.level") is None:
@@ -282,8 +273,6 @@ NO_PACKAGES: Final = "Spark has no package for Kafka, Avro or Delta: submit with
 
 def require_packages(spark: SparkSession) -> None:
     """Raise PipelineError if a package is missing, and bound what decoding allocates in this JVM."""
-    from py4j.java_gateway import JavaClass
-
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - the documented way into Spark's JVM from Python
     needed = (jvm.org.apache.kafka.clients.admin.Admin, jvm.org.apache.spark.sql.avro.functions)
     for there in (*needed, jvm.io.delta.tables.DeltaTable):
@@ -295,8 +284,6 @@ def require_packages(spark: SparkSession) -> None:
 
 def _configuration(name: str, asked: Mapping[str, str], *, submitted: bool, few: bool) -> SparkConf:
     """Return what Spark's files, spark-submit and the options say, and the defaults of halfway for the rest."""
-    from pyspark import SparkConf, SparkContext
-
     conf = SparkConf()
     for key, value in asked.items():
         conf.set(key, value)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.pinned import ABOUT, COMMITTED, LATER, PINS, UNSETTLED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.sources.pins import Pins, TopicPin
-    from halfway.pipeline.tables import Files
+from halfway.pipeline.sources.pinned import ABOUT, COMMITTED, LATER, PINS, UNSETTLED, Source
+from halfway.pipeline.sources.pins import Pins, TopicPin
+from halfway.pipeline.tables import Files
 
 
 def run(engine: Engine, source: Source, output: Files, topics: Sequence[str]) -> Pins:

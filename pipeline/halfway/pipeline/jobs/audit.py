@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from halfway.pipeline.engines.engine import between, union
+from halfway.pipeline.engines.dialect import Frame
+from halfway.pipeline.engines.engine import Engine, between, union
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
-from halfway.pipeline.sources.pins import Ends, Pins
-from halfway.pipeline.tables import ANOMALIES, QUARANTINE, VERDICTS, Tables
+from halfway.pipeline.sources.pinned import Source
+from halfway.pipeline.sources.pins import Ends, Pins, TopicPin
+from halfway.pipeline.tables import ANOMALIES, QUARANTINE, VERDICTS, Files, Tables
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import Evidence, Limits, of_ops
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables import Files
 
 OFFSETS: Final = "offsets.json"
 SUMMARY: Final = "summary.json"
@@ -50,7 +44,6 @@ class AuditOptions:
     """Transactions that were prepared earlier, or from `until_ms` on, are judged but not written."""
     until_ms: int | None = None
     engine_because: str = ""
-    """Why the audit runs on its engine."""
 
     @property
     def rules(self) -> dict[str, int]:
@@ -75,18 +68,15 @@ class Summary:
     differences: int | None = None
     """The number of transactions for which an audit with --continue has another verdict; None without --cross-check."""
     differing: Sequence[Mapping[str, Any]] = ()
-    """The first of these transactions."""
     provable_since: Mapping[str, int] = field(default_factory=dict)
     """By real topic, the time since which any missing message proves a loss; 0 for ever."""
 
     @property
     def anomalies(self) -> int:
-        """The number of transactions that did not end as their producers intended."""
         return sum(self.verdicts.get(name, 0) for name in verdict.ANOMALIES)
 
     @property
     def not_judged(self) -> int:
-        """The number of transactions whose outcome cannot be read."""
         return self.verdicts.get(verdict.NOT_JUDGED, 0)
 
 
@@ -102,7 +92,7 @@ class Reading:
 
     @property
     def proved_since(self) -> dict[str, int]:
-        """By real topic, the time since which any missing message proves a loss; 0 for ever."""
+        """The same by real topic alone."""
         return {topic: max(times.values(), default=0) for topic, times in self.provable_since.items()}
 
 
@@ -222,6 +212,10 @@ def evidence(
     ops, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
     first = _first_messages(engine, messages, of_commits, now.pins, options.skew_ms)
     provable = _provable_since(now.pins, names, first, ends, before)
+    topics, partitions = _facts(engine, source.pins, now.pins, provable)
+    ids = headers.internal(d, "'op'", columns='id, "at"', where="fault is null")
+    compacted = [name for name in names if name in now.pins.topics and now.pins.topics[name].compacted]
+    keys = now.committed(compacted, headers.keys(d)) if compacted else None
     found = Evidence(
         ops=ops,
         named=of_commits,
@@ -233,10 +227,11 @@ def evidence(
         unreadable=engine.query(
             'select "key" as id, written_at as "at" from $read where error is not null', read=outcomes
         ),
-        topics=_facts(engine, source.pins, now.pins, provable),
-        partitions=_partitions(engine, source.pins, now.pins, provable),
-        later=_later(engine, source, now.pins, op_topic),
-        latest_of_keys=_latest_of_keys(engine, now, names),
+        topics=topics,
+        partitions=partitions,
+        # Compaction may have removed the earlier outcome of an id that op has a later record of.
+        later=source.later([op_topic], now.pins, ids),
+        latest_of_keys=None if keys is None else headers.latest_of_keys(engine, keys),
     )
     faulty = [
         engine.query(f"select {_PLACE}, fault as error from $read where fault is not null", read=frame)  # noqa: S608
@@ -252,7 +247,7 @@ def evidence(
     ]
     return Reading(
         evidence=found,
-        limits=_limits(source, now.pins.topics, ends, options, reading.created_at(engine, source), before),
+        limits=_limits(source, now.pins, ends, options, reading.created_at(engine, source), before),
         quarantine=union(engine, [*faulty, *damaged]),
         provable_since=provable,
     )
@@ -296,12 +291,6 @@ def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
     return union(
         engine, [engine.query('select id, "at" from $frame where id is not null', frame=frame) for frame in frames]
     )
-
-
-def _later(engine: Engine, source: Source, now: Pins, op_topic: str) -> Frame:
-    """Return what was written to op since then: compaction may have removed the earlier outcome of such an id."""
-    written = headers.internal(engine.dialect, "'op'", columns='id, "at"', where="fault is null")
-    return source.later([op_topic], now, written)
 
 
 def _first_messages(
@@ -375,54 +364,39 @@ def _provable_since(
     return found
 
 
-def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, Mapping[int, int]]) -> Frame:
-    """Return the facts about real topics. One that does not exist, or was not read as a whole, proves nothing."""
-    rows = []
+def _facts(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, Mapping[int, int]]) -> tuple[Frame, Frame]:
+    """Return the facts about real topics and about their partitions.
+
+    A topic that does not exist, or was not read as a whole, proves nothing.
+    """
+    topics, partitions = [], []
     for name, times in provable.items():
         pin = now.topics.get(name)
         if pin is None or not _is_read(read.topics.get(name), pin):
-            rows.append((name, _NEVER, _NEVER, pin is not None and pin.compacted))
+            topics.append((name, _NEVER, _NEVER, pin is not None and pin.compacted))
         else:
-            rows.append((name, max(times.values(), default=0), pin.kept_since, pin.compacted))
-    return engine.table(rows, "topic string, provable_since bigint, kept_since bigint, compacted boolean")
+            topics.append((name, max(times.values(), default=0), pin.kept_since, pin.compacted))
+            partitions += [(name, number, since) for number, since in times.items()]
+    return (
+        engine.table(topics, "topic string, provable_since bigint, kept_since bigint, compacted boolean"),
+        engine.table(partitions, "topic string, partition int, provable_since bigint"),
+    )
 
 
-def _partitions(engine: Engine, read: Pins, now: Pins, provable: Mapping[str, Mapping[int, int]]) -> Frame:
-    """Return for each partition since when a missing message proves a loss. A topic must have been read as a whole."""
-    rows = [
-        (name, number, since)
-        for name, times in provable.items()
-        if _is_read(read.topics.get(name), now.topics.get(name))
-        for number, since in times.items()
-    ]
-    return engine.table(rows, "topic string, partition int, provable_since bigint")
-
-
-def _is_read(read: TopicPin | None, now: TopicPin | None) -> bool:
+def _is_read(read: TopicPin | None, now: TopicPin) -> bool:
     """Return whether the topic that was read is the present one, with all its partitions.
 
     It can have been created, or created again, in the meantime. Or the broker that was asked first did not know it yet.
     """
-    if read is None or now is None or read.is_another(now):
+    if read is None or read.is_another(now):
         return False
     return {each.partition for each in now.partitions} <= {each.partition for each in read.partitions}
 
 
-def _latest_of_keys(engine: Engine, now: Source, names: Sequence[str]) -> Frame | None:
-    compacted = [name for name in names if name in now.pins.topics and now.pins.topics[name].compacted]
-    keys = headers.keys(engine.dialect)
-    return headers.latest_of_keys(engine, now.committed(compacted, keys)) if compacted else None
-
-
 def _limits(
-    source: Source,
-    now: Mapping[str, TopicPin],
-    ends: Ends,
-    options: AuditOptions,
-    created_at: int,
-    before: Before | None,
+    source: Source, now: Pins, ends: Ends, options: AuditOptions, created_at: int, before: Before | None
 ) -> Limits:
-    op, half = (now.get(source.prefix + kind) for kind in ("op", "half"))
+    op, half = (now.topics.get(source.prefix + kind) for kind in ("op", "half"))
     halves_since, last = (before.halves_since, before.pins.topics.get(source.prefix + "half")) if before else (0, None)
     if half is not None and last is not None and half.compacted and half.at - last.at >= half.tombstones_kept_ms:
         halves_since = last.at

@@ -12,27 +12,21 @@ Each step reads the tables of the step before it, so that Spark plans every step
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from halfway.pipeline.engines.dialect import Merge
-from halfway.pipeline.engines.engine import union
+from halfway.pipeline.engines.dialect import Frame, Merge
+from halfway.pipeline.engines.engine import Engine, union
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.pinned import Source
 from halfway.pipeline.sources.pins import Ends, Pins
-from halfway.pipeline.tables import ANOMALIES, CARRIED, DIFFERENCES, EVENTS, QUARANTINE, VERDICTS, Tables
+from halfway.pipeline.tables import ANOMALIES, CARRIED, DIFFERENCES, EVENTS, QUARANTINE, VERDICTS, Files, Tables
 from halfway.pipeline.transforms import verdict
 from halfway.pipeline.transforms.evidence import KINDS, of_kinds, rows_of
 from halfway.pipeline.transforms.verdict import NOT_JUDGED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.tables import Files
 
 _FORMAT: Final = 4
 """The format of what a run leaves for the next one."""
@@ -91,7 +85,6 @@ class State(audit.Before):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The state as the table has it."""
         return {
             **{name: getattr(self, name) for name in _KEPT_AS_IT_IS},
             "format": _FORMAT,
@@ -143,14 +136,26 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         none = engine.table([], "id string, verdict string, life int, `group` string, prepared_at bigint, run bigint")
         known = Known(events=fresh_rows, changing=none, forgotten=none, reported=none)
     else:
-        known = _known(engine, tables, union_of_ids(engine, fresh_rows, read.evidence.unsettled), fresh_rows, before,
-                       kept_since=before.kept_since(options.grace_ms))  # fmt: skip
+        ids = engine.query(
+            "select id from $rows union select id from $unsettled", rows=fresh_rows, unsettled=read.evidence.unsettled
+        )
+        since = before.kept_since(options.grace_ms)
+        known = _known(engine, tables, engine.keep(ids), fresh_rows, before, kept_since=since)
     judged = verdict.verdicts(engine, replace(read.evidence, **of_kinds(engine, known.events)), read.limits)
     if before is not None:
         judged, known = _with_earlier(engine, judged, known, before.kept_since(options.grace_ms))
     judged = engine.keep(_with_withdrawn(engine, judged, known.changing, number))
     _write_verdicts(engine, tables, judged, known.changing, first=before is None)
-    anomalies = _where(engine, tables.write(ANOMALIES, _anomalies(engine, judged, known.reported)), of_run)
+    # `before` is not the name of a column: Spark would look into that column.
+    anomalies = engine.query(
+        f"""select * from $judged now where {verdict.IS_ANOMALY} and not exists (
+            select 1 from $reported before
+            where before.id = now.id and before.life = now.life and before.verdict = now.verdict
+        )""",  # noqa: S608
+        judged=judged,
+        reported=known.reported,
+    )
+    anomalies = _where(engine, tables.write(ANOMALIES, anomalies), of_run)
     quarantined = engine.query(f"select *, cast({number} as bigint) as run from $read", read=read.quarantine)  # noqa: S608
     quarantined = _where(engine, tables.write(QUARANTINE, quarantined), of_run)
     carried = _carried(engine, judged, known, anomalies)
@@ -158,6 +163,8 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     # A later run may read more about these ids, although they seem to be of another deployment now.
     older = f"select id from $rows where kind = 'messages' and prepared_at < {read.limits.created_at}"  # noqa: S608
     seen = engine.query(f"select id from $judged union all {older}", judged=judged, rows=fresh_rows)  # noqa: S608
+    made_at = headers.made_at(engine.dialect)
+    [youngest] = engine.rows(engine.query(f"select coalesce(max({made_at}), -1) as made_at from $seen", seen=seen))  # noqa: S608
     counts = _counts(engine, judged, known.changing, before)
     summary = audit.summary_of(
         counts,
@@ -168,7 +175,7 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     state = State(
         provable_since=read.provable_since,
         halves_since=read.limits.halves_since,
-        runs=[*(before.kept if before else ()), Run(number=number, at=source.pins.at, latest=_latest(engine, seen))],
+        runs=[*(before.kept if before else ()), Run(number=number, at=source.pins.at, latest=youngest["made_at"])],
         pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
         by_group=summary.by_group,
         quarantined=summary.quarantined,
@@ -177,12 +184,6 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     tables.tidy({EVENTS: f"run < {state.kept[0].number}"})
     audit.finish(tables, source, output, summary, options, state.content)
     return summary
-
-
-def union_of_ids(engine: Engine, *frames: Frame) -> Frame:
-    """Return the ids in frames, each once."""
-    ids = [engine.query("select id from $frame", frame=frame) for frame in frames]
-    return engine.keep(engine.query("select distinct id from $ids", ids=union(engine, ids)))
 
 
 def _where(engine: Engine, frame: Frame, condition: str, **others: Frame) -> Frame:
@@ -280,7 +281,6 @@ def _with_earlier(engine: Engine, judged: Frame, known: Known, since: int) -> tu
 
 
 def _without(engine: Engine, verdicts: Frame, others: Frame) -> Frame:
-    """Return verdicts without those of the uses in another frame."""
     same = "select 1 from $others other where other.id = frame.id and other.life = frame.life"
     return engine.query(f"select * from $verdicts frame where not exists ({same})", verdicts=verdicts, others=others)  # noqa: S608
 
@@ -319,24 +319,6 @@ def _write_verdicts(engine: Engine, tables: Tables, judged: Frame, earlier: Fram
             begins="new.verdict is not null",
         )
         tables.merge(VERDICTS, judged, rule)
-
-
-def _latest(engine: Engine, seen: Frame) -> int:
-    sql = f"select coalesce(max({headers.made_at(engine.dialect)}), -1) as latest from $seen"  # noqa: S608
-    return int(engine.rows(engine.query(sql, seen=seen))[0]["latest"])
-
-
-def _anomalies(engine: Engine, judged: Frame, reported: Frame) -> Frame:
-    """Return the anomalies that no run has reported."""
-    return engine.query(
-        # Not the name of a column: Spark would look into that column.
-        f"""select * from $judged now where {verdict.IS_ANOMALY} and not exists (
-            select 1 from $reported before
-            where before.id = now.id and before.life = now.life and before.verdict = now.verdict
-        )""",  # noqa: S608
-        judged=judged,
-        reported=reported,
-    )
 
 
 def _carried(engine: Engine, judged: Frame, known: Known, anomalies: Frame) -> Frame:

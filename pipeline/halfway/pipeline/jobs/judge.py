@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import DEFAULT_PREFIX
@@ -15,17 +17,10 @@ from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.engines.spark_session import NO_PACKAGES, packages, session_of_job
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
-from halfway.pipeline.sources.pinned import COMMITTED, Source
+from halfway.pipeline.sources.pinned import COMMITTED, Part, Rows, Source
 from halfway.pipeline.sources.pins import PartitionPin, Pins, TopicPin
 from halfway.pipeline.sources.spark import COLUMNS, nothing
 from halfway.pipeline.transforms import verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from halfway.pipeline.sources.pinned import Part, Rows
 
 
 @dataclass(frozen=True, kw_only=True)

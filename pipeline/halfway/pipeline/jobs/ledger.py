@@ -7,29 +7,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
+from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.dialect import Merge, Once
-from halfway.pipeline.engines.engine import SparkEngine, union
+from halfway.pipeline.engines.dialect import Frame, Merge, Once
+from halfway.pipeline.engines.engine import Engine, SparkEngine, union
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.pinned import KafkaSource
+from halfway.pipeline.sources.pins import TopicPin
 from halfway.pipeline.sources.spark import COLUMNS, SparkReader, kafka_options
-from halfway.pipeline.tables import as_of, last, versions
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.engine import Engine, SparkEngine
-    from halfway.pipeline.sources.pins import TopicPin
-    from halfway.pipeline.tables import Files
+from halfway.pipeline.tables import Files, as_of, last, versions
 
 _IS_LATER: Final = 'new."offset" >= old."offset"'
 MERGE: Final = Merge(
@@ -180,23 +174,12 @@ def start(
 class Tables:
     """The ledger's tables in one folder: each batch is appended to `ended` and `quarantine`, and changes `pending`."""
 
-    def __init__(
-        self,
-        output: Files,
-        prefix: str,
-        options: LedgerOptions,
-        done: Callable[[Progress], None],
-    ) -> None:
-        """Take a folder. Nothing is written before the first batch.
-
-        PipelineError if the folder holds tables and a checkpoint that do not belong together.
-        """
-        self._output = output
-        self._prefix = prefix
-        self._horizon_ms = options.horizon_ms
-        self._report = done
-        self._started = False
+    def __init__(self, output: Files, prefix: str, options: LedgerOptions, done: Callable[[Progress], None]) -> None:
+        """Take a folder. PipelineError if it holds tables and a checkpoint that do not belong together."""
         _require_whole(output)
+        self._output, self._prefix, self._report = output, prefix, done
+        self._horizon_ms = options.horizon_ms
+        self._started = False
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write one batch, on the executors. To repeat it, even after a part of it was written, gives the same tables.
@@ -301,7 +284,6 @@ def export(spark: SparkSession, output: Files, into: Files) -> None:
 
 
 def quarantine(engine: Engine, output: Files) -> Frame | None:
-    """Return the records that could not be read, None if there are none."""
     return engine.load(output.path(QUARANTINE)) if versions(output, QUARANTINE) else None
 
 
@@ -315,7 +297,6 @@ def _numbers(output: Files, log: str) -> list[int]:
 
 
 def _require_whole(output: Files) -> None:
-    """Raise PipelineError if tables and checkpoint were not written together."""
     there = [name for name in (ENDED, PENDING, QUARANTINE) if output.names(name)]
     last_begun = max(_numbers(output, "offsets"), default=-1)
     known = _STREAM in output.names(CHECKPOINT)

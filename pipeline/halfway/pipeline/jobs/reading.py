@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.engine import union
+from halfway.pipeline.engines.dialect import Frame
+from halfway.pipeline.engines.engine import Engine, union
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources import headers
+from halfway.pipeline.sources.pinned import Source
 from halfway.schemas import LAYOUT_KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Source
 
 _PLACE: Final = 'topic, "partition", "offset"'
 _LARGEST: Final = 1 << 40

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from halfway.pipeline.engines.engine import between
+from halfway.pipeline.engines.dialect import Frame
+from halfway.pipeline.engines.engine import Engine, between
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import ledger, reading
 from halfway.pipeline.jobs.audit import latest_proofs
 from halfway.pipeline.sources.headers import LATEST_MS
+from halfway.pipeline.sources.pinned import Source
 from halfway.pipeline.tables import ANOMALIES as ANOMALIES_FOUND
 from halfway.pipeline.tables import VERDICTS as VERDICTS_FOUND
-from halfway.pipeline.tables import Tables
+from halfway.pipeline.tables import Files, Tables
 from halfway.pipeline.transforms.verdict import ANOMALIES, FINE, NOT_JUDGED, UNPROVED, VERDICTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.tables import Files
 
 OUTCOMES = ("committed", "rolled_back")
 CAUSES = ("producer", "check", "operator", "policy")
@@ -35,7 +30,6 @@ OBJECTIVE_SHARE = 0.99
 
 
 def counted(condition: str) -> str:
-    """Return the number of rows that meet a condition."""
     return f"cast(count_if({condition}) as bigint)"
 
 
@@ -45,10 +39,8 @@ STEPS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 def quantiles(engine: Engine, suffix: str = "_ms") -> str:
     """Return the exact p50, p95 and p99 of the time from prepare to outcome, in ms."""
-    return ", ".join(f"{engine.dialect.quantile('latency_ms', share)} as p{share * 100:g}{suffix}" for share in _SHARES)
-
-
-_SHARES = (0.5, 0.95, 0.99)
+    shares = (0.5, 0.95, 0.99)
+    return ", ".join(f"{engine.dialect.quantile('latency_ms', share)} as p{share * 100:g}{suffix}" for share in shares)
 
 
 def with_objectives(engine: Engine, ledger: Frame, objectives: Mapping[str | None, int]) -> Frame:
@@ -155,7 +147,6 @@ def run(engine: Engine, sources: Sources, output: Files, wanted: Wanted = Wanted
 
 
 def _only(engine: Engine, columns: str, frame: Frame) -> dict[str, Any]:
-    """Return the one row of aggregates."""
     return engine.rows(engine.query(f"select {columns} from $frame", frame=frame))[0]  # noqa: S608
 
 
@@ -187,17 +178,12 @@ def _trail(engine: Engine, source: Source, wanted: Wanted) -> Table:
 
 
 def _table(name: str, header: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) -> Table:
-    """Keep the rows that the page shows, and count the others."""
     kept = list(islice(rows, _SHOWN[name]))
     return Table(header=header, rows=kept, count=len(kept) + sum(1 for _ in rows))
 
 
 def _of_ledger(
-    engine: Engine,
-    ended: Frame,
-    tables: dict[str, Table],
-    figures: dict[str, Any],
-    within: str,
+    engine: Engine, ended: Frame, tables: dict[str, Table], figures: dict[str, Any], within: str
 ) -> dict[str, Any]:
     at = engine.dialect.millis("ended_at")
     bounds = f"count(*) as count, min({at}) as since, max({at}) as until, max(latency_ms) as longest"
@@ -205,7 +191,9 @@ def _of_ledger(
     if not facts["count"]:
         return facts
     step = _step((facts["until"] - facts["since"]) // 1000)
-    groups, by_cause = _by_group(engine, ended, within), _by_cause(engine, ended)
+    groups = _by_group(engine, ended, within)
+    grouped = engine.query(f"select cause, {OF_OUTCOMES} from $ended group by cause", ended=ended)  # noqa: S608
+    by_cause = {row["cause"]: tuple(row[name] for name in OUTCOMES) for row in engine.rows(grouped)}
     tables["groups"] = groups
     if within:
         shares = engine.query(f"""select 1 as one{within} from $ended group by "group\"""", ended=ended)  # noqa: S608
@@ -236,11 +224,6 @@ def _by_group(engine: Engine, ended: Frame, within: str) -> Table:
     header = ("group", "transactions", *OUTCOMES, "p50_ms", "p95_ms", "p99_ms", "checks_each", "share_by_check")
     whole = header + (("objective_ms", "share_within") if within else ())
     return _table("groups", whole, (tuple(row.values()) for row in engine.stream(grouped, 'p99_ms desc, "group"')))
-
-
-def _by_cause(engine: Engine, ended: Frame) -> dict[str, tuple[int, ...]]:
-    grouped = engine.query(f"select cause, {OF_OUTCOMES} from $ended group by cause", ended=ended)  # noqa: S608
-    return {row["cause"]: tuple(row[name] for name in OUTCOMES) for row in engine.rows(grouped)}
 
 
 def _step(seconds: int) -> str:
@@ -311,7 +294,6 @@ def _stacked(columns: Sequence[tuple[float, Sequence[int]]], width: float) -> di
 
 
 def _duration(ms: float) -> str:
-    """Return a time in the unit that is easiest to read."""
     for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", 1_000)):
         if ms >= size:
             return f"{ms / size:.3g} {unit}"

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pyspark.sql import Observation
+from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import LONGEST_S
 from halfway.pipeline.engines import decoding
-from halfway.pipeline.engines.engine import SparkEngine, union
+from halfway.pipeline.engines.dialect import Frame
+from halfway.pipeline.engines.engine import Engine, SparkEngine, union
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.sources.pinned import Source
-    from halfway.pipeline.tables import Files
+from halfway.pipeline.sources.pinned import Source
+from halfway.pipeline.tables import Files
 
 AGES: Final = (("under 1 min", 60), ("1 to 10 min", 600), ("10 min to 1 h", 3_600), ("1 to 12 h", 43_200))
 """Age classes with their upper bounds in seconds. Older transactions are OLDEST."""

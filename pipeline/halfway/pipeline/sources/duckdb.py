@@ -51,7 +51,6 @@ class DuckReader:
     """Reads for DuckDB. Of topics, the rows go to the folder of the engine."""
 
     def __init__(self, engine: DuckEngine) -> None:
-        """Take the engine that gets the rows."""
         self._engine = engine
         self._count: Any = _FORK.Value("q", 0)
 

@@ -134,7 +134,6 @@ class Pins:
         return replace(self, topics=topics)
 
     def without(self, *topics: str) -> Pins:
-        """Return the pins of all but some topics."""
         return replace(self, topics={name: pin for name, pin in self.topics.items() if name not in topics})
 
     def behind(self, topics: Sequence[str], now: Pins) -> list[tuple[str, int, int, int]]:
@@ -149,7 +148,6 @@ class Pins:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The pins as JSON has them."""
         return {"at": self.at, "topics": [asdict(self.topics[name]) for name in sorted(self.topics)]}
 
     @classmethod
@@ -165,7 +163,6 @@ class Pins:
             raise PipelineError(f"these are no offsets of an earlier run: {error!r}") from None
 
     def to_json(self) -> str:
-        """Return the text of a file of offsets."""
         return json.dumps(self.content, indent=1) + "\n"
 
     @classmethod
@@ -251,7 +248,10 @@ class Brokers:
         # In this order `high` is not below `end`.
         start, end = self.offsets(places, "earliest"), self.offsets(places, "latest", committed=True)
         high, first = self.offsets(places, "latest"), self.offsets(places, 0)
-        configured = self._configured(found)
+        resources = [_KAFKA.ConfigResource(_KAFKA.ResourceType.TOPIC, name) for name in found]
+        with self._answering():
+            futures = self._admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+            configured = {resource.name: future.result() for resource, future in futures.items()}
         pins = []
         for topic, (count, made) in found.items():
             partitions = tuple(
@@ -312,12 +312,6 @@ class Brokers:
             name: (len(known[name].partitions), "".join(f"{half % (1 << 64):016x}" for half in halves[name]))
             for name in there
         }
-
-    def _configured(self, topics: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-        resources = [_KAFKA.ConfigResource(_KAFKA.ResourceType.TOPIC, name) for name in topics]
-        with self._answering():
-            futures = self._admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
-            return {resource.name: future.result() for resource, future in futures.items()}
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
-from halfway.pipeline.sources.pinned import RECORD, WHOLE
+from halfway.pipeline.sources.pinned import RECORD, WHOLE, Part, Rows
 from halfway.pipeline.sources.pins import Brokers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
-
-    from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.sources.pinned import Part, Rows
 
 _OF_A_TASK: Final = 2_000_000
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
@@ -31,7 +25,6 @@ class SparkReader:
     """Reads for Spark."""
 
     def __init__(self, spark: SparkSession) -> None:
-        """Take a session of a job."""
         self._spark = spark
 
     def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> DataFrame:
@@ -68,7 +61,6 @@ class SparkReader:
         return records if rows == WHOLE else SparkEngine(self._spark).query(rows.sql, records=records)
 
     def _through_connector(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
-        """Return records as Spark's Kafka connector reads them."""
         reader = self._spark.read.format("kafka").options(**kafka_options(access, level))
         assigned: dict[str, list[int]] = {}
         bounds: tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]] = ({}, {})

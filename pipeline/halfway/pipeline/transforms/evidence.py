@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from halfway.pipeline.engines.engine import union
+from halfway.pipeline.engines.dialect import Dialect, Frame
+from halfway.pipeline.engines.engine import Engine, union
 from halfway.pipeline.sources.headers import COMMITTED, content, lives_once
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from halfway.pipeline.engines.dialect import Dialect, Frame
-    from halfway.pipeline.engines.engine import Engine
 
 _CONTENT: Final = ("wanted", "wanted_headers", "wanted_key", "lowest", "highest", "lowest_headers", "highest_headers")
 """Hashes, as numbers: as texts, those of millions of messages would need most of the memory."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from halfway.pipeline.engines.dialect import Dialect, Frame
+from halfway.pipeline.engines.engine import Engine
 from halfway.pipeline.sources import headers
 from halfway.pipeline.sources.headers import COMMITTED, ROLLED_BACK
-from halfway.pipeline.transforms.evidence import PARTITIONS, events, place
-
-if TYPE_CHECKING:
-    from halfway.pipeline.engines.dialect import Dialect, Frame
-    from halfway.pipeline.engines.engine import Engine
-    from halfway.pipeline.transforms.evidence import Evidence, Limits
+from halfway.pipeline.transforms.evidence import PARTITIONS, Evidence, Limits, events, place
 
 FINE: Final = ("committed_ok", "rolled_back_ok", "pending", "parked", "expired_unknown")
 UNPROVED: Final = "unproved"

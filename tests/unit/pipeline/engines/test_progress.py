@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from halfway.pipeline import cli
-from halfway.pipeline.engines import engine as engines
+from halfway.pipeline.engines import dialect
 from halfway.pipeline.engines.dialect import Doing, line, told
 from halfway.pipeline.engines.duckdb import DuckEngine
 from tests.support.pipeline.archives import HISTORY, write_archive
@@ -36,7 +36,7 @@ def test_a_long_query_of_duckdb_says_how_much_of_it_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From another thread, while it runs; then it is interrupted."""
-    monkeypatch.setattr(engines, "EVERY_S", 0.01)
+    monkeypatch.setattr(dialect, "EVERY_S", 0.01)
     engine = DuckEngine()
     asked = threading.Event()
 
@@ -65,7 +65,7 @@ def test_progress_never_reaches_stdout(monkeypatch: pytest.MonkeyPatch, tmp_path
     write_archive(tmp_path / "archive", **HISTORY)
     told_by = ["audit", "--snapshot", str(tmp_path / "archive"), "--output", str(tmp_path / "audit"), "--json"]
     quick = CliRunner().invoke(cli.pipeline, [*told_by, "--engine", "duckdb"])
-    monkeypatch.setattr(engines, "EVERY_S", 0.001)
+    monkeypatch.setattr(dialect, "EVERY_S", 0.001)
     slow = CliRunner().invoke(cli.pipeline, [*told_by, "--engine", "duckdb"])
     assert slow.stdout == quick.stdout
     assert slow.stdout.count("\n") == 1
