@@ -62,7 +62,7 @@ def frame_of(engine: Engine, rows: Sequence[tuple[Any, ...]], columns: str) -> F
     in_ms = [tuple(round(cell.timestamp() * 1000) if isinstance(cell, datetime) else cell for cell in row)
              for row in rows]  # fmt: skip
     names = {f'"{name}"': name for name in arrow_of(columns).names}
-    shown = (engine.dialect.timestamp(name) if text.endswith("ed_at") else name for name, text in names.items())
+    shown = (f"timestamp_millis({name})" if text.endswith("ed_at") else name for name, text in names.items())
     items = ", ".join(f"{each} as {name}" for each, name in zip(shown, names, strict=True))
     return engine.query(f"select {items} from $rows", rows=engine.table(in_ms, columns))  # noqa: S608
 

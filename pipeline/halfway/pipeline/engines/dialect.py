@@ -89,8 +89,21 @@ class Merge:
     """Columns of the changes that the table does not have."""
 
 
+MACROS: Final = (
+    "unix_millis(time) as epoch_ms(time)",
+    "timestamp_millis(millis) as make_timestamptz(millis * 1000)",
+    # Used for hexadecimal digits only.
+    "conv(digits, from_base, to_base) as '0x' || digits",
+    "sha2(bytes, bits) as sha256(bytes)",
+    "shiftright(number, bits) as number >> bits",
+    "percentile(number, share) as quantile_cont(number, share)",
+    "size(list) as len(list)",
+)
+"""Functions of Spark's that DuckDB knows by another name, as its macros."""
+
+
 class Dialect:
-    """The expressions that the two engines write differently."""
+    """The expressions that the two engines write differently. Functions of Spark's alone are in `MACROS`."""
 
     def __init__(self, *, spark: bool) -> None:
         self._spark = spark
@@ -112,25 +125,9 @@ class Dialect:
         """Return bytes as text, null if they are not UTF-8."""
         return self._either(f"try_validate_utf8(cast({binary} as string))", f"try(decode({binary}))")
 
-    def millis(self, timestamp: str) -> str:
-        """Return a timestamp in ms since the epoch."""
-        return self._either(f"unix_millis({timestamp})", f"epoch_ms({timestamp})")
-
-    def timestamp(self, millis: str) -> str:
-        """Return ms since the epoch as a timestamp in UTC."""
-        return self._either(f"timestamp_millis({millis})", f"make_timestamptz({millis} * 1000)")
-
     def matches(self, text: str, pattern: str) -> str:
         """Return whether the whole text matches a pattern. The pattern has no quotes."""
         return self._either(rf"({text} rlike r'\A(?:{pattern})\z')", f"regexp_full_match({text}, '{pattern}')")
-
-    def number_of_hex(self, text: str) -> str:
-        """Return the value of hexadecimal digits."""
-        return self._either(f"try_cast(conv({text}, 16, 10) as bigint)", f"try_cast('0x' || {text} as bigint)")
-
-    def sha256(self, binary: str) -> str:
-        """Return the first 32 hexadecimal digits of a hash, null for null."""
-        return self._either(f"substr(sha2({binary}, 256), 1, 32)", f"sha256({binary})[1:32]")
 
     def number_of(self, text: str) -> str:
         """Return a number that represents a text in this run: 64 bits of a hash, null for null."""
@@ -182,10 +179,6 @@ class Dialect:
             f"coalesce(list_sort(list(distinct {element}) filter (where {element} is not null)), [])",
         )
 
-    def size(self, array: str) -> str:
-        """Return the length of an array, null for null."""
-        return self._either(f"case when {array} is not null then size({array}) end", f"len({array})")
-
     def compact(self, *elements: str) -> str:
         """Return an array of the elements that are not null."""
         together = ", ".join(elements)
@@ -193,17 +186,9 @@ class Dialect:
             f"array_compact(array({together}))", f"list_filter([{together}], lambda each: each is not null)"
         )
 
-    def quantile(self, number: str, share: float) -> str:
-        """Return a quantile, between two values in proportion."""
-        return f"round({self._either('percentile', 'quantile_cont')}({number}, {share}), 3)"
-
     def xor(self, one: str, other: str) -> str:
         """Return the bits in which two numbers differ."""
         return self._either(f"(({one}) ^ ({other}))", f"xor({one}, {other})")
-
-    def shifted(self, number: str, bits: int) -> str:
-        """Return a number without its lowest bits."""
-        return self._either(f"shiftright({number}, {bits})", f"(({number}) >> {bits})")
 
     def folded(self, count: str, first: str, step: str) -> str:
         """Return the last value of `so_far`: from `first`, by `step` for each `number` from 0 below a count."""

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from halfway.pipeline.engines import decoding
 from halfway.pipeline.engines.decoding import arrow_of
-from halfway.pipeline.engines.dialect import DUCKDB, INPUT, Doing, Frame, Merge, Once
+from halfway.pipeline.engines.dialect import DUCKDB, INPUT, MACROS, Doing, Frame, Merge, Once
 from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import duckdb
     from deltalake import DeltaTable
@@ -77,6 +77,16 @@ _MISREAD: Final = re.compile(r"%[0-9a-fA-F]{2}|[][|\\^]")
 """What `deltalake` cannot have in the path of a table: it would look in another folder, or panic."""
 
 
+def connected(settings: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+    """Return a new database that knows the functions of Spark's which the rules use."""
+    import duckdb
+
+    database = duckdb.connect(config=dict(settings))
+    for macro in MACROS:
+        database.execute(f"create macro {macro}")
+    return database
+
+
 class DuckEngine:
     """DuckDB in memory. Data that does not fit goes to a temporary folder, which is deleted at the end."""
 
@@ -85,15 +95,13 @@ class DuckEngine:
 
     def __init__(self, *, memory: str | None = None) -> None:
         """Open a database. `memory` (such as 2GB) is its limit, by default most of the free memory."""
-        import duckdb
-
         settings: dict[str, Any] = {"preserve_insertion_order": "false"}
         if (limit := duckdb_limit(memory)) is not None:
             settings["memory_limit"] = f"{limit >> 10}KiB"
         self._folder = tempfile.TemporaryDirectory(prefix="halfway-duckdb-")
         self.scratch = Path(self._folder.name)
         settings["temp_directory"] = str(self.scratch / "spilled")
-        self.database: duckdb.DuckDBPyConnection = duckdb.connect(config=settings)
+        self.database: duckdb.DuckDBPyConnection = connected(settings)
         self.database.execute("set enable_progress_bar = true; set enable_progress_bar_print = false")
         self.reading: Callable[[], Doing] | None = None
         """What is read or decoded now."""

@@ -37,6 +37,8 @@ _OPEN: Final = "verdict in ('pending', 'parked')"
 _UNKNOWN: Final = "('expired_unknown', 'unproved')"
 _USE: Final = 'id, verdict, life, "group", prepared_at, run'
 """The columns of the last verdict of a use of an id, with the time in ms and the run that gave it."""
+_WRITTEN_USE: Final = 'id, verdict, life, "group", unix_millis(prepared_at) as prepared_at, run'
+"""The same from a row of the table of verdicts."""
 
 
 class Run(NamedTuple):
@@ -207,7 +209,7 @@ def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: Sta
         events.append(_where(engine, tables.read(EVENTS), earlier, others=others))
         for name, uses_of in ((VERDICTS, uses), (ANOMALIES, reported)):
             rows = engine.query(
-                f"select {_use(engine)} from $table where {of_others}",  # noqa: S608
+                f"select {_WRITTEN_USE} from $table where {of_others}",  # noqa: S608
                 table=tables.read(name),
                 others=others,
             )
@@ -285,11 +287,6 @@ def _without(engine: Engine, verdicts: Frame, others: Frame) -> Frame:
     return engine.query(f"select * from $verdicts frame where not exists ({same})", verdicts=verdicts, others=others)  # noqa: S608
 
 
-def _use(engine: Engine) -> str:
-    """Return SQL for `_USE` from a row of the table of verdicts."""
-    return f'id, verdict, life, "group", {engine.dialect.millis("prepared_at")} as prepared_at, run'
-
-
 def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame, number: int) -> Frame:
     """Return the verdicts, and a row without a verdict for each use that had one and of which no event is left.
 
@@ -326,9 +323,9 @@ def _carried(engine: Engine, judged: Frame, known: Known, anomalies: Frame) -> F
 
     Another of the uses can become open.
     """
-    now = engine.query(f"select {_use(engine)} from $judged where verdict is not null", judged=judged)  # noqa: S608
+    now = engine.query(f"select {_WRITTEN_USE} from $judged where verdict is not null", judged=judged)  # noqa: S608
     earlier = _without(engine, union(engine, [known.changing, known.forgotten]), judged)
-    new = engine.query(f"select {_use(engine)} from $anomalies", anomalies=anomalies)  # noqa: S608
+    new = engine.query(f"select {_WRITTEN_USE} from $anomalies", anomalies=anomalies)  # noqa: S608
     rows = rows_of(
         engine, {"verdict": union(engine, [now, earlier]), "reported": union(engine, [new, known.reported])}, None
     )
@@ -434,7 +431,7 @@ def _differences(
         select mine.id as id, mine.life as life, mine."group" as "group", mine.verdict as whole,
             other.verdict as continued, mine.expected + mine.found as messages,
             mine.uses as uses, used.uses as other_uses, known.id is not null as reported,
-            other.topics as topics, coalesce({d.millis("mine.prepared_at")}, 0) as prepared_at
+            other.topics as topics, coalesce(unix_millis(mine.prepared_at), 0) as prepared_at
         from (select *, count(*) over (partition by id) as uses from $whole) mine
         left join (select id, count(*) as uses from $other group by id) used on used.id = mine.id
         left join $other other on other.id = mine.id and other.life = mine.life

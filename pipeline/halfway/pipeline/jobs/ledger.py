@@ -162,8 +162,7 @@ def start(
     reader = spark.readStream.format("kafka").options(**kafka_options(access, "read_committed"))
     reader = reader.option("subscribe", ",".join(topics)).option("startingOffsets", "earliest")
     # A ledger continues with the records that retention and compaction have left.
-    reader = reader.option("failOnDataLoss", "false")
-    reader = reader.option("maxOffsetsPerTrigger", options.max_records)
+    reader = reader.option("failOnDataLoss", "false").option("maxOffsetsPerTrigger", options.max_records)
     writer = reader.load().select(*COLUMNS).writeStream.foreachBatch(tables.write)
     writer = writer.option("checkpointLocation", output.path(CHECKPOINT)).queryName("halfway-ledger")
     if options.once:

@@ -37,10 +37,10 @@ OF_OUTCOMES = ", ".join(counted(f"outcome = '{name}'") + f" as {name}" for name 
 STEPS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 
-def quantiles(engine: Engine, suffix: str = "_ms") -> str:
+def quantiles(suffix: str = "_ms") -> str:
     """Return the exact p50, p95 and p99 of the time from prepare to outcome, in ms."""
     shares = (0.5, 0.95, 0.99)
-    return ", ".join(f"{engine.dialect.quantile('latency_ms', share)} as p{share * 100:g}{suffix}" for share in shares)
+    return ", ".join(f"round(percentile(latency_ms, {share}), 3) as p{share * 100:g}{suffix}" for share in shares)
 
 
 def with_objectives(engine: Engine, ledger: Frame, objectives: Mapping[str | None, int]) -> Frame:
@@ -164,7 +164,7 @@ def _trail(engine: Engine, source: Source, wanted: Wanted) -> Table:
     blank = ", ".join(f"""coalesce("{name}", '') as "{name}\"""" for name in texts)
     possible = f'case when "at" between 0 and {LATEST_MS} then "at" end'
     events = engine.query(
-        f"""select {engine.dialect.timestamp(possible)} as "time", {possible} as ms, {blank} from $events
+        f"""select timestamp_millis({possible}) as "time", {possible} as ms, {blank} from $events
         where error is null""",  # noqa: S608
         events=reading.audit_trail(engine, source.committed([topic])),
     )
@@ -185,9 +185,8 @@ def _table(name: str, header: tuple[str, ...], rows: Iterator[tuple[Any, ...]]) 
 def _of_ledger(
     engine: Engine, ended: Frame, tables: dict[str, Table], figures: dict[str, Any], within: str
 ) -> dict[str, Any]:
-    at = engine.dialect.millis("ended_at")
-    bounds = f"count(*) as count, min({at}) as since, max({at}) as until, max(latency_ms) as longest"
-    facts = _only(engine, f"{bounds}, {OF_OUTCOMES}, {quantiles(engine, suffix='')}", ended)
+    bounds = "min(unix_millis(ended_at)) as since, max(unix_millis(ended_at)) as until, max(latency_ms) as longest"
+    facts = _only(engine, f"count(*) as count, {bounds}, {OF_OUTCOMES}, {quantiles(suffix='')}", ended)
     if not facts["count"]:
         return facts
     step = _step((facts["until"] - facts["since"]) // 1000)
@@ -215,7 +214,7 @@ def _of_ledger(
 def _by_group(engine: Engine, ended: Frame, within: str) -> Table:
     """Return groups by their p99, the longest first."""
     grouped = engine.query(
-        f"""select "group", count(*) as transactions, {OF_OUTCOMES}, {quantiles(engine)},
+        f"""select "group", count(*) as transactions, {OF_OUTCOMES}, {quantiles()},
             round(avg(checks), 3) as checks_each,
             round({counted("cause = 'check'")} / count(*), 4) as share_by_check{within}
         from $ended group by "group\"""",  # noqa: S608
@@ -232,8 +231,7 @@ def _step(seconds: int) -> str:
 
 def _over_steps(engine: Engine, ended: Frame, step: str) -> dict[str, Any]:
     """Return the outcomes of each step by their place on the axis of time, and what is written at the axes."""
-    at = engine.dialect.millis("ended_at")
-    begin = f"{at} - {at} % {STEPS[step]}"
+    begin = f"unix_millis(ended_at) - unix_millis(ended_at) % {STEPS[step]}"
     grouped = engine.query(f"select {begin} as ms, {OF_OUTCOMES} from $ended group by 1", ended=ended)  # noqa: S608
     rows = list(engine.stream(grouped, "ms"))
     first, width = rows[0]["ms"], STEPS[step]
@@ -324,9 +322,8 @@ def _of_audit(engine: Engine, folder: Files, tables: dict[str, Table], wanted: W
     verdicts = [(name, summary.get(name, 0)) for name in (*ANOMALIES, UNPROVED, NOT_JUDGED, *FINE)]
     strength = " ".join(f"when '{name}' then {number}" for number, name in enumerate(ANOMALIES))
     of_time = wanted.part(engine, found.read(ANOMALIES_FOUND), "ended_at", "prepared_at")
-    millis = engine.dialect.millis
     anomalies = engine.query(
-        f"""select *, {millis("prepared_at")} as prepared_ms, {millis("ended_at")} as ended_ms,
+        f"""select *, unix_millis(prepared_at) as prepared_ms, unix_millis(ended_at) as ended_ms,
             case verdict {strength} end as strength from $of_time""",  # noqa: S608
         of_time=of_time,
     )

@@ -46,34 +46,25 @@ def unresolved(engine: Engine, halves: Frame, outcomes: Frame, *, horizon_ms: in
     )
 
 
-def sweep(
-    engine: Engine,
-    unresolved: Frame,
-    policies: Frame,
-    *,
-    now_ms: int,
-    default_due_after_ms: int,
-    default_max_age_ms: int,
-    slack_ms: int,
-) -> Frame:
+def sweep(engine: Engine, unresolved: Frame, policies: Frame, now_ms: int, options: SweepOptions) -> Frame:
     """Return by group and age how many transactions are pending, due for a check, and overdue.
 
     `policies` has `group`, `due_after_ms`, the age at which the group's transactions are first checked, and
-    `max_age_ms`, the age at which halfway gives up. For other groups, and for null, the defaults count. A transaction
-    is overdue if its half was last written longer ago than that and `slack_ms` together: no coordinator ends it or
+    `max_age_ms`, the age at which halfway gives up. For other groups, and for null, the options count. A transaction
+    is overdue if its half was last written longer ago than that and a horizon together: no coordinator ends it or
     gives it up. `oldest_ms` is the age of the oldest.
     """
     rank = " ".join(f"when age_ms < {bound * 1000} then {number}" for number, (_, bound) in enumerate(AGES))
     label = " ".join(f"when {number} then '{name}'" for number, (name, _) in enumerate(AGES))
     return engine.query(
         f"""select "group", rank, case rank {label} else '{OLDEST}' end as age, count(*) as pending,
-            count_if(age_ms >= due_after_ms) as due, count_if(unwritten_ms > max_age_ms + {slack_ms}) as overdue,
-            max(age_ms) as oldest_ms
+            count_if(age_ms >= due_after_ms) as due,
+            count_if(unwritten_ms > max_age_ms + {options.horizon_ms}) as overdue, max(age_ms) as oldest_ms
         from (select *, case {rank} else {len(AGES)} end as rank from (
             select pending."group" as "group", greatest({now_ms} - since, 0) as age_ms,
                 {now_ms} - written_at as unwritten_ms,
-                coalesce(due_after_ms, {default_due_after_ms}) as due_after_ms,
-                coalesce(max_age_ms, {default_max_age_ms}) as max_age_ms
+                coalesce(due_after_ms, {options.due_after_ms}) as due_after_ms,
+                coalesce(max_age_ms, {options.max_age_ms}) as max_age_ms
             from $unresolved pending left join $policies policies on policies."group" = pending."group"
         ) aged) ranked group by 1, 2""",  # noqa: S608
         unresolved=unresolved,
@@ -126,15 +117,7 @@ def run(spark: SparkSession, source: Source, output: Files, options: SweepOption
         from $registered where error is null""",  # noqa: S608
         registered=registered,
     )
-    counts = sweep(
-        engine,
-        spark.read.parquet(output.path(UNRESOLVED)),
-        policies,
-        now_ms=source.pins.at,
-        default_due_after_ms=options.due_after_ms,
-        default_max_age_ms=options.max_age_ms,
-        slack_ms=options.horizon_ms,
-    )
+    counts = sweep(engine, spark.read.parquet(output.path(UNRESOLVED)), policies, source.pins.at, options)
     counts.coalesce(1).write.mode("overwrite").parquet(output.path(SWEEP))
     faulty = [
         frame.where("fault is not null").selectExpr(*decoding.PLACE, "fault as error")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from halfway.pipeline.engines.decoding import arrow_of
 from halfway.pipeline.engines.dialect import Doing
-from halfway.pipeline.engines.duckdb import quoted
+from halfway.pipeline.engines.duckdb import connected, quoted
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.sources.pinned import RECORD as COLUMNS
@@ -248,10 +248,7 @@ class _File:
         if self._made == WHOLE:
             return records
         if self._database is None:
-            # Not at the top: a worker of Spark that reads whole records needs no DuckDB.
-            import duckdb
-
-            self._database = duckdb.connect(config={"threads": 1})
+            self._database = connected({"threads": 1})
         self._database.register("records", records)
         return self._database.sql(self._made.sql.replace("$records", "records")).to_arrow_table()
 

@@ -23,6 +23,8 @@ _ID: Final = "[A-Za-z0-9._~-]{1,128}"
 _SHARD: Final = "(0|[1-9][0-9]{0,4})-"
 _UUID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _PLACE: Final = "[1-9][0-9]{0,8}/[1-9][0-9]{0,8}"
+_AT: Final = 'greatest(unix_millis("timestamp"), 0)'
+"""The timestamp of a record in ms. Kafka takes -1 for none, which is 0 here, on every engine."""
 _MILLIS: Final = "[0-9]{1,15}"
 """Other forms (1e3, 0x10, 1_000, with spaces) are numbers to one engine only."""
 
@@ -44,21 +46,21 @@ def shards_of(engine: Engine, ids: Frame, shards: int) -> Frame:
 
     def little_endian(word: str, length: int) -> str:
         digits = (f"substr(digits, cast({word} * 8 + {2 * byte + 1} as int), 2)" for byte in reversed(range(length)))
-        return d.number_of_hex(f"concat({', '.join(digits)})")
+        return _number_of_hex(f"concat({', '.join(digits)})")
 
     word = times(little_endian("number", 4))
     # One word of four bytes after the other, then up to three bytes that are left.
     mixed = d.folded(
         "words",
         d.xor(f"{0x9747B28C}", "cast(length(id) as bigint)"),
-        d.xor(times("so_far"), times(d.xor(word, d.shifted(word, 24)))),
+        d.xor(times("so_far"), times(d.xor(word, f"shiftright({word}, 24)"))),
     )
     whole = f"case when length(id) % 4 = 0 then mixed else {times(d.xor('mixed', little_endian('words', 3)))} end"
     sql = f"""
     select id as shard_id, case when {d.matches("id", _SHARD + _UUID)} then try_cast(split_part(id, '-', 1) as bigint)
-        else ({d.xor("last", d.shifted("last", 15))} & {0x7FFFFFFF}) % {shards} end as shard
+        else ({d.xor("last", "shiftright(last, 15)")} & {0x7FFFFFFF}) % {shards} end as shard
     from (
-        select id, {times(d.xor("whole", d.shifted("whole", 13)))} as last from (
+        select id, {times(d.xor("whole", "shiftright(whole, 13)"))} as last from (
             select id, {whole} as whole from (
                 select id, digits, words, {mixed} as mixed from (
                     select id, hex(id) as digits, cast(floor(length(id) / 4) as bigint) as words from $ids
@@ -87,7 +89,7 @@ def internal(d: Dialect, kind: str, *, columns: str = "*", where: str = "true") 
         end as fault
     from (
         select {d.text("key")} as id, {d.header("halfway-kind")} as kind, {d.header("halfway-state")} as state,
-            {d.header("halfway-group")} as "group", {_at(d)} as "at",
+            {d.header("halfway-group")} as "group", {_AT} as "at",
             {_prepared_at(d, d.text("key"))} as prepared_at, "value" is not null as alive, "value", topic, "partition",
             "offset"
         from $records
@@ -113,7 +115,7 @@ def messages(d: Dialect, prefix: str) -> Rows:
     the header is missing or wrong. `content` represents key and value, `own_headers` the headers that the producer
     chose. A record whose headers cannot be read has a `fault` and no id.
     """
-    key, value, place = d.sha256('"key"'), d.sha256('"value"'), d.header("halfway-message")
+    key, value, place = _sha256('"key"'), _sha256('"value"'), d.header("halfway-message")
     sql = f"""
     select id, prepared_at, "at", key_hash, {content("key_hash", "value_hash")} as content, own_headers, topic,
         "partition", "offset", try_cast(split_part(place, '/', 1) as int) as slot,
@@ -122,9 +124,9 @@ def messages(d: Dialect, prefix: str) -> Rows:
     from (
         select {d.header(_TRANSACTION)} as id,
             case when {d.matches(place, _PLACE)} then {place} end as place,
-            coalesce({_prepared_at(d, d.header(_TRANSACTION))}, {_at(d)}) as prepared_at,
-            {_at(d)} as "at", {key} as key_hash, {value} as value_hash,
-            substr({d.sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset",
+            coalesce({_prepared_at(d, d.header(_TRANSACTION))}, {_AT}) as prepared_at,
+            {_AT} as "at", {key} as key_hash, {value} as value_hash,
+            substr({_sha256(d.own_headers())}, 1, 16) as own_headers, topic, "partition", "offset",
             case when {d.header(_TRANSACTION)} is null
                 then {d.any("headers", f"one.key = '{UNREADABLE}'")} else false end as unreadable
         from $records
@@ -138,7 +140,7 @@ def messages(d: Dialect, prefix: str) -> Rows:
 def keys(d: Dialect) -> Rows:
     """Return rows of the keys of real topics: which of them halfway has written, and when."""
     sql = f"""
-    select topic, "partition", "offset", {d.sha256('"key"')} as key_hash, {_at(d)} as "at",
+    select topic, "partition", "offset", {_sha256('"key"')} as key_hash, {_AT} as "at",
         {d.header(_TRANSACTION)} is not null as mine
     from $records
     where "key" is not null
@@ -170,12 +172,16 @@ def content(key_hash: str, value_hash: str) -> str:
 def made_at(d: Dialect, of_id: str = "id") -> str:
     """Return the time in ms that an id with a UUIDv7 contains, null for any other id."""
     digits = f"concat(substr(right({of_id}, 36), 1, 8), substr(right({of_id}, 36), 10, 4))"
-    return f"case when {lives_once(d, of_id)} then {d.number_of_hex(digits)} end"
+    return f"case when {lives_once(d, of_id)} then {_number_of_hex(digits)} end"
 
 
-def _at(d: Dialect) -> str:
-    """Return the timestamp of a record in ms. Kafka takes -1 for none, which is 0 here, on every engine."""
-    return f"""greatest({d.millis('"timestamp"')}, 0)"""
+def _sha256(binary: str) -> str:
+    """Return the first 32 hexadecimal digits of a hash, null for null."""
+    return f"substr(sha2({binary}, 256), 1, 32)"
+
+
+def _number_of_hex(digits: str) -> str:
+    return f"try_cast(conv({digits}, 16, 10) as bigint)"
 
 
 def _prepared_at(d: Dialect, of_id: str) -> str:

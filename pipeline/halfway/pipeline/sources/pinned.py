@@ -88,7 +88,8 @@ class Source(ABC):
     def continue_from(self, pins: Pins) -> None:
         """Begin each topic that is pinned from now on at the end of earlier pins, except groups and owners."""
         self._require_present()
-        self._before = pins.without(self.prefix + "groups", self.prefix + "owners")
+        whole = (self.prefix + "groups", self.prefix + "owners")
+        self._before = replace(pins, topics={name: pin for name, pin in pins.topics.items() if name not in whole})
 
     def cover(self, pins: Pins) -> None:
         """Read everything that earlier pins and the runs before them cover, as far as Kafka still has it."""

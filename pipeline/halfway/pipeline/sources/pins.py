@@ -133,9 +133,6 @@ class Pins:
             topics[name] = replace(self.topics[name], partitions=partitions)
         return replace(self, topics=topics)
 
-    def without(self, *topics: str) -> Pins:
-        return replace(self, topics={name: pin for name, pin in self.topics.items() if name not in topics})
-
     def behind(self, topics: Sequence[str], now: Pins) -> list[tuple[str, int, int, int]]:
         """Return the topics and partitions with the committed range between these pins and later ones."""
         return [

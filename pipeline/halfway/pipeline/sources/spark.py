@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import KafkaAccess
+from halfway.pipeline.engines.dialect import Frame
 from halfway.pipeline.engines.engine import SparkEngine
 from halfway.pipeline.sources.duckdb import LATEST_MS, client_settings, read_part
-from halfway.pipeline.sources.pinned import RECORD, WHOLE, Part, Rows
+from halfway.pipeline.sources.pinned import RECORD, Part, Rows
 from halfway.pipeline.sources.pins import Brokers
 
 _OF_A_TASK: Final = 2_000_000
@@ -27,7 +28,7 @@ class SparkReader:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> DataFrame:
+    def topics(self, access: KafkaAccess, parts: Sequence[Part], level: str, rows: Rows) -> Frame:
         """Return rows of parts of topics.
 
         Every producer chooses the timestamps of its records. Spark's connector fails if the microseconds of one do not
@@ -47,33 +48,35 @@ class SparkReader:
             if undated.get((topic, number), end) < end
         ]
         found = self._through_connector(access, dated, level) if dated else nothing(self._spark)
-        return self._rows(found.unionAll(self._through_client(access, rest, level)) if rest else found, rows)
+        whole = found.unionAll(self._through_client(access, rest, level)) if rest else found
+        return SparkEngine(self._spark).query(rows.sql, records=whole)
 
-    def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> DataFrame:
+    def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
         schema = RECORD.replace("topic string, ", "")
         records = [
             self._spark.read.schema(schema).parquet(folder).withColumn("topic", F.lit(topic)).select(*COLUMNS)
             for topic, folder in folders
         ]
-        return self._rows(reduce(DataFrame.unionAll, records) if records else nothing(self._spark), rows)
-
-    def _rows(self, records: DataFrame, rows: Rows) -> DataFrame:
-        return records if rows == WHOLE else SparkEngine(self._spark).query(rows.sql, records=records)
+        whole = reduce(DataFrame.unionAll, records) if records else nothing(self._spark)
+        return SparkEngine(self._spark).query(rows.sql, records=whole)
 
     def _through_connector(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
-        reader = self._spark.read.format("kafka").options(**kafka_options(access, level))
-        assigned: dict[str, list[int]] = {}
-        bounds: tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]] = ({}, {})
-        for topic, number, *ends in parts:
-            assigned.setdefault(topic, []).append(number)
-            for of, bound in zip(bounds, ends, strict=True):
-                of.setdefault(topic, {})[str(number)] = bound
-        reader = reader.option("assign", json.dumps(assigned))
-        reader = reader.option("startingOffsets", json.dumps(bounds[0])).option("endingOffsets", json.dumps(bounds[1]))
-        # A partition of Kafka that has many more records than a task takes is read by several.
-        reader = reader.option("maxRecordsPerPartition", _OF_A_TASK)
-        # Retention can remove records before they are read: the reader asks afterwards what has gone.
-        return reader.option("failOnDataLoss", "false").load().select(*COLUMNS)
+        """Return records as Spark's Kafka connector reads them."""
+        starts: dict[str, dict[int, int]] = {}
+        ends: dict[str, dict[int, int]] = {}
+        for topic, number, start, end in parts:
+            starts.setdefault(topic, {})[number], ends.setdefault(topic, {})[number] = start, end
+        options = {
+            "assign": json.dumps({topic: list(numbers) for topic, numbers in starts.items()}),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(ends),
+            # A partition of Kafka that has many more records than a task takes is read by several.
+            "maxRecordsPerPartition": str(_OF_A_TASK),
+            # Retention can remove records before they are read: the reader asks afterwards what has gone.
+            "failOnDataLoss": "false",
+        }
+        reader = self._spark.read.format("kafka").options(**kafka_options(access, level), **options)
+        return reader.load().select(*COLUMNS)
 
     def _through_client(self, access: KafkaAccess, parts: Sequence[Part], level: str) -> DataFrame:
         """Return records as DuckDB's reader reads them, with timestamps that Spark holds. One task reads each part."""

@@ -150,7 +150,8 @@ def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
         substr(lower(hex(one.headers_hash)), 1, 16) as own_headers, one."partition" as "partition"
     from (
         select id, prepared_at, "at" as ended_at, written_at as op_at, "offset",
-            cast({d.size("messages")} as int) as total, {d.numbered("messages", "number", "one")}
+            cast(case when messages is not null then size(messages) end as int) as total,
+            {d.numbered("messages", "number", "one")}
         from $decoded
         where lower(kind) = '{COMMITTED}'
     ) exploded

@@ -230,7 +230,7 @@ def _judged(d: Dialect, limits: Limits) -> str:
     return f"""
     select id, cast(life as int) as life, verdict,
         case when {IS_ANOMALY} then anomalies else {d.array}() end as anomalies, "group", cause, topics, expected,
-        found, {d.timestamp("prepared_at")} as prepared_at, {d.timestamp("ended_at")} as ended_at,
+        found, timestamp_millis(prepared_at) as prepared_at, timestamp_millis(ended_at) as ended_at,
         case when {IS_ANOMALY} then case when vanished then {d.array}({gone}) else evidence end end as evidence
     from (
         select *, {vanished} as vanished, {anomalies} as anomalies, case

@@ -194,15 +194,8 @@ def test_sweep_counts_what_is_due_and_overdue_by_group_and_age(spark: "SparkSess
     policies: DataFrame = spark.createDataFrame(
         [("slow", 60_000, 7_200_000)], "`group` string, due_after_ms bigint, max_age_ms bigint"
     )
-    table = sweep.sweep(
-        SparkEngine(spark),
-        open_still,
-        policies,
-        now_ms=now,
-        default_due_after_ms=6_000,
-        default_max_age_ms=2_700_000,
-        slack_ms=900_000,
-    )
+    options = sweep.SweepOptions(due_after_ms=6_000, max_age_ms=2_700_000, horizon_ms=900_000)
+    table = sweep.sweep(SparkEngine(spark), open_still, policies, now, options)
     assertDataFrameEqual(
         table.select("group", "age", "pending", "due", "overdue", "oldest_ms"),
         spark.createDataFrame(
