@@ -6,11 +6,11 @@ from playwright.async_api import Locator, Page, expect
 
 from halfway.coordinator.records import HealthWarning
 from halfway.embedded.broker import pick_port
-from halfway.memory import Memory
 from tests.support.console.heap import heap
 from tests.support.console.shop import IMPATIENT, Shop
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import Guarded
 

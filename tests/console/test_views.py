@@ -3,11 +3,11 @@
 from playwright.async_api import Page, expect
 
 from halfway.embedded.broker import pick_port
-from halfway.memory import Memory
 from tests.console.conftest import NewPage
 from tests.support.console.axe import violations
 from tests.support.console.browser import NARROW
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
 
 MANY = 150

@@ -23,7 +23,6 @@ from halfway.kafka.records.codec import encode_group
 from halfway.kafka.topics import metadata
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
-from halfway.memory.surroundings import RecordingObserver
 from halfway.protocol.errors import ForbiddenError, KafkaUnavailableError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Group
@@ -40,6 +39,7 @@ from tests.support.ownership.cluster_harness import (
     produce,
 )
 from tests.support.records.samples import AUDIT_EVENT
+from tests.support.surroundings import RecordingObserver
 from tests.support.waiting import until_true
 
 

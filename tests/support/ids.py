@@ -5,8 +5,8 @@ from itertools import count
 from uuid import uuid4
 
 from halfway.client import transaction_id
-from halfway.memory import ManualClock
 from halfway.protocol.ids import shard_of
+from tests.support.surroundings import ManualClock
 
 
 def named_id(name: str) -> str:

@@ -19,13 +19,13 @@ from halfway.kafka.ownership.membership import KafkaCluster, KafkaMembership
 from halfway.kafka.records.codec import KIND_HALF, decode_half, decode_op, decode_parked, encode_half, record_headers
 from halfway.kafka.topics.metadata import TopicMetadata
 from halfway.kafka.topics.provisioning import InternalTopics
-from halfway.memory import RecordingObserver
 from halfway.protocol.errors import KafkaUnavailableError
 from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Half, Op, Parked
 from halfway.protocol.transactions import State
 from halfway.simulated import SimulatedKafka
 from tests.support.coordinator.topics import Cluster
+from tests.support.surroundings import RecordingObserver
 
 PATIENCE_S = 60.0
 SHARDS = 2

@@ -21,7 +21,7 @@ from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses import Unsent
 from halfway.http.server.api import Api
 from halfway.http.server.server import HttpServer, ServerTls
-from halfway.memory import Memory
+from tests.support.memory.cluster import Memory
 from tests.support.waiting import GENEROUS_S
 
 HOST = "127.0.0.1"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from halfway.coordinator.access import KeyedAccess, Keys, KeySpec
 from halfway.http.requests.admission import ApiLimits
-from halfway.memory import Memory
 from halfway.protocol.keys import RANDOM_BYTES, MasterSecret, key_text
 from halfway.protocol.principal import Principal, PrincipalKind
 from tests.support.ids import named_id_in
+from tests.support.memory.cluster import Memory
 from tests.support.rest.client import SHOP, Answer, RestWorld
 
 SHARDS = 2

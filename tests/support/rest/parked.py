@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from halfway.client import transaction_id
-from halfway.memory import no_verdict
 from tests.support.rest.client import RestWorld
+from tests.support.surroundings import no_verdict
 from tests.support.waiting import GENEROUS_S
 
 HOSTILE = "<img src=x onerror=alert(1)> \u202e\x1b[31m"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import End, EndResult, GroupSpec, Prepare, Prepared, ServiceLimits, TransactionView
-from halfway.memory import Memory, topic
 from halfway.protocol.policy import LimitOverrides, OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
+from tests.support.memory.cluster import Memory, topic
 from tests.support.service.begun import Begun
 from tests.support.waiting import GENEROUS_S
 

@@ -11,10 +11,10 @@ import pytest
 from halfway.coordinator.operations import Operation
 from halfway.coordinator.ports import Appended, Cursors, LaneAnswers, LaneWrite, Written
 from halfway.coordinator.requests import End, EndResult, Prepared
-from halfway.memory.cluster import fold
 from halfway.protocol.errors import AlreadyEndedError, LaneLostError, OutcomeUnknownError
 from halfway.protocol.records import Half, Op, OpKind
 from halfway.protocol.transactions import Outcome, State
+from tests.support.memory.cluster import fold
 from tests.support.service.begun import Begun
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.unit.coordinator.test_many_at_once import SENT, end, nothing_is_held, prepare

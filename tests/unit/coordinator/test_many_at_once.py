@@ -9,13 +9,13 @@ import pytest
 
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import End, EndResult, Prepare, Prepared
-from halfway.memory import Memory
 from halfway.protocol.errors import HalfwayError
 from halfway.protocol.ids import shard_of
 from halfway.protocol.policy import LimitOverrides
 from halfway.protocol.records import Message, Op
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.service.begun import Begun
 from tests.support.service.world import LIMITS, SHARDS, World
 

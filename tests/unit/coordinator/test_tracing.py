@@ -16,13 +16,13 @@ from halfway.client import Message as ClientMessage
 from halfway.coordinator import tracing
 from halfway.coordinator.ports import LaneWrite, Written
 from halfway.coordinator.requests import End, Prepare, TraceContext
-from halfway.memory import verdict
 from halfway.protocol.errors import HalfwayError, IdReusedError
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id_in
 from tests.support.rest.client import RestWorld
 from tests.support.service.world import SHARDS, World
+from tests.support.surroundings import verdict
 from tests.unit.coordinator.cluster.test_forward import instance
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

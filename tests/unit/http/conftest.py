@@ -8,7 +8,7 @@ import pytest
 
 from halfway.http.requests.admission import ApiLimits
 from halfway.http.responses import Unsent
-from halfway.memory import Memory
+from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
 
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from halfway.coordinator.access import KeyedAccess, OpenAccess
-from halfway.memory import ManualClock
 from halfway.protocol.errors import ForbiddenError, UnauthenticatedError
 from halfway.protocol.keys import RANDOM_BYTES, Key, KeyTable, MasterSecret, key_text, public_id
 from halfway.protocol.principal import ANYBODY, PEER, RULES, Permission, PrincipalKind
+from tests.support.surroundings import ManualClock
 
 SECRET, OLD = MasterSecret(b"new" * 12), MasterSecret(b"old" * 12)
 TEXT = key_text(PrincipalKind.GROUP, bytes(range(RANDOM_BYTES)))

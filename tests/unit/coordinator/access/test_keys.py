@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from halfway.coordinator.access import EXPIRED_KEPT_MS, KeyedAccess, Keys, KeySpec, NewKey
-from halfway.memory import Memory
 from halfway.protocol.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -21,6 +20,7 @@ from halfway.protocol.errors import (
 )
 from halfway.protocol.keys import RANDOM_BYTES, Key, MasterSecret
 from halfway.protocol.principal import Principal, PrincipalKind
+from tests.support.memory.cluster import Memory
 
 SECRET = MasterSecret(b"s" * 32)
 SHOP = KeySpec(kind=PrincipalKind.GROUP, name="shop")

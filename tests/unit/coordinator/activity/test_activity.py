@@ -5,8 +5,8 @@ import pytest
 from halfway.coordinator.ports import CheckAttempt, CheckReply
 from halfway.coordinator.queries import activity
 from halfway.coordinator.queries.activity import Activity
-from halfway.memory import ManualClock, RecordingObserver
 from halfway.protocol.transactions import Outcome
+from tests.support.surroundings import ManualClock, RecordingObserver
 
 
 @pytest.fixture

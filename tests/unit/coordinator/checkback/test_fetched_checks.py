@@ -8,12 +8,12 @@ import pytest
 
 from halfway.coordinator.access import KeyedAccess
 from halfway.coordinator.requests import GroupSpec, Prepare
-from halfway.memory import Memory
 from halfway.protocol.errors import InvalidRequestError, UnauthenticatedError
 from halfway.protocol.keys import MasterSecret
 from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Outcome, State
+from tests.support.memory.cluster import Memory
 from tests.support.service.world import LIMITS, QUICK, World
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import LeasedCheck, ListQuery, ServiceLimits
-from halfway.memory import unreachable, verdict
 from halfway.protocol.errors import HalfwayError, NotAuthorisedError
 from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
+from tests.support.surroundings import unreachable, verdict
 from tests.unit.coordinator.resolve.test_ending import ops
 
 SHORT_LIVED = PolicyOverrides(

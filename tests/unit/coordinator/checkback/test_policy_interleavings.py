@@ -11,13 +11,13 @@ import pytest
 from halfway.client import transaction_id
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import End, EndResult, LeasedCheck, ServiceLimits
-from halfway.memory import no_verdict, unreachable, verdict
 from halfway.protocol.errors import HalfwayError, NotServedError
 from halfway.protocol.policy import OnExhausted, PolicyOverrides
 from halfway.protocol.records import CheckMode, Op, OpKind
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.service.begun import Begun
 from tests.support.service.world import SHARDS, World
+from tests.support.surroundings import no_verdict, unreachable, verdict
 
 IMPATIENT = PolicyOverrides(
     first_check_after_s=1,

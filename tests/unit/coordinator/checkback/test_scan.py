@@ -3,13 +3,13 @@
 import pytest
 
 from halfway.coordinator.requests import GroupSpec, ServiceLimits
-from halfway.memory import unreachable, verdict
 from halfway.protocol.errors import InvalidRequestError, UnknownGroupError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import CheckMode, Half, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import SHARDS, World
+from tests.support.surroundings import unreachable, verdict
 
 
 async def test_a_half_far_behind_is_written_again_so_that_the_cursor_moves(world: World) -> None:

@@ -11,7 +11,6 @@ from halfway.coordinator.ports import OwnerHint
 from halfway.coordinator.queries import queries as get_and_list
 from halfway.coordinator.records import CountCall, GetCall, LeaseCall, ListCall, PeerCall
 from halfway.coordinator.requests import End, ListQuery, Prepare
-from halfway.memory import Memory
 from halfway.protocol.errors import (
     EndUnconfirmedError,
     GroupInUseError,
@@ -26,6 +25,7 @@ from halfway.protocol.principal import PEER
 from halfway.protocol.records import CheckMode, Message
 from halfway.protocol.transactions import Cause, Outcome
 from tests.support.ids import named_id_in
+from tests.support.memory.cluster import Memory
 from tests.support.service.world import LIMITS, SHARDS, World
 from tests.support.waiting import GENEROUS_S
 

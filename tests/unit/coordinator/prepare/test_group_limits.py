@@ -10,14 +10,15 @@ import pytest
 from halfway.coordinator import prepare_rules as group_limits
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ServiceLimits
-from halfway.memory import Memory, no_verdict
 from halfway.protocol.errors import GroupLimitedError, PreparesRejectedError, RetryableError
 from halfway.protocol.ids import shard_of
 from halfway.protocol.policy import LimitOverrides, PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.service.world import LIMITS, SHARDS, World
+from tests.support.surroundings import no_verdict
 
 
 def _service_limits(max_pending: int = LIMITS.max_pending, **of_groups: Any) -> ServiceLimits:

@@ -8,7 +8,6 @@ import pytest
 
 from halfway.coordinator.ports import Appended, TopicFacts
 from halfway.coordinator.requests import Prepare, Prepared, ServiceLimits
-from halfway.memory import topic
 from halfway.protocol.errors import (
     IdReusedError,
     InvalidRequestError,
@@ -20,6 +19,7 @@ from halfway.protocol.policy import LimitOverrides
 from halfway.protocol.records import Foreign, Half, Message
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
+from tests.support.memory.cluster import topic
 from tests.support.replies import once
 from tests.support.service.world import SHARDS, World
 

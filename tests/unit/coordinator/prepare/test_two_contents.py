@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from halfway.coordinator.ports import Appended
-from halfway.memory.log import half_headers
 from halfway.protocol.errors import (
     HalfwayError,
     IdReusedError,
@@ -20,6 +19,7 @@ from halfway.protocol.ids import shard_of
 from halfway.protocol.records import Foreign, Half, Message, Origin, fingerprint
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
+from tests.support.memory.log import half_headers
 from tests.support.service.world import SHARDS, World
 
 ID = named_id("order-1")

@@ -4,12 +4,13 @@ import pytest
 
 from halfway.coordinator.coordinator import Coordinator
 from halfway.coordinator.requests import ListQuery
-from halfway.memory import Memory, no_verdict
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Message
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.service.world import LIMITS, World
+from tests.support.surroundings import no_verdict
 
 PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)
 

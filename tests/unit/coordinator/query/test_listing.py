@@ -7,11 +7,11 @@ import pytest
 
 from halfway.coordinator.queries import queries as get_and_list
 from halfway.coordinator.requests import ListQuery, Page
-from halfway.memory import no_verdict
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.transactions import Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import World
+from tests.support.surroundings import no_verdict
 
 MANY = 120
 PARKED_SOON = PolicyOverrides(first_check_after_s=1, check_interval_s=1, max_interval_s=1, max_checks=1)

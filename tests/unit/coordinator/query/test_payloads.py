@@ -6,13 +6,13 @@ import pytest
 
 from halfway.coordinator.access import KeyedAccess
 from halfway.coordinator.requests import GroupSpec, ListQuery, Prepare
-from halfway.memory import Memory
 from halfway.protocol.errors import ForbiddenError
 from halfway.protocol.keys import MasterSecret
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.principal import Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.service.world import SHARDS, World
 
 SHOP = Principal(kind=PrincipalKind.GROUP, name="shop")

@@ -11,7 +11,6 @@ from halfway.coordinator.commit_verdicts import CommitVerdicts
 from halfway.coordinator.ports import LaneWrite
 from halfway.coordinator.requests import End, GroupSpec, Prepare
 from halfway.coordinator.shards.shard import Shard
-from halfway.memory import Memory, topic, verdict
 from halfway.protocol.entries import Pending
 from halfway.protocol.errors import (
     EndUnconfirmedError,
@@ -27,7 +26,9 @@ from halfway.protocol.principal import PEER, Principal, PrincipalKind
 from halfway.protocol.records import CheckMode, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory, topic
 from tests.support.service.world import QUICK, ROLLBACK_AT_LAST, SHARDS, World
+from tests.support.surroundings import verdict
 from tests.unit.coordinator.resolve.test_ending import ops
 
 

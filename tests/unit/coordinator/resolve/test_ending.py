@@ -7,7 +7,6 @@ import pytest
 
 from halfway.coordinator.ports import LaneWrite, Written
 from halfway.coordinator.requests import End, EndResult
-from halfway.memory import Memory, unreachable
 from halfway.protocol.errors import (
     AlreadyEndedError,
     EndUnconfirmedError,
@@ -21,7 +20,9 @@ from halfway.protocol.errors import (
 from halfway.protocol.records import Half, Message, Op, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.service.world import SHARDS, World
+from tests.support.surroundings import unreachable
 
 
 def ops(world: World, transaction_id: str) -> list[Op]:

@@ -8,12 +8,12 @@ from halfway.coordinator.operations import Path
 from halfway.coordinator.ports import TOMBSTONE, LaneWrite
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard_table import ShardTable
-from halfway.memory.surroundings import ManualClock
 from halfway.protocol.entries import Pending
 from halfway.protocol.records import FOREIGN, OpKind
 from halfway.protocol.shard import ShardState
 from halfway.protocol.transactions import Cause, State
 from tests.support.domain.shard_records import ID, A, B, op, tombstone_of
+from tests.support.surroundings import ManualClock
 
 HORIZON_MS = 60_000
 

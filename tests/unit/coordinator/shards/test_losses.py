@@ -9,7 +9,6 @@ from halfway.coordinator.changes import Record
 from halfway.coordinator.ports import LogLoss
 from halfway.coordinator.requests import ServiceLimits
 from halfway.coordinator.shards.shard_table import ShardTable
-from halfway.memory.surroundings import ManualClock
 from halfway.protocol.entries import Ended, ParkedEntry, Pending
 from halfway.protocol.records import Half, OpKind
 from halfway.protocol.shard import ShardState
@@ -17,6 +16,7 @@ from halfway.protocol.transactions import Outcome, State
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import op, parked_of
 from tests.support.service.world import World
+from tests.support.surroundings import ManualClock
 
 HORIZON_S = 900
 A, B, C, LAST = (half_of(name, name, 1_000) for name in ("a", "b", "c", "last"))

@@ -8,13 +8,13 @@ import pytest
 
 from halfway.coordinator.ports import CheckReply, CheckRequest
 from halfway.coordinator.requests import ListQuery, ServiceLimits
-from halfway.memory import no_verdict, unreachable, verdict
 from halfway.protocol.errors import GroupInUseError, OutcomeUnknownError, ShardUnavailableError
 from halfway.protocol.policy import PolicyOverrides
 from halfway.protocol.records import Half, Message, OpKind
 from halfway.protocol.transactions import Cause, Outcome, State
 from tests.support.ids import named_id
 from tests.support.service.world import ROLLBACK_AT_LAST, SHARDS, World
+from tests.support.surroundings import no_verdict, unreachable, verdict
 from tests.unit.coordinator.resolve.test_ending import ops
 
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from halfway.coordinator.ports import Appended
-from halfway.memory import verdict
 from halfway.protocol.errors import OutcomeUnknownError
 from halfway.protocol.records import Half
 from halfway.protocol.transactions import Outcome
 from tests.support.ids import named_id
 from tests.support.rest.client import SHOP, RestWorld
+from tests.support.surroundings import verdict
 from tests.unit.http.conftest import NewWorld
 
 ORDER = {"topic": "orders", "value": "v"}

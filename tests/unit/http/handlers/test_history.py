@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from halfway.coordinator.ports import CheckAttempt, CheckReply, OpsRead
-from halfway.memory import Memory, verdict
 from halfway.protocol.transactions import Outcome
 from tests.support.ids import named_id
+from tests.support.memory.cluster import Memory
 from tests.support.rest.client import RestWorld
 from tests.support.rest.guarded import guarded, own_id
 from tests.support.rest.parked import SOON, scan_all
+from tests.support.surroundings import verdict
 from tests.support.waiting import GENEROUS_S
 
 HOSTILE = '<img src=x onerror="alert(1)">\u202e\x1b[31m'

@@ -13,10 +13,10 @@ from aiohttp import web
 from halfway.coordinator.access import KeySpec
 from halfway.http.requests.authentication import caller_of, names_in
 from halfway.http.server.server import HttpServer, ServerTls
-from halfway.memory import Memory
 from halfway.protocol.errors import ConfigurationError
 from halfway.protocol.principal import Permission, PrincipalKind
 from tests.support.certificates import Authority
+from tests.support.memory.cluster import Memory
 from tests.support.rest.client import HOST, RestWorld
 from tests.support.rest.guarded import OPERATOR, deadline, enable_access
 from tests.support.waiting import GENEROUS_S, until_true

@@ -8,10 +8,10 @@ import pytest
 
 from halfway.kafka.log import registries
 from halfway.kafka.log.registries import KafkaAuditTrail
-from halfway.memory.surroundings import RecordingObserver
 from halfway.protocol.errors import OutcomeUnknownError
 from tests.support.ownership.cluster_harness import config_of
 from tests.support.records.samples import AUDIT_EVENT
+from tests.support.surroundings import RecordingObserver
 from tests.support.waiting import GENEROUS_S
 
 

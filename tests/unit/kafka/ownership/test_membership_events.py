@@ -18,12 +18,12 @@ from halfway.kafka.ownership import membership as of_kafka
 from halfway.kafka.ownership.acquisition import Acquired
 from halfway.kafka.ownership.former_owners import AcquireError
 from halfway.kafka.ownership.incarnation import Incarnation
-from halfway.memory.surroundings import ManualClock
 from halfway.protocol.records import OpKind
 from halfway.protocol.shard import ShardState
 from tests.support.domain.histories import half_of
 from tests.support.domain.shard_records import op
 from tests.support.ownership.cluster_harness import Instance
+from tests.support.surroundings import ManualClock
 from tests.support.waiting import until_true
 
 

@@ -18,7 +18,6 @@ from halfway.coordinator.ports import (
     Written,
 )
 from halfway.coordinator.records import Quarantined
-from halfway.memory.log import Faults, MemoryLog, half_headers, kept_headers, real_headers
 from halfway.protocol.errors import (
     HalfwayError,
     LaneLostError,
@@ -28,6 +27,7 @@ from halfway.protocol.errors import (
     OverloadedError,
     TopicUnavailableError,
 )
+from tests.support.memory.log import Faults, MemoryLog, half_headers, kept_headers, real_headers
 
 _HELD_S = 0.001
 
@@ -86,7 +86,7 @@ class MemoryLane:
         if refused:
             self._answered(refused)
 
-    def quarantined(self, most: int) -> Sequence[Quarantined]:  # noqa: ARG002 - the port's
+    def quarantined(self, most: int) -> Sequence[Quarantined]:
         """Nothing is kept apart: no message makes a Kafka transaction fail here."""
         return ()
 

@@ -1,4 +1,4 @@
-"""All ports of one instance in memory, over one log: it acquires every shard by folding its log, and tails half.
+"""The ports of one instance without Kafka, over one log: it acquires every shard by folding its log, and tails half.
 
 See docs/protocol.md#ownership.
 """
@@ -29,8 +29,12 @@ from halfway.coordinator.ports import (
     TopicFacts,
     Topics,
 )
-from halfway.memory.lane import Incarnation, MemoryLane
-from halfway.memory.log import (
+from halfway.protocol.ids import BORN_AFTER_END_MS
+from halfway.protocol.records import Barrier, Half, Op, Parked
+from halfway.protocol.shard import ShardState
+from halfway.protocol.transactions import State
+from tests.support.memory.lane import Incarnation, MemoryLane
+from tests.support.memory.log import (
     BARRIER_KEY,
     Faults,
     MemoryCursors,
@@ -48,11 +52,7 @@ from halfway.memory.log import (
     half_headers,
     kept_headers,
 )
-from halfway.memory.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
-from halfway.protocol.ids import BORN_AFTER_END_MS
-from halfway.protocol.records import Barrier, Half, Op, Parked
-from halfway.protocol.shard import ShardState
-from halfway.protocol.transactions import State
+from tests.support.surroundings import ManualClock, MemoryAuditTrail, RecordingObserver, ScriptedCaller
 
 
 class MemoryMembership:

@@ -122,7 +122,7 @@ class RecordingObserver:
     def resolved_after(self, groups: Mapping[str, int], outcome: str, seconds: float) -> None:
         self._record_each("resolved_after", groups, outcome=outcome, seconds=seconds)
 
-    def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:  # noqa: FBT001 - the port's
+    def checked(self, group: str, verdict: str, sent: bool, seconds: float) -> None:
         self._record("checked", group=group, verdict=verdict, sent=sent, seconds=seconds)
 
     def lane_committed(self, ends: int, payload_bytes: int, seconds: float) -> None:
