@@ -18,7 +18,6 @@ from halfway.pipeline.commands.parameters import command, require_fitting, requi
 from halfway.pipeline.commands.running import (
     Name,
     Places,
-    engine_of,
     opened,
     reporting_failures,
     running,
@@ -75,34 +74,19 @@ def audit(  # noqa: PLR0913, PLR0917 - one for each option
             alerts.require_webhook(webhook)
         kafka = access.load(file=config) if snapshot is None else None
         horizon_s = access.times(file=config).outcome_horizon_s
-        places = Places(
-            output=output,
-            snapshot=snapshot,
-            offsets=offsets,
-            access=kafka,
-            tables=[against],
-            continued=on,
-        )
-        choice = engine_of("audit", engine, places, spark_options)
-    options = audit_job.AuditOptions(
-        topics=topics,
-        grace_ms=round(grace_s * 1000),
-        horizon_ms=round(horizon_s * 1000),
-        skew_ms=round(clock_skew_s * 1000),
-        since_ms=since,
-        until_ms=until,
-        engine_because=choice.because,
+    places = Places(
+        output=output, snapshot=snapshot, offsets=offsets, access=kafka, tables=[output, against], continued=on
     )
-    with opened(
-        "audit",
-        quick=choice.engine == "duckdb",
-        few=choice.few,
-        output=output,
-        tables=[folder for folder in (output, against) if folder is not None],
-        kafka=kafka is not None,
-        config=config,
-        **spark_options,
-    ) as found:
+    with opened("audit", engine, places, spark_options, config=config) as found:
+        options = audit_job.AuditOptions(
+            topics=topics,
+            grace_ms=round(grace_s * 1000),
+            horizon_ms=round(horizon_s * 1000),
+            skew_ms=round(clock_skew_s * 1000),
+            since_ms=since,
+            until_ms=until,
+            engine_because=found.because,
+        )
         parts = (found.engine, found.source(kafka, snapshot, offsets), found.folder(output))
         if against is not None:
             summary = incremental.compare(*parts, found.folder(against), options)
@@ -265,17 +249,11 @@ def report(  # noqa: PLR0913 - one for each option
         raise click.UsageError("--snapshot is what --trail reads: give both or neither")
     require_order(since, until)
     wanted = report_job.Wanted(since_ms=since, until_ms=until, objectives=dict(objectives))
-    reads_kafka = trail and snapshot is None
     with reporting_failures("report"):
-        kafka = access.load(file=config) if reads_kafka else None
-        places = Places(
-            output=output, snapshot=snapshot, offsets=None, access=kafka, tables=[ledger_folder, audit_folder]
-        )
-        quick = engine_of("report", engine, places, spark_options, sized=False).engine == "duckdb"
-    tables = [folder for folder in (ledger_folder, audit_folder) if folder is not None]
-    with opened(
-        "report", quick=quick, output=output, tables=tables, kafka=reads_kafka, config=config, **spark_options
-    ) as found:
+        kafka = access.load(file=config) if trail and snapshot is None else None
+    tables = [ledger_folder, audit_folder]
+    places = Places(output=output, snapshot=snapshot, offsets=None, access=kafka, tables=tables)
+    with opened("report", engine, places, spark_options, config=config, sized=False) as found:
         sources = report_job.Sources(
             ledger=None if ledger_folder is None else found.folder(ledger_folder),
             audit=None if audit_folder is None else found.folder(audit_folder),

@@ -87,7 +87,6 @@ def test_what_a_run_knows_of_those_before_does_not_grow_for_ever(tmp_path: Path)
     engine = DuckEngine()
     state = incremental.State.of(runs.Tables(engine, folder), str(tmp_path))
     engine.close()
-    assert state is not None
     assert [run.number for run in state.runs] == [1, 2, 3, 4]
     assert counts_in(tmp_path) == {"committed_ok": 5, "leaked": 2}
     told = rows_in(tmp_path, runs.ANOMALIES)

@@ -72,13 +72,20 @@ def require_fitting(*, archive: bool, again: bool, on: bool = False, between: bo
         raise click.UsageError("--continue judges what is new: give it without --since and --until")
 
 
-_SECONDS: Final = Seconds(min=0, min_open=True, max=access.LONGEST_S)
-_SECONDS_OR_NONE: Final = Seconds(min=0, max=access.LONGEST_S)
+_SECONDS: Final = Seconds(min=0, max=access.LONGEST_S)
 _COUNT: Final = click.IntRange(min=1)
 
 
 def _folder(name: str, parameter: str, text: str, *, required: bool = False) -> Option:
     return Option([name, parameter], metavar="FOLDER", required=required, help=text)
+
+
+def _seconds(name: str, default: float, text: str) -> Option:
+    return Option([name], type=_SECONDS, default=default, show_default=True, help=text)
+
+
+def _flag(text: str, *names: str) -> Option:
+    return Option(names, is_flag=True, help=text)
 
 
 _SPARK: Final = (
@@ -121,20 +128,10 @@ _OTHERS: Final = (
         "are given.",
     ),
     Option(["--metrics"], metavar="FILE", help="Write metrics for Prometheus' textfile collector."),
-    Option(["--json", "as_json"], is_flag=True, help="Print one line: the counts as JSON."),
-    Option(["--grace-s"], type=_SECONDS_OR_NONE, default=5, show_default=True, help="Judge no younger transactions."),
-    Option(
-        ["--clock-skew-s"],
-        type=_SECONDS_OR_NONE,
-        default=5,
-        show_default=True,
-        help="The largest difference between clocks.",
-    ),
-    Option(
-        ["--continue", "on"],
-        is_flag=True,
-        help="Judge what is new since the last audit with --continue into the same folder.",
-    ),
+    _flag("Print one line: the counts as JSON.", "--json", "as_json"),
+    _seconds("--grace-s", 5, "Judge no younger transactions."),
+    _seconds("--clock-skew-s", 5, "The largest difference between clocks."),
+    _flag("Judge what is new since the last audit with --continue into the same folder.", "--continue", "on"),
     _folder(
         "--cross-check",
         "against",
@@ -149,22 +146,14 @@ _OTHERS: Final = (
     Option(
         ["--webhook"], metavar="URL", envvar="HALFWAY_PIPELINE_WEBHOOK", help="Post anomalies to this address as JSON."
     ),
-    Option(
-        ["--fail-on-overdue"],
-        is_flag=True,
-        help="Exit with 1 if a transaction is pending long after its group's max_age_s.",
-    ),
-    Option(["--once"], is_flag=True, help="Read the present records, then end."),
-    Option(["--every-s"], type=_SECONDS_OR_NONE, default=10, show_default=True, help="Time between batches."),
+    _flag("Exit with 1 if a transaction is pending long after its group's max_age_s.", "--fail-on-overdue"),
+    _flag("Read the present records, then end.", "--once"),
+    _seconds("--every-s", 10, "Time between batches."),
     Option(["--max-records"], type=_COUNT, default=1_000_000, show_default=True, help="Most records of a batch."),
     _folder("--ledger", "exported", "What halfway-pipeline ledger wrote.", required=True),
     _folder("--ledger", "ledger_folder", "What halfway-pipeline ledger has written."),
     _folder("--audit", "audit_folder", "What halfway-pipeline audit has written."),
-    Option(
-        ["--trail"],
-        is_flag=True,
-        help="Show manual changes and who made them: from Kafka, or from the archive of --snapshot.",
-    ),
+    _flag("Show manual changes and who made them: from Kafka, or from the archive of --snapshot.", "--trail"),
     Option(
         ["--objective", "objectives"],
         type=objective,

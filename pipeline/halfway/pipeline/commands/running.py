@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,6 +138,8 @@ class Opened:
     folder: Callable[[str], Files]
     spark: Any = None
     """Spark's session, None on DuckDB."""
+    because: str = ""
+    """Why the job runs on this engine."""
 
     def source(self, kafka: KafkaAccess | None, snapshot: str | None = None, offsets: str | None = None) -> Source:
         if snapshot is not None:
@@ -178,7 +180,7 @@ class Places:
     offsets: str | None
     access: KafkaAccess | None
     tables: Sequence[str | None] = ()
-    """Folders of tables that are read."""
+    """Folders of tables that are read or written."""
     continued: bool = False
     """True if the audit reads only what is new since the last run into the same folder."""
 
@@ -250,19 +252,26 @@ def _records(places: Places) -> int:
         if places.continued:
             with closing(DuckEngine()) as engine:
                 state = State.of(Tables(engine, LocalFolder(places.output)), places.output)
-            pins = pins if state is None else [state.pins.followed_by(pin) for pin in pins]
+            pins = [state.pins.followed_by(pin) for pin in pins]
     return sum(each.end - each.start for pin in pins for each in pin.partitions)
 
 
 @contextmanager
-def opened(job: str, *, quick: bool, output: str, tables: Sequence[str], **options: Any) -> Iterator[Opened]:
-    """Open DuckDB or, with the options of `running`, Spark for a job, and report why the job could not be done."""
+def opened(
+    job: str, name: Name, places: Places, options: Mapping[str, Any], *, config: Path | None, sized: bool = True
+) -> Iterator[Opened]:
+    """Choose an engine as `engine_of` does, open it, and report why the job could not be done."""
+    with reporting_failures(job):
+        choice = engine_of(job, name, places, options, sized=sized)
     with ExitStack() as stack:
-        if quick:
+        if choice.engine == "duckdb":
             stack.enter_context(reporting_failures(job))
-            yield stack.enter_context(on_duckdb(job, options["memory"], output, tables))
+            tables = [folder for folder in places.tables if folder is not None]
+            found = stack.enter_context(on_duckdb(job, options["memory"], places.output, tables))
         else:
-            yield stack.enter_context(running(job, **options))
+            spark = running(job, kafka=places.access is not None, config=config, few=choice.few, **options)
+            found = stack.enter_context(spark)
+        yield replace(found, because=choice.because)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import count, islice
 from multiprocessing import get_context
@@ -21,8 +22,6 @@ from halfway.pipeline.engines.dialect import DUCKDB, INPUT, MACROS, Doing, Frame
 from halfway.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     import duckdb
     from deltalake import DeltaTable
 

@@ -33,12 +33,17 @@ def union(engine: Engine, frames: Iterable[Frame]) -> Frame:
     return engine.query(together, **named)
 
 
+def where(engine: Engine, frame: Frame, condition: str, **others: Frame) -> Frame:
+    """Return the rows of a frame (which the condition can call `frame`) that meet a condition."""
+    return engine.query(f"select * from $frame frame where {condition}", frame=frame, **others)  # noqa: S608
+
+
 def between(engine: Engine, frame: Frame, since_ms: int | None, until_ms: int | None, *times: str) -> Frame:
     """Return the rows whose first known time is not before one time, and before another, and those without any."""
     at = f"coalesce({', '.join(f'unix_millis({time})' for time in times)})"
     bounds = [f"coalesce({at} >= {since_ms}, true)"] if since_ms is not None else []
     bounds += [f"coalesce({at} < {until_ms}, true)"] if until_ms is not None else []
-    return engine.query(f"select * from $frame where {' and '.join(bounds) or 'true'}", frame=frame)  # noqa: S608
+    return where(engine, frame, " and ".join(bounds) or "true")
 
 
 class SparkEngine:

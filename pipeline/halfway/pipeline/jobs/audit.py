@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from halfway.pipeline.engines.dialect import Frame
-from halfway.pipeline.engines.engine import Engine, between, union
+from halfway.pipeline.engines.engine import Engine, between, union, where
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import reading
 from halfway.pipeline.sources import headers
@@ -98,12 +98,15 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What the previous run has left for this one."""
+    """What the previous run has left for this one; nothing, if there was none."""
 
-    pins: Pins
-    provable_since: Mapping[str, Mapping[int, int]]
+    pins: Pins = field(default_factory=Pins)
+    provable_since: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     halves_since: int = 0
     """The time since which no run has missed a tombstone of half, because it was removed before the run."""
+
+
+_NOTHING: Final = Before()
 
 
 def run(engine: Engine, source: Source, output: Files, options: AuditOptions) -> Summary:
@@ -126,8 +129,7 @@ def judge(engine: Engine, source: Source, output: Files, options: AuditOptions) 
     read = evidence(engine, source, options, ends=ends)
     judged = verdict.verdicts(engine, read.evidence, read.limits)
     written = tables.write(VERDICTS, between(engine, judged, options.since_ms, options.until_ms, "prepared_at"))
-    found = engine.query(f"select * from $written where {verdict.IS_ANOMALY}", written=written)  # noqa: S608
-    anomalies = tables.write(ANOMALIES, found)
+    anomalies = tables.write(ANOMALIES, where(engine, written, verdict.IS_ANOMALY))
     by_group = """select verdict, coalesce("group", '') as "group", count(*) as count from $written group by 1, 2"""
     counted = engine.rows(engine.query(by_group, written=written))
     counts = {(row["verdict"], row["group"]): int(row["count"]) for row in counted}
@@ -159,12 +161,7 @@ def summary_of(counts: Mapping[tuple[str, str], int], **others: Any) -> Summary:
 
 
 def evidence(
-    engine: Engine,
-    source: Source,
-    options: AuditOptions,
-    *,
-    before: Before | None = None,
-    ends: Ends = _NO_ENDS,
+    engine: Engine, source: Source, options: AuditOptions, *, before: Before = _NOTHING, ends: Ends = _NO_ENDS
 ) -> Reading:
     """Read everything once; after an earlier run, only what is new. `ends` are of earlier audits of the same topics.
 
@@ -186,30 +183,22 @@ def evidence(
     without_payload = f'id, "group", "at", prepared_at, alive, fault, {_PLACE}'
     half = engine.keep(source.committed([half_topic], headers.internal(d, "'half'", columns=without_payload)))
     of_parked = engine.keep(source.committed([parked_topic], headers.internal(d, "'parked'")))
-    parked = engine.keep(
-        reading.decoded_parked(engine, engine.query("select * from $read where fault is null", read=of_parked))
-    )
+    parked = engine.keep(reading.decoded_parked(engine, where(engine, of_parked, "fault is null")))
     registered = engine.keep(reading.groups(engine, source))
     named = reading.real_topics(engine, outcomes, registered, source.prefix, options.topics)
     # A topic of an earlier run is read further, even if no new record names it.
-    names = sorted({*named, *(before.provable_since if before else ())})
+    names = sorted({*named, *before.provable_since})
     source.pin(names)
     reading.require_given(source, options.topics)
     source.extend_unsettled(op_topic)
     real_records = engine.keep(source.committed(names, headers.messages(d, source.prefix)))
-    messages = engine.query("select * from $read where fault is null", read=real_records)
+    messages = where(engine, real_records, "fault is null")
     unsettled = engine.keep(_unsettled(engine, source, names))
     # This count reads everything. Records that Kafka has removed by then may have been removed before they were read.
-    engine.rows(
-        engine.query(
-            "select count(*) as read from (select id from $messages union all select id from $unsettled) ids",
-            messages=messages,
-            unsettled=unsettled,
-        )
-    )
+    rows_in(engine, union(engine, [engine.query("select id from $read", read=each) for each in (messages, unsettled)]))
     now = source.reopened()
     now.pin([op_topic, half_topic, *names])
-    ops, of_commits = of_ops(engine, engine.query("select * from $read where error is null", read=outcomes))
+    ops, of_commits = of_ops(engine, where(engine, outcomes, "error is null"))
     first = _first_messages(engine, messages, of_commits, now.pins, options.skew_ms)
     provable = _provable_since(now.pins, names, first, ends, before)
     topics, partitions = _facts(engine, source.pins, now.pins, provable)
@@ -219,7 +208,7 @@ def evidence(
     found = Evidence(
         ops=ops,
         named=of_commits,
-        halves=engine.query("select * from $half where fault is null", half=half),
+        halves=where(engine, half, "fault is null"),
         # A record of parked counts even if it cannot be decoded.
         parked=parked,
         messages=messages,
@@ -239,7 +228,7 @@ def evidence(
     ]
     # Groups are read from the beginning each time. Earlier runs have reported the damaged ones that they have read.
     pin = source.pins.topics.get(groups_topic)
-    groups_before = {} if before is None or pin is None else before.pins.ends_of(pin)
+    groups_before = {} if pin is None else before.pins.ends_of(pin)
     unread = "".join(f' and ("partition" <> {number} or "offset" >= {end})' for number, end in groups_before.items())
     damaged = [
         engine.query(f"select {_PLACE}, error from $read where error is not null{condition}", read=frame)  # noqa: S608
@@ -285,8 +274,8 @@ def _unsettled(engine: Engine, source: Source, names: Sequence[str]) -> Frame:
     """
     d = engine.dialect
     frames = [source.unsettled(names, headers.messages(d, source.prefix))]
-    for kind, where in (("op", headers.IS_FINAL), ("half", "true"), ("parked", "true")):
-        rows = headers.internal(d, f"'{kind}'", columns='id, "at"', where=f"fault is null and {where}")
+    for kind, wanted in (("op", headers.IS_FINAL), ("half", "true"), ("parked", "true")):
+        rows = headers.internal(d, f"'{kind}'", columns='id, "at"', where=f"fault is null and {wanted}")
         frames.append(source.unsettled([source.prefix + kind], rows))
     return union(
         engine, [engine.query('select id, "at" from $frame where id is not null', frame=frame) for frame in frames]
@@ -340,7 +329,7 @@ def _first_messages(
 
 
 def _provable_since(
-    now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]], ends: Ends, before: Before | None
+    now: Pins, names: Sequence[str], first: Mapping[str, Mapping[int, int]], ends: Ends, before: Before
 ) -> dict[str, Mapping[int, int]]:
     """Return, by topic and partition, the time since which a missing message proves a loss; as known if it is gone.
 
@@ -348,19 +337,17 @@ def _provable_since(
     """
     found: dict[str, Mapping[int, int]] = {}
     for name in names:
-        known = before.provable_since.get(name, {}) if before else {}
+        known = before.provable_since.get(name, {})
         pin = now.topics.get(name)
-        if pin is not None and before is not None:
-            read = before.pins.ends_of(pin)
-            unread = tuple(
-                replace(each, start=0) if each.start <= read[each.partition] else each for each in pin.partitions
-            )
-            pin = replace(pin, partitions=unread)
         if pin is None:
             found[name] = known
-        else:
-            provable = pin.provable_since(first.get(name, {}), ends.since(pin))
-            found[name] = {number: max(since, known.get(number, 0)) for number, since in provable.items()}
+            continue
+        read = before.pins.ends_of(pin)
+        unread = tuple(
+            replace(each, start=0) if each.start <= read[each.partition] else each for each in pin.partitions
+        )
+        provable = replace(pin, partitions=unread).provable_since(first.get(name, {}), ends.since(pin))
+        found[name] = {number: max(since, known.get(number, 0)) for number, since in provable.items()}
     return found
 
 
@@ -393,11 +380,9 @@ def _is_read(read: TopicPin | None, now: TopicPin) -> bool:
     return {each.partition for each in now.partitions} <= {each.partition for each in read.partitions}
 
 
-def _limits(
-    source: Source, now: Pins, ends: Ends, options: AuditOptions, created_at: int, before: Before | None
-) -> Limits:
+def _limits(source: Source, now: Pins, ends: Ends, options: AuditOptions, created_at: int, before: Before) -> Limits:
     op, half = (now.topics.get(source.prefix + kind) for kind in ("op", "half"))
-    halves_since, last = (before.halves_since, before.pins.topics.get(source.prefix + "half")) if before else (0, None)
+    halves_since, last = before.halves_since, before.pins.topics.get(source.prefix + "half")
     if half is not None and last is not None and half.compacted and half.at - last.at >= half.tombstones_kept_ms:
         halves_since = last.at
     half_kept_since = (

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from halfway.pipeline.engines.dialect import Frame, Merge
-from halfway.pipeline.engines.engine import Engine, union
+from halfway.pipeline.engines.engine import Engine, union, where
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
 from halfway.pipeline.sources import headers
@@ -55,21 +55,21 @@ class Run(NamedTuple):
 class State(audit.Before):
     """What the earlier runs have left: the runs, offsets and counts."""
 
-    runs: Sequence[Run]
+    runs: Sequence[Run] = ()
     """The runs whose events are kept."""
-    by_group: Sequence[tuple[str, str, int]]
-    quarantined: int
-    rules: dict[str, int]
+    by_group: Sequence[tuple[str, str, int]] = ()
+    quarantined: int = 0
+    rules: dict[str, int] = field(default_factory=dict)
     """The options of the last run that affect verdicts."""
 
     @classmethod
-    def of(cls, tables: Tables, folder: str) -> State | None:
-        """Return the state of the last run, None before the first one.
+    def of(cls, tables: Tables, folder: str) -> State:
+        """Return the state of the last run, without runs before the first one.
 
         PipelineError if it is of an audit without --continue, or of another release.
         """
         if tables.run < 0:
-            return None
+            return cls()
         content = tables.content
         if "runs" not in content:
             raise PipelineError(f"{folder} is of an audit without --continue: give another folder")
@@ -127,14 +127,13 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     tables = Tables(engine, output)
     before = State.of(tables, output.path())
     number = tables.begin()
-    if before is not None:
+    if before.runs:
         source.continue_from(before.pins)
-    ends = Ends(seen=() if before is None else (before.pins,))
-    read = audit.evidence(engine, source, options, before=before, ends=ends)
+    read = audit.evidence(engine, source, options, before=before, ends=Ends(seen=(before.pins,)))
     of_run = f"run = {number}"
     fresh = {name: getattr(read.evidence, name) for name in KINDS}
-    fresh_rows = _where(engine, tables.write(EVENTS, rows_of(engine, fresh, number)), of_run)
-    if before is None:
+    fresh_rows = where(engine, tables.write(EVENTS, rows_of(engine, fresh, number)), of_run)
+    if not before.runs:
         none = engine.table([], "id string, verdict string, life int, `group` string, prepared_at bigint, run bigint")
         known = Known(events=fresh_rows, changing=none, forgotten=none, reported=none)
     else:
@@ -144,10 +143,10 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         since = before.kept_since(options.grace_ms)
         known = _known(engine, tables, engine.keep(ids), fresh_rows, before, kept_since=since)
     judged = verdict.verdicts(engine, replace(read.evidence, **of_kinds(engine, known.events)), read.limits)
-    if before is not None:
+    if before.runs:
         judged, known = _with_earlier(engine, judged, known, before.kept_since(options.grace_ms))
     judged = engine.keep(_with_withdrawn(engine, judged, known.changing, number))
-    _write_verdicts(engine, tables, judged, known.changing, first=before is None)
+    _write_verdicts(engine, tables, judged, known.changing, first=not before.runs)
     # `before` is not the name of a column: Spark would look into that column.
     anomalies = engine.query(
         f"""select * from $judged now where {verdict.IS_ANOMALY} and not exists (
@@ -157,9 +156,9 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
         judged=judged,
         reported=known.reported,
     )
-    anomalies = _where(engine, tables.write(ANOMALIES, anomalies), of_run)
+    anomalies = where(engine, tables.write(ANOMALIES, anomalies), of_run)
     quarantined = engine.query(f"select *, cast({number} as bigint) as run from $read", read=read.quarantine)  # noqa: S608
-    quarantined = _where(engine, tables.write(QUARANTINE, quarantined), of_run)
+    quarantined = where(engine, tables.write(QUARANTINE, quarantined), of_run)
     carried = _carried(engine, judged, known, anomalies)
     tables.write(CARRIED, carried, replace=True)
     # A later run may read more about these ids, although they seem to be of another deployment now.
@@ -170,15 +169,15 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     counts = _counts(engine, judged, known.changing, before)
     summary = audit.summary_of(
         counts,
-        quarantined=(before.quarantined if before else 0) + audit.rows_in(engine, quarantined),
+        quarantined=before.quarantined + audit.rows_in(engine, quarantined),
         found=anomalies,
         provable_since=read.proved_since,
     )
     state = State(
         provable_since=read.provable_since,
         halves_since=read.limits.halves_since,
-        runs=[*(before.kept if before else ()), Run(number=number, at=source.pins.at, latest=youngest["made_at"])],
-        pins=replace(source.pins, topics={**(before.pins.topics if before else {}), **source.pins.topics}),
+        runs=[*before.kept, Run(number=number, at=source.pins.at, latest=youngest["made_at"])],
+        pins=replace(source.pins, topics={**before.pins.topics, **source.pins.topics}),
         by_group=summary.by_group,
         quarantined=summary.quarantined,
         rules=options.rules,
@@ -186,10 +185,6 @@ def run(engine: Engine, source: Source, output: Files, options: audit.AuditOptio
     tables.tidy({EVENTS: f"run < {state.kept[0].number}"})
     audit.finish(tables, source, output, summary, options, state.content)
     return summary
-
-
-def _where(engine: Engine, frame: Frame, condition: str, **others: Frame) -> Frame:
-    return engine.query(f"select * from $frame where {condition}", frame=frame, **others)  # noqa: S608
 
 
 def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: State, *, kept_since: int) -> Known:
@@ -200,13 +195,13 @@ def _known(engine: Engine, tables: Tables, ids: Frame, fresh: Frame, before: Sta
     unknown = "not exists (select 1 from $opened known where known.id = frame.id)"
     others = engine.keep(engine.query(f"select id from $ids frame where {unknown}", ids=ids, opened=opened))  # noqa: S608
     known_kinds = ", ".join(f"'{kind}'" for kind in KINDS)
-    events, uses = [fresh, _where(engine, carried, f"kind in ({known_kinds})")], [opened]
+    events, uses = [fresh, where(engine, carried, f"kind in ({known_kinds})")], [opened]
     reported = [engine.query(f"select {_USE} from $carried where kind = 'reported'", carried=carried)]  # noqa: S608
     first = _first_run(engine, others, before)
     if first is not None:
         of_others = f"run >= {first} and id in (select id from $others)"  # noqa: S608
         earlier = f"run <= {before.runs[-1].number} and {of_others}"
-        events.append(_where(engine, tables.read(EVENTS), earlier, others=others))
+        events.append(where(engine, tables.read(EVENTS), earlier, others=others))
         for name, uses_of in ((VERDICTS, uses), (ANOMALIES, reported)):
             rows = engine.query(
                 f"select {_WRITTEN_USE} from $table where {of_others}",  # noqa: S608
@@ -284,7 +279,7 @@ def _with_earlier(engine: Engine, judged: Frame, known: Known, since: int) -> tu
 
 def _without(engine: Engine, verdicts: Frame, others: Frame) -> Frame:
     same = "select 1 from $others other where other.id = frame.id and other.life = frame.life"
-    return engine.query(f"select * from $verdicts frame where not exists ({same})", verdicts=verdicts, others=others)  # noqa: S608
+    return where(engine, verdicts, f"not exists ({same})", others=others)
 
 
 def _with_withdrawn(engine: Engine, judged: Frame, earlier: Frame, number: int) -> Frame:
@@ -329,14 +324,11 @@ def _carried(engine: Engine, judged: Frame, known: Known, anomalies: Frame) -> F
     rows = rows_of(
         engine, {"verdict": union(engine, [now, earlier]), "reported": union(engine, [new, known.reported])}, None
     )
-    return engine.query(
-        f"""select * from $rows where id in (select id from $judged where {_OPEN})""",  # noqa: S608
-        rows=union(engine, [known.events, rows]),
-        judged=judged,
-    )
+    is_open = f"id in (select id from $judged where {_OPEN})"  # noqa: S608
+    return where(engine, union(engine, [known.events, rows]), is_open, judged=judged)
 
 
-def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None) -> Counter[tuple[str, str]]:
+def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State) -> Counter[tuple[str, str]]:
     """Return the counts of all runs. A verdict that this run has replaced no longer counts."""
     changes = """
     select verdict, coalesce("group", '') as "group", sum(change) as change from (
@@ -347,7 +339,7 @@ def _counts(engine: Engine, judged: Frame, earlier: Frame, before: State | None)
         )
     ) changes group by 1, 2
     """
-    counts = Counter({(name, group): count for name, group, count in (() if before is None else before.by_group)})
+    counts = Counter({(name, group): count for name, group, count in before.by_group})
     for row in engine.rows(engine.query(changes, judged=judged, earlier=earlier)):
         counts[row["verdict"], row["group"]] += int(row["change"])
     return counts
@@ -371,7 +363,7 @@ def compare(
         raise PipelineError(f"--cross-check {folder!r} is the folder of --output: give another one")
     runs = Tables(engine, against)
     state = State.of(runs, folder)
-    if state is None:
+    if not state.runs:
         raise PipelineError(f"--cross-check {folder!r} has no run of --continue: let one run into it first")
     if source.pins.at - state.pins.at > _STALE_MS:
         raise PipelineError(
@@ -415,10 +407,7 @@ def _differences(
     d = engine.dialect
     since = 0 if state.kept[0].number == 0 else state.kept[0].at
     kept = f"run >= {state.kept[0].number}"
-    verdicts, reported = (
-        engine.query(f"select * from $whole where {kept}", whole=runs.read(name))  # noqa: S608
-        for name in (VERDICTS, ANOMALIES)
-    )
+    verdicts, reported = (where(engine, runs.read(name), kept) for name in (VERDICTS, ANOMALIES))
     provable_since = summary.provable_since
     left_out = f"('expired_unknown', 'unproved', '{NOT_JUDGED}')"
     now = source.reopened()

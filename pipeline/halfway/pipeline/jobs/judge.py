@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipeline.access import DEFAULT_PREFIX
-from halfway.pipeline.engines.engine import SparkEngine
+from halfway.pipeline.engines.engine import SparkEngine, where
 from halfway.pipeline.engines.spark_session import NO_PACKAGES, packages, session_of_job
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.jobs import audit
@@ -59,7 +59,7 @@ def judge(
     source = _Given(engine, engine.keep(_moved(records.select(*COLUMNS), session)), prefix, at_ms, compacted)
     read = audit.evidence(engine, source, options or audit.AuditOptions())
     judged = engine.keep(verdict.verdicts(engine, read.evidence, read.limits))
-    found = engine.query(f"select * from $judged where {verdict.IS_ANOMALY}", judged=judged)  # noqa: S608
+    found = where(engine, judged, verdict.IS_ANOMALY)
     verdicts, anomalies, quarantine = (_moved(frame, caller) for frame in (judged, found, read.quarantine))
     return Judged(verdicts=verdicts, anomalies=anomalies, quarantine=quarantine)
 
@@ -86,16 +86,15 @@ class _Given(Source):
             F.max("offset").alias("last"),
             F.unix_millis(F.min_by("timestamp", "offset")).alias("first_at"),
         )
-        found: dict[str, TopicPin] = {}
+        partitions: dict[str, list[PartitionPin]] = {}
         for row in bounds.orderBy("topic", "partition").collect():
-            end = row["last"] + 1
-            pin = PartitionPin(
-                partition=row["partition"], start=row["start"], end=end, high=end, first_at=row["first_at"]
-            )
-            topic = found.get(row["topic"]) or TopicPin(
-                topic=row["topic"], at=at, partitions=(), compacted=row["topic"] in compacted
-            )
-            found[row["topic"]] = replace(topic, partitions=(*topic.partitions, pin))
+            topic, number, start, last, first_at = row
+            pin = PartitionPin(partition=number, start=start, end=last + 1, high=last + 1, first_at=first_at)
+            partitions.setdefault(topic, []).append(pin)
+        found = {
+            name: TopicPin(topic=name, at=at, partitions=tuple(pins), compacted=name in compacted)
+            for name, pins in partitions.items()
+        }
         own = [prefix + kind for kind in ("op", "half", "parked")]
         shards = max((pin.partition + 1 for name in own if name in found for pin in found[name].partitions), default=0)
         for name in own[1:]:
@@ -105,8 +104,7 @@ class _Given(Source):
             # Nothing says what a partition without a record has lost, except that its neighbours have lost nothing.
             begin = max((pin.start for pin in there.values()), default=0)
             empty = (PartitionPin(partition=number, start=begin, end=begin, high=begin) for number in range(shards))
-            partitions = tuple(there.get(pin.partition, pin) for pin in empty)
-            found[name] = replace(found[name], partitions=partitions)
+            found[name] = replace(found[name], partitions=tuple(there.get(pin.partition, pin) for pin in empty))
         super().__init__(prefix, Pins(at=at, topics=found), fixed=True)
 
     def reopened(self) -> _Given:

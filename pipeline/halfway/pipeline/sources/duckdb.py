@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from operator import methodcaller
 from os import cpu_count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.engines.decoding import arrow_of
-from halfway.pipeline.engines.dialect import Doing
-from halfway.pipeline.engines.duckdb import connected, quoted
+from halfway.pipeline.engines.dialect import Doing, Frame
+from halfway.pipeline.engines.duckdb import DuckEngine, connected, quoted
 from halfway.pipeline.errors import PipelineError
 from halfway.pipeline.sources.headers import UNREADABLE
 from halfway.pipeline.sources.pinned import RECORD as COLUMNS
 from halfway.pipeline.sources.pinned import WHOLE, Part, Rows
 from halfway.pipeline.sources.pins import CLIENT_DEFAULTS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from halfway.pipeline.access import KafkaAccess
-    from halfway.pipeline.engines.dialect import Frame
-    from halfway.pipeline.engines.duckdb import DuckEngine
 
 RECORD: Final = arrow_of(COLUMNS)
 _SILENT_S: Final = 60.0
@@ -60,7 +55,7 @@ class DuckReader:
         settings = client_settings(access, level)
         processes = 1 if sum(end - start for *_, start, end in parts) <= _ALONE else cpu_count() or 1
         shares = [share for number in range(processes) if (share := parts[number::processes])]
-        self._engine.reading = partial(self._doing, parts, self._count.value)
+        self._engine.reading = partial(_doing, parts, self._count, self._count.value)
         try:
             if processes == 1:
                 _count_in(self._count)
@@ -78,16 +73,6 @@ class DuckReader:
             return self._engine.query(f"select * from read_parquet({quoted(Path(folder, '*', '*.parquet'))})")  # noqa: S608
         return self._nothing(rows)
 
-    def _doing(self, parts: Sequence[Part], before: int) -> Doing:
-        topics = sorted({topic for topic, *_ in parts})
-        shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
-        return Doing(
-            what=f"reads {shown}",
-            done=self._count.value - before,
-            total=sum(end - start for *_, start, end in parts),
-            unit="records",
-        )
-
     def files(self, folders: Sequence[tuple[str, str]], rows: Rows) -> Frame:
         if not folders:
             return self._nothing(rows)
@@ -101,6 +86,13 @@ class DuckReader:
 
     def _nothing(self, rows: Rows) -> Frame:
         return self._engine.query(rows.sql, records=self._engine.take(RECORD.empty_table()))
+
+
+def _doing(parts: Sequence[Part], count: Any, before: int) -> Doing:
+    topics = sorted({topic for topic, *_ in parts})
+    shown = ", ".join(topics[:_SHOWN]) + (f" and {len(topics) - _SHOWN} more" if len(topics) > _SHOWN else "")
+    total = sum(end - start for *_, start, end in parts)
+    return Doing(what=f"reads {shown}", done=count.value - before, total=total, unit="records")
 
 
 _count: Any = None

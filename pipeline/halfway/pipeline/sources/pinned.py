@@ -58,7 +58,7 @@ class Source(ABC):
         self.prefix = prefix
         self.pins = pins
         self._fixed = fixed
-        self._before = Pins(at=0, topics={})
+        self._before = Pins()
 
     @abstractmethod
     def reopened(self) -> Source:

@@ -6,15 +6,13 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, admin
 
+from halfway.pipeline.access import KafkaAccess
 from halfway.pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from halfway.pipeline.access import KafkaAccess
 
 _MOST_ENDS: Final = 32
 
@@ -96,8 +94,8 @@ class TopicPin:
 class Pins:
     """All topics of a job. `at` is when the first of them, op, was pinned."""
 
-    at: int
-    topics: Mapping[str, TopicPin]
+    at: int = 0
+    topics: Mapping[str, TopicPin] = field(default_factory=dict)
 
     def followed_by(self, pin: TopicPin) -> TopicPin:
         """Return a pin of the same topic that begins where these pins end, or where the topic now begins."""

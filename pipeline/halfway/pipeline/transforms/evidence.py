@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from halfway.pipeline.engines.dialect import Dialect, Frame
-from halfway.pipeline.engines.engine import Engine, union
+from halfway.pipeline.engines.engine import Engine, union, where
 from halfway.pipeline.sources.headers import COMMITTED, content, lives_once
 
 _CONTENT: Final = ("wanted", "wanted_headers", "wanted_key", "lowest", "highest", "lowest_headers", "highest_headers")
@@ -132,7 +132,7 @@ def rows_of(engine: Engine, frames: Mapping[str, Frame], run: int | None) -> Fra
 
 def of_kinds(engine: Engine, rows: Frame) -> dict[str, Frame]:
     """Return the records among such rows, by kind."""
-    return {kind: engine.query(f"select * from $rows where kind = '{kind}'", rows=rows) for kind in KINDS}  # noqa: S608
+    return {kind: where(engine, rows, f"kind = '{kind}'") for kind in KINDS}
 
 
 def of_ops(engine: Engine, decoded: Frame) -> tuple[Frame, Frame]:
@@ -208,16 +208,16 @@ def events(engine: Engine, evidence: Evidence, limits: Limits) -> Frame:
     # A window then has a few rows, however many copies of a message there are.
     copies = replace(evidence, messages=_copies(engine, evidence, f"not {made}", limits))
     again = engine.query(sql, events=_events_of(engine, copies, f"not {made}", limits))
-    again = engine.keep(engine.query("select * from $lives where source <> 'later'", lives=again))
+    again = engine.keep(where(engine, again, "source <> 'later'"))
     return union(engine, [once, again])
 
 
-def _event(source: str, frame: str, begin: str, until: str, **columns: str) -> str:
+def _event(source: str, frame: str, begin: str, until: str, condition: str, **columns: str) -> str:
     """Return a select of the events in a frame, with null for every column that they do not have."""
     values = ", ".join(f'cast({columns.get(name, "null")} as {kind}) as "{name}"' for name, kind in _COLUMNS.items())
     return (
         f"select id, '{source}' as source, cast({begin} as bigint) as begin, cast({until} as bigint) as until, "  # noqa: S608
-        f"{values} from {frame}"
+        f"{values} from {frame} where {condition}"
     )
 
 
@@ -306,41 +306,36 @@ def _events_of(engine: Engine, evidence: Evidence, condition: str, limits: Limit
     alive = {"group": '"group"', "prepared_at": "prepared_at", "at": '"at"'}
     selects = [
         _event(
-            "op", "$ops", prepared_at, _time(limits, "greatest(prepared_at, ended_at)"), at=at, group='"group"',
-            outcome="outcome", cause="cause", prepared_at="prepared_at", ended_at="ended_at", first_place="ended_at",
-            last_place="ended_at",
-        ) + f" where {condition}",
+            "op", "$ops", prepared_at, _time(limits, "greatest(prepared_at, ended_at)"), condition, at=at,
+            group='"group"', outcome="outcome", cause="cause", prepared_at="prepared_at", ended_at="ended_at",
+            first_place="ended_at", last_place="ended_at",
+        ),
         _event(
-            "named", "$named", prepared_at, _time(limits, "until"), prepared_at="prepared_at", ended_at="ended_at",
-            at=_time(limits, "op_at"), topic="topic", slot="slot", wanted=d.number_of("content"),
+            "named", "$named", prepared_at, _time(limits, "until"), condition, prepared_at="prepared_at",
+            ended_at="ended_at", at=_time(limits, "op_at"), topic="topic", slot="slot", wanted=d.number_of("content"),
             wanted_headers=d.number_of("own_headers"), wanted_key=d.number_of("key_hash"), wanted_total="total",
             wanted_partition='"partition"',
-        ) + f" where {condition}",
+        ),
         _event(
-            "message", "$messages", "prepared_at", "until", prepared_at="prepared_at", at='"at"', topic="topic",
-            slot="slot", **{name: name for name in _FOUND},
-        ) + f" where {condition}",
-        _event("half", "$halves", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
-        _event("gone", "$halves", '"at"', "null", at='"at"', group='"group"') + f" where not alive and {condition}",
+            "message", "$messages", "prepared_at", "until", condition, prepared_at="prepared_at", at='"at"',
+            topic="topic", slot="slot", **{name: name for name in _FOUND},
+        ),
+        _event("half", "$halves", prepared_at, prepared_at, f"alive and {condition}", **alive),
+        _event("gone", "$halves", '"at"', "null", f"not alive and {condition}", at='"at"', group='"group"'),
         # A parked record that cannot be decoded has no time of its prepare.
-        _event("parked", "$parked", prepared_at, prepared_at, **alive) + f" where alive and {condition}",
-        _event("unparked", "$parked", '"at"', "null", at='"at"') + f" where not alive and {condition}",
+        _event("parked", "$parked", prepared_at, prepared_at, f"alive and {condition}", **alive),
+        _event("unparked", "$parked", '"at"', "null", f"not alive and {condition}", at='"at"'),
         # One that is dated in the future belongs to the newest use.
-        _event("unsettled", "$unsettled", f'least("at", {limits.latest}) + {limits.slack_ms}', "null", at=at)
-        + f" where {condition}",
+        _event(
+            "unsettled", "$unsettled", f'least("at", {limits.latest}) + {limits.slack_ms}', "null", condition, at=at,
+        ),
     ]  # fmt: skip
-    frames = {
-        "ops": evidence.ops,
-        "named": evidence.named,
-        "messages": evidence.messages,
-        "halves": evidence.halves,
-        "parked": evidence.parked,
-        "unsettled": evidence.unsettled,
-    }
+    names = ("ops", "named", "messages", "halves", "parked", "unsettled")
+    frames = {name: getattr(evidence, name) for name in names}
     if evidence.unreadable is not None:
-        selects.append(_event("unreadable", "$unreadable", '"at"', "null", at=at) + f" where {condition}")
+        selects.append(_event("unreadable", "$unreadable", '"at"', "null", condition, at=at))
         frames["unreadable"] = evidence.unreadable
     if evidence.later is not None:
-        selects.append(_event("later", "$later", '"at"', '"at"') + f" where {condition}")
+        selects.append(_event("later", "$later", '"at"', '"at"', condition))
         frames["later"] = evidence.later
     return engine.query(" union all ".join(selects), **frames)
