@@ -63,7 +63,7 @@ def _forget(*_: object, **__: object) -> None:
 class Jobs:
     """APScheduler, as far as `ScanScheduler` uses it: jobs at intervals of the monotonic clock, each once at a time."""
 
-    def __init__(self, timezone: str) -> None:
+    def __init__(self, timezone: str, logger: logging.Logger) -> None:
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self.running = False
 

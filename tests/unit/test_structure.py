@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_358,
+    "lines of coordinator and adapters": 46_361,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_810,
     "lines of halfway/http": 5_818,
-    "lines of halfway/app": 5_713,
+    "lines of halfway/app": 5_716,
     "lines of halfway/kafka": 10_125,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 349,

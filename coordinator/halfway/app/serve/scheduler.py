@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Final
 
@@ -38,7 +39,9 @@ class ScanScheduler:
         self._coordinator = coordinator
         self._clock = clock
         self._interval_s = interval_s
-        self._scheduler = AsyncIOScheduler(timezone="UTC")
+        quiet = logging.getLogger(__name__)
+        quiet.setLevel(logging.ERROR)  # APScheduler warns of each scan that takes longer than its interval
+        self._scheduler = AsyncIOScheduler(timezone="UTC", logger=quiet)
         self._watch: asyncio.Task[None] | None = None
         self._offset = time.time() - time.monotonic()
         coordinator.shards.on_served, coordinator.shards.on_leaving = self.arm, self.disarm
