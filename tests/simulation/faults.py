@@ -61,7 +61,7 @@ class Cluster(SimulatedKafka):
             if (place, batch.sequence) not in [(at, one.sequence) for at, one in self.on_the_way]:
                 self.on_the_way.append((place, batch))
                 self.tell("on the way", place, [one.key for one in batch.records])
-            raise RefusedError(KafkaError.NOT_LEADER_FOR_PARTITION)
+            raise RefusedError(KafkaError.NOT_LEADER_FOR_PARTITION, in_doubt=True)
         keys = {one.key for one in batch.records}
         if any(at == place and keys & {one.key for one in late.records} for at, late in self.on_the_way):
             self.overtaken += 1

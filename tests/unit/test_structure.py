@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_361,
+    "lines of coordinator and adapters": 46_363,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_810,
@@ -18,7 +18,7 @@ BOUNDS = {
     "lines of halfway/kafka": 10_125,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 349,
-    "lines of halfway/simulated": 2_204,
+    "lines of halfway/simulated": 2_206,
     "lines of halfway/embedded": 1_308,
     "lines of halfway/client": 7_733,
     "lines of halfway/testing": 357,

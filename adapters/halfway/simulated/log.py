@@ -44,12 +44,12 @@ DEFAULTS: Final[Mapping[str, str]] = {
 
 
 class RefusedError(Exception):
-    """The broker refuses a request; `code` is Kafka's error code."""
+    """The broker refuses a request; `code` is Kafka's error code. If it is `in_doubt`, it may still do it later."""
 
-    def __init__(self, code: int) -> None:
-        """Keep the code."""
+    def __init__(self, code: int, *, in_doubt: bool = False) -> None:
         super().__init__(KafkaError(code).name())
         self.code = code
+        self.in_doubt = in_doubt
 
 
 class NewRecord(NamedTuple):

@@ -258,6 +258,8 @@ class SimulatedProducer(Client):
                 self._added.add(place)
             base = self._cluster.append(place, batch, self._id)
         except RefusedError as refused:
+            for queued in sent if refused.in_doubt else ():
+                queued.sent = batch.sequence
             return not self._host.loses_answers and self._take_refusal(refused.code, queue, sent)
         for queued in sent:
             queued.sent = batch.sequence
