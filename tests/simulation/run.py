@@ -59,7 +59,7 @@ class Simulation(Stage):
         self.silent: set[str] = set()
         """Transactions whose checks are answered with unknown."""
         self.asked_at: dict[str, list[float]] = {}
-        """When halfway has begun to ask about each id."""
+        """When each id was asked about: when the answer came, as one may be under way while clocks are set."""
         self.committed = 0
 
     # --- trace
@@ -266,7 +266,12 @@ class Simulation(Stage):
         return said
 
     async def _check(self, request: CheckRequest) -> CheckReply:
-        self.asked_at.setdefault(request.id, []).append(self.loop.now)
+        try:
+            return await self._answer(request)
+        finally:
+            self.asked_at.setdefault(request.id, []).append(self.loop.now)
+
+    async def _answer(self, request: CheckRequest) -> CheckReply:
         await asyncio.sleep(self.chance.uniform(0.0005, 0.01))
         kind = self.chance.random() if self.chance.random() < self.denied_checks else 1.0
         if kind < 0.2:
