@@ -313,6 +313,7 @@ class Simulation(Stage):
 
     async def _settle(self) -> None:
         """Wait until everything has ended; resume what is parked."""
+        quiet_from = self.loop.now + self.world.settings.request_timeout_s  # no call is still under way then
         until = self.loop.now + LIVENESS_S
         open_: tuple[Any, ...] = ()
         was_empty = False
@@ -330,7 +331,7 @@ class Simulation(Stage):
                     except (HalfwayError, TimeoutError):
                         break
             if not open_:
-                if was_empty:
+                if was_empty and self.loop.now > quiet_from:
                     return
                 await asyncio.sleep(1)  # a client may only now send what it has kept
             was_empty = not open_

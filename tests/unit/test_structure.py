@@ -25,7 +25,7 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_787,
+    "lines of tests": 76_788,
     "lines of bench": 3_999,
     "bytes of pages": 204_751,
     "settings": 50,
