@@ -11,7 +11,7 @@ import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, connections, transaction
 
-from halfway.client import Message, SyncHalfway
+from halfway.client import Message, MissingRowError, SyncHalfway
 from halfway.client.django import AtomicProducer, django_barrier
 from tests.barrier.test_drivers import AT_ONCE_S, Servers, asked, decided, kill_mariadb, kill_postgresql
 from tests.barrier.test_sessions import written
@@ -84,6 +84,20 @@ def catches_an_error(client: SyncHalfway) -> None:
             work()
 
 
+def goes_on_after_a_rollback(client: SyncHalfway) -> None:
+    """As after a deadlock that is caught: MariaDB has rolled back, and begins a new transaction."""
+
+    def in_atomic() -> None:
+        with transaction.atomic():
+            AtomicProducer(client).send("orders", "1", "gone")
+            with connections["default"].cursor() as cursor:
+                cursor.execute("ROLLBACK")
+                cursor.execute("SELECT 1")
+
+    with pytest.raises(MissingRowError, match="savepoint"):
+        in_atomic()
+
+
 def loses_its_connection(client: SyncHalfway, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> str:
     """Lose the connection between the prepare and the commit; return what a check is told afterwards."""
     producer, prepare = AtomicProducer(client), client.prepare
@@ -120,8 +134,7 @@ async def test_a_project_on_a_server(servers: Servers, world: RestWorld, vendor:
                 pytest.MonkeyPatch.context() as patch,
             ):
                 verdicts = sends(client, patch)
-                if vendor == "postgresql":
-                    catches_an_error(client)
+                catches_an_error(client) if vendor == "postgresql" else goes_on_after_a_rollback(client)
             with (
                 SyncHalfway(world.url, "shop", barrier=django_barrier()) as client,
                 pytest.MonkeyPatch.context() as patch,

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import sessionmaker
 
@@ -57,6 +58,30 @@ def test_a_second_consumer_of_a_message_waits_for_the_first(servers: Servers, dr
         1 / int(commits)
     other.join(GENEROUS_S)
     assert noted == [not commits]
+
+
+async def test_a_transaction_that_the_database_has_rolled_back_has_no_row(servers: Servers) -> None:
+    """PostgreSQL refuses to look after an error; MariaDB has begun another transaction, as after a deadlock."""
+    inbox = inbox_of(servers, "postgresql", "inbox_caught")
+    with inbox.connect() as connection:
+        assert inbox.insert(connection, "points", "1")
+        assert inbox.still_has(connection, "points", "1")
+        with suppress(psycopg.Error):
+            connection.execute("SELECT 1 / 0")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            inbox.still_has(connection, "points", "1")
+    inbox = inbox_of(servers, "mysql+pymysql", "inbox_caught")
+    with inbox.connect() as session:
+        assert inbox.insert(session, "points", "1")
+        session.execute(text("ROLLBACK"))
+        assert not inbox.still_has(session, "points", "1")
+    engine = create_async_engine(url(servers, "mysql+asyncmy"), poolclass=NullPool)
+    async_inbox = AsyncInbox("mysql", engine.begin, table="inbox_caught")
+    async with engine.begin() as connection:
+        assert await async_inbox.insert(connection, "points", "1")
+        assert await async_inbox.still_has(connection, "points", "1")
+        await connection.execute(text("ROLLBACK"))
+        assert not await async_inbox.still_has(connection, "points", "1")
 
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])

@@ -10,13 +10,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from halfway.client import Halfway, SyncHalfway
+from halfway.client import Halfway, MissingRowError, SyncHalfway
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
 from halfway.client.sqlalchemy import AsyncSessionProducer, SessionProducer
 from tests.barrier.test_drivers import (
     AT_ONCE_S,
     Servers,
     asked,
+    closing_async_engine,
     closing_engine,
     decided,
     kill_mariadb,
@@ -127,6 +128,42 @@ def test_a_transaction_with_two_phases_is_refused(servers: Servers) -> None:
             pytest.raises(UnsupportedConnectionError, match="two-phase transactions are not supported"),
         ):
             SessionProducer(client).send(connection, "orders", "1", "v")
+
+
+async def test_a_session_that_goes_on_after_a_rollback_of_mariadb_sends_nothing(
+    servers: Servers, world: RestWorld
+) -> None:
+    """As after a deadlock that the service catches: the server has rolled back, and begins a new transaction."""
+    with closing_engine(url(servers, "mysql+pymysql")) as engine:
+        barrier = Barrier("mysql", engine.begin, table="sessions_caught")
+        barrier.create()
+
+        def work() -> str:
+            with SyncHalfway(world.url, "shop", barrier=barrier) as client, Session(engine) as session:
+                lost = SessionProducer(client).send(session, "orders", "1", "lost")
+                session.execute(text("ROLLBACK"))
+                session.execute(text("SELECT 1"))
+                with pytest.raises(MissingRowError, match="savepoint"):
+                    session.commit()
+                return lost
+
+        assert barrier.decide(asked(await asyncio.to_thread(work))) == "rollback"
+    assert written(world) == []
+
+
+async def test_an_asynchronous_session_that_goes_on_after_a_rollback_of_mariadb_sends_nothing(
+    servers: Servers, world: RestWorld
+) -> None:
+    async with closing_async_engine(url(servers, "mysql+asyncmy")) as engine:
+        barrier = AsyncBarrier("mysql", engine.begin, table="sessions_caught")
+        await barrier.create()
+        async with Halfway(world.url, "shop", barrier=barrier) as client, AsyncSession(engine) as session:
+            await AsyncSessionProducer(client).send(session, "orders", "1", "lost")
+            await session.execute(text("ROLLBACK"))
+            await session.execute(text("SELECT 1"))
+            with pytest.raises(MissingRowError, match="savepoint"):
+                await session.commit()
+    assert written(world) == []
 
 
 def kill_connection(servers: Servers, connection: Connection) -> None:

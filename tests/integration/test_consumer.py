@@ -173,6 +173,37 @@ def eventually(there: Callable[[], bool], show: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_handler_whose_transaction_was_rolled_back_has_failed(shop: Shop, *, goes_on: bool) -> None:
+    """As after a deadlock that it has caught. Otherwise the message would never take effect, or only half of it."""
+
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        note(record, connection)
+        if record.value == b"poison":
+            connection.rollback()
+            if goes_on:
+                note(record, connection)
+
+    shop.produce("poison", "fine")
+    shop.consume(handle)
+    shop.wait_for("fine")
+    (letter,) = shop.dead_letters(1)
+    assert letter.value == b"poison"
+    assert (letter.header("dead-letter-reason") or b"").startswith(b"MissingRowError: the database rolled")
+
+
+def test_a_handler_that_commits_by_itself_takes_effect_once(shop: Shop) -> None:
+    def handle(record: Record, connection: sqlite3.Connection) -> None:
+        note(record, connection)
+        connection.commit()
+
+    shop.produce("one", message="3-01/1")
+    shop.produce("one", message="3-01/1")
+    shop.consume(handle)
+    eventually(lambda: shop.committed()[0] == 2, shop.committed)
+    assert shop.effects() == ["one"]
+
+
 def test_a_message_that_fails_delays_its_own_partition_only_and_is_set_aside(shop: Shop) -> None:
     """Its partition continues behind it, in order; its dead letter is the whole message with the reason."""
     tries: Counter[bytes | None] = Counter()

@@ -39,10 +39,11 @@ class TransactionEndedError(HalfwayError):
 
 
 class MissingRowError(HalfwayError):
-    """The block ended without the barrier's row: call `barrier.insert` first in its local transaction.
+    """The local transaction ended without the row of the barrier, or of the inbox.
 
-    The messages are not sent unless the barrier's table has the row. If the block has no local transaction, end it with
-    `commit`.
+    Either the block has not called `barrier.insert`, or the database has rolled the row back because of an error that
+    the block or the handler caught. The messages are not sent without the row, and a message without it has no effect.
+    If the block has no local transaction, end it with `commit`.
     """
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 from sqlalchemy.util import await_only
 
 from halfway.client.barrier import AsyncBarrier, Barrier, UnsupportedConnectionError
-from halfway.client.barrier.drivers import is_asynchronous, require_transaction, sqlalchemy_connection
+from halfway.client.barrier.drivers import carry_out, is_asynchronous, require_transaction, sqlalchemy_connection
 from halfway.client.messages import Message, MessageOptions, Outcome
 from halfway.client.producer.client import Halfway
 from halfway.client.producer.sync import SyncHalfway
@@ -37,10 +37,10 @@ _WAITS: Final = "halfway.client.waits"
 class SessionProducer:
     """Sends messages in a Session or a Connection.
 
-    The messages of one database transaction are one halfway transaction. `commit` prepares them, with the barrier's row
-    in the same database transaction, ends them afterwards, and returns once the end is final. Messages that are rolled
-    back, also to a savepoint, are never prepared. The database connection is held during the prepare. A Session returns
-    it to the pool before it waits for the end; a Connection belongs to its caller.
+    The messages of one database transaction are one halfway transaction. The first writes the barrier's row in the
+    database transaction. `commit` prepares them, ends them afterwards, and returns once the end is final. Messages that
+    are rolled back, also to a savepoint, are never prepared. The database connection is held during the prepare. A
+    Session returns it to the pool before it waits for the end; a Connection belongs to its caller.
     """
 
     def __init__(self, client: SyncHalfway, *, confirm: bool = True, when_away: WhenAway = "raise") -> None:
@@ -149,6 +149,12 @@ class _LocalTransaction:
     def rollback_to(self, name: str) -> None:
         self.sending.keep(self._savepoints.get(name, 0))  # an unknown savepoint is older than the first message
 
+    def add(self, connection: Connection, message: Message) -> None:
+        message.as_json()
+        if not len(self.sending):
+            self._barrier.write(connection, self.sending.id)
+        self.sending.add(message)
+
     def commit(self, commit: Callable[[], None], rollback: Callable[[], None]) -> None:
         connection = self._connection()
         if connection is None or not self.belongs_to(connection.get_transaction()):
@@ -157,6 +163,7 @@ class _LocalTransaction:
         self.sending.commit(
             self.client,
             insert=lambda transaction_id: self._barrier.write(connection, transaction_id),
+            still_has=lambda transaction_id: carry_out(self._barrier.still_has(transaction_id), connection),
             commit=commit,
             rollback=rollback,
             confirm=self.confirm,
@@ -203,7 +210,7 @@ def _send(
         raise MixedProducersError(
             "another producer has sent in this database transaction: use one for all its messages"
         )
-    local.sending.add(message)
+    local.add(connection, message)
     local.confirm = local.confirm or confirm
     local.store = local.store or store
     session = session() if isinstance(session, scoped_session) else session

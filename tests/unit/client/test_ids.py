@@ -188,8 +188,11 @@ async def test_a_local_transaction_that_lasts_longer_than_the_horizon_is_sent_un
         strict.now_s += 7200
         sending.add(ORDER)
         nothing: Callable[[], None] = lambda: None  # noqa: E731
-        sending.commit(client, insert=rows.append, commit=nothing, rollback=nothing, confirm=True)
-        assert rows == [strict.refused[-1], sending.id]
+        refused = sending.id
+        sending.commit(
+            client, insert=rows.append, still_has=refused.__eq__, commit=nothing, rollback=nothing, confirm=True
+        )
+        assert (strict.refused[-1], rows) == (refused, [sending.id])
 
     def work(url: str) -> None:
         with SyncHalfway(url, "shop") as client:

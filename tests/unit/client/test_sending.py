@@ -7,6 +7,7 @@ import pytest
 
 from halfway.client import Message, Outcome
 from halfway.client.barrier import LateTransactionError
+from halfway.client.barrier.drivers import carry_out
 from halfway.client.producer.transaction import Sending
 from tests.support.ids import new_id
 from tests.unit.client.test_barrier import Shop, check_of
@@ -33,8 +34,15 @@ class Story:
             connection.execute("BEGIN")
             connection.execute("INSERT INTO orders VALUES (1)")
             insert = self._step("insert", lambda transaction_id: self._shop.barrier.write(connection, transaction_id))
-            commit = self._step("commit", connection.commit)
-            self.sending.commit(self, insert=insert, commit=commit, rollback=connection.rollback, confirm=True)
+            insert(self.sending.id)
+            self.sending.commit(
+                self,
+                insert=insert,
+                still_has=lambda transaction_id: carry_out(self._shop.barrier.still_has(transaction_id), connection),
+                commit=self._step("commit", connection.commit),
+                rollback=connection.rollback,
+                confirm=True,
+            )
 
     def new_id(self) -> str:
         return new_id()

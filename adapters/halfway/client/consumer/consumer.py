@@ -23,7 +23,7 @@ from halfway.client.barrier import (
     UncountedRowsError,
     UnsupportedConnectionError,
 )
-from halfway.client.barrier.drivers import at_once, transaction_of
+from halfway.client.barrier.drivers import at_once, is_open, transaction_of
 from halfway.client.consumer.inbox import AsyncInbox, Cleaning, Inbox, check_topics
 from halfway.client.consumer.record import (
     DeadLetters,
@@ -34,7 +34,7 @@ from halfway.client.consumer.record import (
     loggable,
     with_defaults,
 )
-from halfway.client.errors import HalfwayError
+from halfway.client.errors import HalfwayError, MissingRowError
 from halfway.client.threads import awaited
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,10 @@ AsyncHandler = Callable[[Record, Any], Awaitable[Afterwards | None]]
 
 _GROUP: Final = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _POLL_S: Final = 0.5
+_ROLLED_BACK: Final = (
+    "the database rolled the transaction back within the handler: let an error of the database leave the handler, or"
+    " catch it around a savepoint"
+)
 _LOOK_AGAIN_S: Final = 1.0
 """How long to wait if Kafka is away at the start."""
 _DELIVERY_POLL_S: Final = 0.02
@@ -257,7 +261,7 @@ class _BaseConsumer(Generic[I, H]):
     async def _apply(self, pending: _PendingRecord) -> Afterwards | None:
         """Process the record once. Return the function to call after the commit, if any."""
         record, afterwards = pending.record, None
-        is_handling = pending.handled = False
+        is_handling = pending.handled = has_row = False
         try:
             if not self._inbox_commits:
                 await awaited(self._inbox.demand_commits())
@@ -269,7 +273,11 @@ class _BaseConsumer(Generic[I, H]):
                     # Step 3: the effect.
                     is_handling = True
                     afterwards = await awaited(self._handle(record, connection))
+                    has_row = is_open(connection)  # otherwise the handler has ended the transaction
+                    if has_row:
+                        await self._demand_row(connection, record)
                 else:
+                    has_row = True  # of an earlier transaction
                     log.info("%s has already taken effect", record.id)
                 pending.handled = True
             # Step 4: the commit, when the context exits.
@@ -281,7 +289,14 @@ class _BaseConsumer(Generic[I, H]):
             raise _DatabaseError from error
         if not pending.handled:
             raise InvalidSettingError("the inbox's connection suppressed an exception: its context must not do that")
+        if not has_row and not await self._has_taken_effect(record):
+            raise MissingRowError(_ROLLED_BACK)
         return afterwards
+
+    async def _demand_row(self, connection: Any, record: Record) -> None:
+        """Raise if the handler has caught an error with which the database has rolled back, or will at the commit."""
+        if not await awaited(self._inbox.still_has(connection, self._group, record.id)):
+            raise MissingRowError(_ROLLED_BACK)
 
     def _handle_failure(self, pending: _PendingRecord, error: Exception) -> None:
         pending.failures += 1

@@ -74,6 +74,7 @@ _INSERT: Final = "INSERT INTO {table} (consumer, message) VALUES ({p}, {p}) ON C
 _INSERT_IGNORE: Final = "INSERT IGNORE INTO {table} (consumer, message) VALUES ({p}, {p})"
 _KEY: Final = re.compile(r"[!-~]+")
 """What MySQL stores as it is: INSERT IGNORE would shorten or replace anything else, and take two keys for one."""
+_LOOK: Final = "SELECT 1 FROM {table} WHERE consumer = {p} AND message = {p}"
 _REMOVE: Final = "DELETE FROM {table} WHERE consumer = {p} AND message = {p}"
 
 
@@ -93,6 +94,9 @@ class InboxTable(SqlTable):
                     " characters and no spaces; for anything else give a digest of it"
                 )
         return rows_written((yield self._statement(self._insert, consumer, message))) > 0
+
+    def has(self, consumer: str, message: str) -> Steps[bool]:
+        return bool((yield self._statement(_LOOK, consumer, message)).rows)
 
     def remove(self, consumer: str, message: str) -> Steps[None]:
         yield self._statement(_REMOVE, consumer, message)
@@ -129,6 +133,9 @@ class _BaseInbox(Generic[C]):
         require_transaction(connection)
         return carry_out(self._table.insert(consumer, message), connection)
 
+    def _read(self, connection: Any, consumer: str, message: str) -> bool:
+        return carry_out(self._table.has(consumer, message), connection)
+
 
 class AsyncInbox(_BaseInbox[ConnectAsync]):
     """An `Inbox` for asynchronous drivers, in a consumer of your own."""
@@ -143,6 +150,16 @@ class AsyncInbox(_BaseInbox[ConnectAsync]):
             return await run_sync(connection, self._write, consumer, message)
         require_transaction(connection)
         return await carry_out_async(self._table.insert(consumer, message), connection)
+
+    async def still_has(self, connection: Any, consumer: str, message: str) -> bool:
+        """Return whether the open transaction has the row of a message; raises the driver's error if it has failed.
+
+        Ask before the commit: if a handler catches an error of the database, PostgreSQL answers COMMIT with a rollback
+        and no error, and MySQL has begun a new transaction after a deadlock.
+        """
+        if is_sqlalchemy(connection):
+            return await run_sync(connection, self._read, consumer, message)
+        return await carry_out_async(self._table.has(consumer, message), connection)
 
     async def clean(self, limit: int) -> int:
         """Delete at most `limit` rows older than the retention, and none while another instance deletes."""
@@ -177,6 +194,10 @@ class Inbox(_BaseInbox[Connect]):
     def insert(self, connection: Any, consumer: str, message: str) -> bool:
         """Record a message in the transaction on this connection; return False if it has already taken effect."""
         return self._write(connection, consumer, message)
+
+    def still_has(self, connection: Any, consumer: str, message: str) -> bool:
+        """Same as `AsyncInbox.still_has`."""
+        return self._read(connection, consumer, message)
 
     async def _in_transaction(self, steps: Steps[T]) -> T:
         with self.connect() as connection:

@@ -15,6 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, transaction
 from django.http import HttpResponse
 
 from halfway.client.barrier import RETENTION_S, TABLE, Barrier, NoTransactionError, Store
+from halfway.client.barrier.drivers import carry_out
 from halfway.client.checks.answers import ANSWER_WITHIN_S, CONTENT_TYPE, Check, CheckVerifier, DecideSync
 from halfway.client.checks.endpoints import Endpoint, answer_request
 from halfway.client.messages import Message, MessageOptions, Outcome
@@ -25,11 +26,11 @@ from halfway.client.producer.transaction import MixedProducersError, NoBarrierEr
 class AtomicProducer:
     """Sends messages inside `transaction.atomic()`, also in nested blocks and with ATOMIC_REQUESTS.
 
-    The messages of one database transaction are one halfway transaction. The commit of the outermost block prepares
-    them, with the barrier's row in the same database transaction, ends them afterwards, and returns once the end is
-    final. Then the callbacks of `on_commit` run. Messages that are rolled back, also by a nested block, are never
-    prepared. The thread holds the database connection during the calls to halfway; when the end is sent, it has no
-    transaction and no locks any more.
+    The messages of one database transaction are one halfway transaction. The first writes the barrier's row in the
+    database transaction. The commit of the outermost block prepares them, ends them afterwards, and returns once the
+    end is final. Then the callbacks of `on_commit` run. Messages that are rolled back, also by a nested block, are
+    never prepared. The thread holds the database connection during the calls to halfway; when the end is sent, it has
+    no transaction and no locks any more.
     """
 
     def __init__(
@@ -76,10 +77,13 @@ class AtomicProducer:
         earlier = _pending_messages(connection)
         if earlier and earlier[0].producer is not self:
             raise MixedProducersError("another producer has sent in this transaction: use one for all its messages")
-        pending = _PendingMessage(self, earlier[0].sending if earlier else Sending(self._client), message)
+        sending = earlier[0].sending if earlier else Sending(self._client)
+        if not earlier:
+            self._barrier.write(connection, sending.id)
+        pending = _PendingMessage(self, sending, message)
         _intercept_commits(connection)
         connection.on_commit(pending)
-        return pending.sending.id
+        return sending.id
 
     def commit(self, connection: Any, pending: list[_PendingMessage], commit: Callable[[], None]) -> None:
         """Commit a database transaction together with its messages."""
@@ -96,6 +100,7 @@ class AtomicProducer:
         sending.commit(
             self._client,
             insert=lambda transaction_id: self._barrier.write(connection, transaction_id),
+            still_has=lambda transaction_id: carry_out(self._barrier.still_has(transaction_id), connection),
             commit=commit,
             rollback=rollback,
             confirm=self._confirm,

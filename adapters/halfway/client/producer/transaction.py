@@ -307,7 +307,11 @@ class SendingClient(Protocol):
 
 
 class Sending:
-    """The messages of one database transaction. They are one halfway transaction."""
+    """The messages of one database transaction. They are one halfway transaction.
+
+    Its producer writes the barrier's row with the first message. If the row is gone at the commit, the database has
+    rolled it back: MySQL begins a new transaction after a deadlock, in which the service goes on if it catches that.
+    """
 
     def __init__(self, client: SendingClient) -> None:
         self.id = client.new_id()
@@ -331,6 +335,7 @@ class Sending:
         client: SendingClient,
         *,
         insert: Callable[[str], None],
+        still_has: Callable[[str], bool],
         commit: Callable[[], None],
         rollback: Callable[[], None],
         confirm: bool,
@@ -339,10 +344,11 @@ class Sending:
     ) -> None:
         """Commit the database transaction, and with it the messages.
 
-        1. Write the barrier's row. It is locked until the commit, so the answer to a check in the meantime is
+        1. Look for the barrier's row. It is locked until the commit, so the answer to a check in the meantime is
            `unknown`.
         2. Prepare. If halfway refuses the id for its time, because the first message was sent too long ago or the clock
-           is wrong, do both once more with a new id. If this or the row fails, roll the database transaction back.
+           is wrong, write a row with a new id, and prepare that. If this fails, or the row of step 1 is gone, roll the
+           database transaction back.
            With a `store`: if earlier messages are in it, or the prepare is not confirmed, store these messages in the
            same database transaction. Then only the sender ends this transaction, and 3 is the last step.
         3. Commit the database transaction. If this raises, it may have committed: check-back asks the barrier.
@@ -355,6 +361,7 @@ class Sending:
             commit()
             return
         try:
+            self._demand_row(still_has)
             self._prepare(client, insert, store)
         except BaseException:
             with contextlib.suppress(Exception):  # if the connection is lost, the database rolls back by itself
@@ -372,8 +379,14 @@ class Sending:
         if confirm:
             afterwards(wait)
 
+    def _demand_row(self, still_has: Callable[[str], bool]) -> None:
+        if not still_has(self.id):
+            raise MissingRowError(
+                f"the database rolled back the transaction of {self.id} before its commit: let an error of the database"
+                " end it, or catch it around a savepoint"
+            )
+
     def _prepare(self, client: SendingClient, insert: Callable[[str], None], store: LocalStore | None) -> None:
-        insert(self.id)
         self._is_stored = store is not None and store.waits()
         if not self._is_stored:
             try:
