@@ -16,6 +16,7 @@ from halfway.client import (
     AlreadyEndedError,
     Halfway,
     HalfwayError,
+    InvalidRequestError,
     Message,
     PrepareUnconfirmedError,
     SyncHalfway,
@@ -223,14 +224,46 @@ async def test_an_outcome_that_nobody_knows_any_more_is_left_to_a_person(
 async def test_what_halfway_refuses_for_good_is_parked_and_holds_up_nothing(world: RestWorld, service: Service) -> None:
     def place() -> None:
         client = SyncHalfway(NOWHERE, "shop", barrier=service.barrier, prepare_timeout_s=0.05)
-        wrong = Message(topic="nowhere", key="k", value="v")
+        wrong = Message(topic="orders", key="k", value="v", partition=99)
         with client, client.transaction([wrong], service.engine.begin, when_away="store"):
             pass
 
     await asyncio.to_thread(place)
     await asyncio.to_thread(service.place, NOWHERE, "1")
     assert await service.send(world) == 1
-    assert "nowhere" in service.barrier.parked()[0].reason
+    assert "99" in service.barrier.parked()[0].reason
+
+
+async def test_a_topic_that_the_group_gets_later_is_waited_for(world: RestWorld, service: Service) -> None:
+    """A process of the new release registers it when halfway is back, perhaps after another has begun to send."""
+
+    def place() -> None:
+        client = SyncHalfway(NOWHERE, "shop", barrier=service.barrier, prepare_timeout_s=0.05)
+        new = Message(topic="parcels", key="k", value="v")
+        with client, client.transaction([new], service.engine.begin, when_away="store"):
+            pass
+
+    await asyncio.to_thread(place)
+    await asyncio.to_thread(service.place, NOWHERE, "1", key="other")
+    with pytest.raises(InvalidRequestError, match="parcels"):
+        await service.send(world)
+    assert (sent(world), service.barrier.stored().waiting, service.barrier.parked()) == (["1"], 1, [])
+    world.memory.create_topic("parcels")
+    await world.put_shop(topics=["orders", "parcels"])
+    assert await service.send(world) == 1
+    assert [record.value for record in world.memory.records("parcels")] == [b"v"]
+
+
+async def test_a_row_that_cannot_be_read_is_parked_and_holds_up_nothing(world: RestWorld, service: Service) -> None:
+    for order in ("1", "2"):
+        await asyncio.to_thread(service.place, NOWHERE, order)
+    with service.engine.begin() as connection:
+        damage = "UPDATE halfway_barrier_stored SET messages = '[' WHERE messages LIKE '%\"1\"%'"
+        connection.exec_driver_sql(damage.replace("%", "%%"))
+    assert await service.send(world) == 1
+    assert sent(world) == ["2"]
+    (parked,) = service.barrier.parked()
+    assert (parked.messages, "cannot be read" in parked.reason) == ([], True)
 
 
 async def test_two_processes_that_send_at_once_send_each_once(world: RestWorld, service: Service) -> None:

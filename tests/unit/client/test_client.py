@@ -184,6 +184,14 @@ async def test_without_a_stream_callers_at_one_moment_share_requests(world: Rest
     assert world.requests.counts.total() < 60, world.requests.counts
 
 
+async def test_a_shared_request_that_is_refused_as_a_whole_is_divided(world: RestWorld) -> None:
+    """Each prepare is legal; together they have more fields than a body may have."""
+    messages = [Message(topic="orders", value="v")] * 100
+    async with Halfway(world.url, "shop", prepare_timeout_s=GENEROUS_S) as client:
+        await asyncio.gather(*(client.prepare(messages, id=client.new_id()) for _ in range(100)))
+    assert world.requests.counts["batch", 422] > 0
+
+
 async def test_one_that_is_wrong_disturbs_no_other(world: RestWorld, halfway: Halfway) -> None:
     async def run_one(topic: str) -> None:
         async with halfway.transaction([Message(topic=topic, value="v")]):

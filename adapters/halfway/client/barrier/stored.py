@@ -91,7 +91,7 @@ class ParkedMessages:
     reason: str
     age_s: float
     messages: list[dict[str, Any]]
-    """As in the API's prepare."""
+    """As in the API's prepare; none if they cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +125,14 @@ class StoredTransaction:
 
 def _bytes_of(key: str | dict[str, str]) -> bytes:
     return key.encode() if isinstance(key, str) else base64.b64decode(key["data"])
+
+
+def _read(text: str) -> list[StoredMessage]:
+    """Return stored messages; none if they cannot be read."""
+    try:
+        return [StoredMessage(topic=one["topic"], document=one) for one in json.loads(text)]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
 
 
 class StoredTable(SqlTable):
@@ -213,15 +221,13 @@ class StoredTable(SqlTable):
             after,
             limit,
         )
-        return [
-            StoredTransaction(
-                own,
-                tuple(StoredMessage(topic=one["topic"], document=one) for one in json.loads(text)),
-                bool(given),
-                int(place),
-            )
-            for own, text, given, place in result.rows
-        ]
+        found = []
+        for own, text, given, place in result.rows:
+            if messages := _read(text):
+                found.append(StoredTransaction(own, tuple(messages), bool(given), int(place)))
+            else:
+                yield from self.park(own, "its messages cannot be read: they were changed, or are nested too deeply")
+        return found
 
     def give(self, transaction_ids: Sequence[str]) -> Steps[set[str]]:
         """Note that halfway has these transactions, before they are committed; return those that are still stored."""
@@ -252,7 +258,10 @@ class StoredTable(SqlTable):
     def park(self, transaction_id: str, reason: str) -> Steps[bool]:
         """Leave a transaction to a person; return False if it is no longer stored."""
         update = "UPDATE {table} SET reason = {p} WHERE transaction_id = {p} AND reason IS NULL"
-        return rows_written((yield self._statement(update, reason[:500], transaction_id))) > 0
+        if not rows_written((yield self._statement(update, reason[:500], transaction_id))):
+            return False
+        log.error("stored transaction %s is not sent until `resolve` says how: %s", transaction_id, reason)
+        return True
 
     def parked(self) -> Steps[list[ParkedMessages]]:
         """Return what is parked, oldest first; at most 100."""
@@ -262,7 +271,7 @@ class StoredTable(SqlTable):
             " ORDER BY place LIMIT 100"
         )
         return [
-            ParkedMessages(id=own, reason=reason, age_s=float(age_s), messages=json.loads(text))
+            ParkedMessages(id=own, reason=reason, age_s=float(age_s), messages=[one.document for one in _read(text)])
             for own, reason, age_s, text in result.rows
         ]
 

@@ -16,6 +16,14 @@ _MAX_BYTES: Final = 1024 * 1024
 _MAX_REQUESTS: Final = 4
 """The limit of requests under way. Calls that arrive in the meantime share the next request."""
 
+_REFUSED_TOGETHER: Final = {
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+}
+"""The refusals of a body, such as one with too many fields. Each half is sent again, so that no call is refused because
+of its neighbours."""
+
 
 class Batches:
     """Sends calls of one kind, and returns to each its own answer.
@@ -92,7 +100,7 @@ class Batches:
                 deadline=max(call.deadline for call in calls),
                 attempt_s=max(call.attempt_s for call in calls),
             )
-            if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(calls) > 1:
+            if reply.status in _REFUSED_TOGETHER and len(calls) > 1:
                 middle = len(calls) // 2
                 await self._send_one(calls[:middle])
                 await self._send_one(calls[middle:])

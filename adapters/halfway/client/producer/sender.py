@@ -36,6 +36,9 @@ _WINDOW: Final = 500
 _MAX_PAUSE_S: Final = 15.0
 _TRIES_AT_OLDER: Final = 5
 
+_NOT_FOR_GOOD: Final = {NOT_HALFWAY, "topic_not_allowed"}
+"""Refusals that end: a process that starts, or an operator, gives the group its new topic."""
+
 _Result = Literal["prepared", "committed", "rolled back", "expired"] | HalfwayError
 
 
@@ -160,14 +163,13 @@ class StoredSender:
                     log.info("stored transaction %s is %s at halfway: it is now %s", transaction.id, result, new_id)
                 else:
                     await self._park(transaction, "it may have been committed, and halfway no longer knows its outcome")
-            case InvalidRequestError() | IdReusedError() if result.error_code != NOT_HALFWAY:
+            case InvalidRequestError() | IdReusedError() if result.error_code not in _NOT_FOR_GOOD:
                 await self._park(transaction, str(result))
             case _:
                 done.failed[transaction.id] = result
 
     async def _park(self, transaction: StoredTransaction, reason: str) -> None:
-        if await self._run(self._store.park(transaction.id, reason)):
-            log.error("stored transaction %s is not sent until `resolve` says how: %s", transaction.id, reason)
+        await self._run(self._store.park(transaction.id, reason))
 
     async def _prepare(self, transaction: StoredTransaction) -> _Result:
         try:
