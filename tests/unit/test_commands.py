@@ -21,7 +21,7 @@ TESTED_ELSEWHERE = {"curl", "python", "py-spy", "export", "until"}
 def words_of(page: Path) -> list[list[str]]:
     """Return the words of each command, without variables before it and what follows it."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line for block in BLOCK.findall(text) for line in block.splitlines()]
+    lines = [line.partition(" > ")[0] for block in BLOCK.findall(text) for line in block.splitlines()]
     commands = [shlex.split(line[2:].rstrip(" &"), comments=True) for line in lines if line.startswith("$ ")]
     return [words[next(i for i, word in enumerate(words) if "=" not in word) :] for words in commands if words]
 

@@ -167,7 +167,8 @@ class KeyedAccess:
                 return key
             if kind_in(token) is not None:
                 detail = (
-                    f"key {key_id} is not valid here: it was revoked, belongs to another cluster, or was never made"
+                    f"key {key_id} is not valid here: it was revoked, made under another master secret or for another"
+                    " cluster, or never made"
                 )
                 raise self._unauthenticated("revoked" if self._table.is_revoked(key_id) else "unknown_key", detail)
         raise self._unauthenticated("mistyped", "this is not a key, or it is mistyped: its checksum is wrong")
@@ -190,7 +191,10 @@ class KeyedAccess:
 
     def _require_seal(self, key: Key) -> None:
         if not any(secret.has_sealed(key) for secret in self._secrets):
-            raise self._unauthenticated("forged", f"the record of key {key.id} was not written by halfway: revoke it")
+            raise self._unauthenticated(
+                "forged",
+                f"the record of key {key.id} was not written by halfway, or under another master secret: revoke it",
+            )
         if len(self._sealed) > 2 * len(self._table) + len(self._fixed) + 1:
             self._sealed = dict(self._fixed)
         self._sealed[key.id] = key
@@ -341,7 +345,9 @@ class Keys:
         if not any(secret.has_sealed(before) for secret in self._secrets):
             # Otherwise a kind and a name that somebody else wrote would get a valid seal.
             raise InvalidRequestError(
-                f"the record of key {key_id} was not written by halfway: revoke it, and make another key", field="id"
+                f"the record of key {key_id} was not written by halfway, or under another master secret: revoke it,"
+                " and make another key",
+                field="id",
             )
         if before.certificate is not None:
             raise InvalidRequestError(

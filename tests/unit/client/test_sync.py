@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,11 @@ def test_a_call_that_is_under_way_when_the_client_is_closed_ends() -> None:
 
 
 def test_bad_use_is_told_at_once() -> None:
+    wrong: Any = {"topic": ["orders"]}
+    with SyncHalfway("http://127.0.0.1:1", "shop") as client, ThreadPoolExecutor(2) as pool:
+        for call in [pool.submit(client.start, **wrong), pool.submit(client.register, policy={}, **wrong)]:
+            with pytest.raises(TypeError, match="topic"):
+                call.result(30)
     with pytest.raises(InvalidUrlError):
         SyncHalfway("nowhere", "shop")
     client = SyncHalfway("http://127.0.0.1:1", "shop")

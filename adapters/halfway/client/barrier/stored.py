@@ -188,10 +188,11 @@ class StoredTable(SqlTable):
             )
         insert = "INSERT INTO {table} (transaction_id, group_name, messages, size) VALUES ({p}, {p}, {p}, {p})"
         yield self._statement(insert, canonical(transaction_id), group, text, len(text))
+        level = logging.DEBUG if self.is_away else logging.INFO  # an outage stores thousands
+        log.log(level, "the messages of transaction %s are stored until halfway is back", transaction_id)
         self.is_away = True
         self._rows += 1
         self._bytes += len(text)
-        log.info("the messages of transaction %s are stored until halfway is back", transaction_id)
 
     def look(self, transaction_id: str) -> Steps[Outcome | None]:
         """Return what a check gets: the outcome of the barrier, but `unknown` while only the sender may end it."""

@@ -338,7 +338,9 @@ class _BaseConsumer(Generic[I, H]):
             if self._paused.get(pending.partition) is not pending:
                 return  # the partition was reassigned to another consumer, which starts with this record
             if problem is None:
-                log.error("%s became a dead letter after %d attempts: %s", pending.record.id, pending.failures, reason)
+                record = pending.record
+                where = f"{record.id} at offset {record.offset} of {record.topic}/{record.partition}"
+                log.error("%s became a dead letter after %d attempts: %s", where, pending.failures, reason)
                 self._finish(pending)
                 return
             pending.outages += 1

@@ -248,8 +248,11 @@ class _Work(Generic[T]):
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run it in this thread, that of the loop."""
-        self.task = loop.create_task(self.make(), context=self.context)
+        self.task = loop.create_task(self._run(), context=self.context)
         self.task.add_done_callback(lambda _: self._is_done.release())
+
+    async def _run(self) -> T:
+        return await self.make()  # here, so that a wrong argument is an error of the task
 
     def result(self) -> T:
         """Wait for its result; raises CancelledError if the client was closed first."""
