@@ -208,7 +208,7 @@ async def test_an_outcome_that_nobody_knows_any_more_is_left_to_a_person(
 ) -> None:
     """It was given to halfway, the process died, and none of the service ran for longer than the horizon."""
     own = await asyncio.to_thread(service.place, NOWHERE, "1")
-    service.barrier.in_transaction(service.barrier.store.give([own]))
+    service.barrier.in_transaction(service.barrier.store.go_on([], [own]))
     pass_time(world, PAST_THE_HORIZON_S)
     assert await service.send(world) == 0
     (parked,) = service.barrier.parked()
@@ -315,6 +315,24 @@ async def test_what_halfway_refuses_again_and_again_holds_up_its_own_key_only(
     monkeypatch.setattr(StoredSender, "_prepare", prepare)
     await service.send(world)
     assert sorted(sent(world)) == ["1", "2", "3", "4", "5"]
+
+
+async def test_those_of_a_busy_key_are_sent_in_one_pass(
+    world: RestWorld, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They follow each other by a statement and a commit each; otherwise live orders would be stored faster."""
+    for order in range(8):
+        await asyncio.to_thread(service.place, NOWHERE, str(order))
+    send, passes = StoredSender._send, list[int]()
+
+    async def counted(self: StoredSender, transactions: Any, done: Any) -> None:
+        passes.append(len(transactions))
+        await send(self, transactions, done)
+
+    monkeypatch.setattr(StoredSender, "_send", counted)
+    assert await service.send(world) == 8
+    assert (sent(world), passes) == ([str(order) for order in range(8)], [8])
+    assert service.barrier.stored().waiting == 0
 
 
 async def test_many_that_halfway_refuses_do_not_slow_down_the_others(

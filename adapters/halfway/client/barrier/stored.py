@@ -230,19 +230,19 @@ class StoredTable(SqlTable):
                 yield from self.park(own, "its messages cannot be read: they were changed, or are nested too deeply")
         return found
 
-    def give(self, transaction_ids: Sequence[str]) -> Steps[set[str]]:
-        """Note that halfway has these transactions, before they are committed; return those that are still stored."""
+    def go_on(self, committed: Sequence[str], prepared: Sequence[str]) -> Steps[set[str]]:
+        """Delete what is committed, and note that halfway has what is prepared, before that is committed.
+
+        Return those that are noted: they are still stored.
+        """
+        for own in sorted(committed):  # in one order, so that two processes cannot lock each other out
+            yield self._statement(self.sql.remove, own)
         update = "UPDATE {table} SET given = given + 1 WHERE transaction_id = {p} AND reason IS NULL"
         given = set()
-        for own in sorted(transaction_ids):  # in one order, so that two processes cannot lock each other out
+        for own in sorted(prepared):
             if rows_written((yield self._statement(update, own))):
                 given.add(own)
         return given
-
-    def remove_all(self, transaction_ids: Sequence[str]) -> Steps[None]:
-        """Delete transactions that are committed."""
-        for own in sorted(transaction_ids):
-            yield self._statement(self.sql.remove, own)
 
     def rename(self, transaction_id: str, new_id: str, *, was_rolled_back: bool) -> Steps[bool]:
         """Give a transaction another id; return False if it is no longer stored, or may have been committed.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WINDOW: Final = 500
-"""How many of the oldest transactions are looked at, and sent side by side unless they share a key."""
+"""How many of the oldest transactions are looked at, and prepared side by side."""
 _MAX_PAUSE_S: Final = 15.0
 _TRIES_AT_OLDER: Final = 5
 
@@ -64,9 +65,10 @@ class StoredSender:
     transaction keeps its id: if halfway has it, the prepare is the same prepare, and a commit is the same commit.
 
     1. End what halfway has pending and the barrier has decided: those are older than what is stored.
-    2. Prepare the stored transactions that no older one of the same key precedes.
-    3. Note that they were given to halfway. Only from here on anybody says commit.
-    4. Commit them, and delete those that are committed.
+    2. Prepare the oldest stored transactions, side by side.
+    3. Note of those that no older one of the same key precedes that they were given to halfway. Only from here on
+       anybody says commit.
+    4. Commit them. Then the next of each key follow, with 3. Delete those that are committed.
 
     If halfway says of an id that it was rolled back, or no longer knows it (it is older than the outcome horizon) and
     it was not given, nobody has committed it and nobody can: the row gets a new id. If it was given, only the topics
@@ -99,25 +101,31 @@ class StoredSender:
     async def send(self) -> int:
         """Send all that is stored, and return how many transactions; raises the first error if some are left."""
         done, older_are_ended = _Round(), False
-        while first := await self._first(done):
+        while transactions := await self._next(done):
             if not older_are_ended:
                 await self._end_older()
                 older_are_ended = True
-            await self._send(first, done)
+            await self._send(transactions, done)
         if done.sent:
             log.info("%d stored transactions were sent", done.sent)
         if done.failed:
             raise next(iter(done.failed.values()))
         return done.sent
 
-    async def _first(self, done: _Round) -> list[StoredTransaction]:
-        """Return what can be sent side by side now, of the oldest that have not failed and wait for no failed one."""
+    async def _next(self, done: _Round) -> list[StoredTransaction]:
+        """Return what can be sent now: of the oldest, those that have not failed and wait for no failed one."""
         while window := await self._run(self._store.oldest(self._client.group, _WINDOW, done.after)):
+            found, keys, is_first = [], set(done.keys), True
             for one in window:
-                if one.id not in done.failed and done.keys.isdisjoint(one.keys):
-                    return _first_of_each_key(window, done.failed, set(done.keys))
-                done.keys |= one.keys
-                done.after = one.place
+                if one.id not in done.failed and keys.isdisjoint(one.keys):
+                    found.append(one)
+                    is_first = False
+                    continue
+                keys |= one.keys
+                if is_first:
+                    done.keys, done.after = set(keys), one.place
+            if found:
+                return found
         return []
 
     async def _end_older(self) -> None:
@@ -138,22 +146,30 @@ class StoredSender:
         self._tries_at_older = 0
 
     async def _send(self, transactions: Sequence[StoredTransaction], done: _Round) -> None:
+        """Send what can be sent of these; what shares a key with one that cannot waits for the next pass."""
         results = await _all(transactions, self._prepare)
-        prepared = [one.id for one in transactions if results[one.id] == "prepared"]
-        given = await self._run(self._store.give(prepared)) if prepared else set()
-        ended = await _all([one for one in transactions if one.id in given], self._commit)
-        committed = [own for own, result in [*results.items(), *ended.items()] if result == "committed"]
-        if committed:
-            await self._run(self._store.remove_all(committed))
+        waiting, committed, held = list(transactions), list[str](), set[tuple[str, bytes]]()
+        while first := _first_of_each_key(waiting, held):
+            prepared = [one.id for one in first if results[one.id] == "prepared"]
+            given = await self._run(self._store.go_on(committed, prepared))
+            done.sent += len(committed)
+            results |= await _all([one for one in first if one.id in given], self._commit)
+            committed = [one.id for one in first if results[one.id] == "committed"]
+            for one in first:
+                if not await self._settle(one, results[one.id], done):
+                    held |= one.keys
+            sent = {one.id for one in first}
+            waiting = [one for one in waiting if one.id not in sent]
+        await self._run(self._store.go_on(committed, []))
         done.sent += len(committed)
-        for one in transactions:
-            await self._settle(one, ended.get(one.id, results[one.id]), done)
 
-    async def _settle(self, transaction: StoredTransaction, result: _Result, done: _Round) -> None:
-        """Record a result that does not send a transaction."""
+    async def _settle(self, transaction: StoredTransaction, result: _Result, done: _Round) -> bool:
+        """Record a result; return whether later transactions of the same keys may follow now."""
         match result:
-            case "prepared" | "committed":
-                pass
+            case "committed":
+                return True
+            case "prepared":
+                return False  # another process sends it, or has sent it
             case "rolled back" | "expired" if transaction.id in done.renamed:
                 done.failed[transaction.id] = HalfwayError(f"halfway takes no new id: {transaction.id} is {result}")
             case "rolled back" | "expired":
@@ -161,12 +177,15 @@ class StoredSender:
                 if await self._run(self._store.rename(transaction.id, new_id, was_rolled_back=certain)):
                     done.renamed.add(new_id)
                     log.info("stored transaction %s is %s at halfway: it is now %s", transaction.id, result, new_id)
-                else:
-                    await self._park(transaction, "it may have been committed, and halfway no longer knows its outcome")
+                    return False
+                await self._park(transaction, "it may have been committed, and halfway no longer knows its outcome")
+                return True
             case InvalidRequestError() | IdReusedError() if result.error_code not in _NOT_FOR_GOOD:
                 await self._park(transaction, str(result))
+                return True
             case _:
                 done.failed[transaction.id] = result
+        return False
 
     async def _park(self, transaction: StoredTransaction, reason: str) -> None:
         await self._run(self._store.park(transaction.id, reason))
@@ -216,15 +235,13 @@ async def _all(
 
 
 def _first_of_each_key(
-    transactions: Iterable[StoredTransaction], failed: Mapping[str, HalfwayError], keys: set[tuple[str, bytes]]
+    transactions: Iterable[StoredTransaction], held: AbstractSet[tuple[str, bytes]]
 ) -> list[StoredTransaction]:
-    """Return the transactions that no older one of the same key precedes, without those that have failed.
-
-    `keys` are those of older ones; the keys of these are added.
-    """
+    """Return the transactions that no older one of the same key precedes, and whose keys are not held up."""
     first: list[StoredTransaction] = []
+    keys = set(held)
     for one in transactions:
-        if one.id not in failed and keys.isdisjoint(one.keys):
+        if keys.isdisjoint(one.keys):
             first.append(one)
         keys |= one.keys
     return first
