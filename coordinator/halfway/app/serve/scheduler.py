@@ -39,7 +39,7 @@ class ScanScheduler:
         self._coordinator = coordinator
         self._clock = clock
         self._interval_s = interval_s
-        quiet = logging.getLogger(__name__)
+        quiet = logging.getLogger("halfway.apscheduler")  # halfway's own events are in another one
         quiet.setLevel(logging.ERROR)  # APScheduler warns of each scan that takes longer than its interval
         self._scheduler = AsyncIOScheduler(timezone="UTC", logger=quiet)
         self._watch: asyncio.Task[None] | None = None
