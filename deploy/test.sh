@@ -34,6 +34,9 @@ for values in $chart/ci/*-values.yaml; do
 done
 .venv/bin/python -m pytest -q -n 0 deploy/test_chart.py "$@"
 
+# Each alert fires in its fault, and none in the demo.
+.venv/bin/python -m pytest -q -n 0 -p tests.conftest -p tests.acceptance.conftest deploy/test_alerts.py
+
 # The trace of a killed coordinator, in OpenTelemetry's own collector.
 go build -C tests/support/collector -o "$GOBIN/collector" .
 HALFWAY_TEST_COLLECTOR=$GOBIN/collector .venv/bin/python -m pytest -q -n 0 tests/acceptance/operator/test_traces.py

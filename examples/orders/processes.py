@@ -109,7 +109,7 @@ class HalfwayDev(Process):
         await self.stop()
 
     async def ready(self, progress: Callable[[str], None]) -> None:
-        """Start, wait until both answer, and set `url` and `bootstrap_servers`."""
+        """Start, wait until both answer, and set their addresses."""
         process = await self.start(stdout=asyncio.subprocess.PIPE)
         if process.stdout is None:
             raise self.failed("halfway dev has no standard output")
@@ -124,6 +124,7 @@ class HalfwayDev(Process):
         finally:
             line.cancel()
         self.url: str = ready["url"]
+        self.health_url: str = ready["health_url"]
         self.bootstrap_servers: str = ready["bootstrap_servers"]
 
     async def require_keys(self) -> None:
