@@ -9,7 +9,7 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_473,
+    "lines of coordinator and adapters": 46_476,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
     "lines of halfway/coordinator": 8_816,
@@ -20,12 +20,12 @@ BOUNDS = {
     "lines of halfway/peers": 349,
     "lines of halfway/simulated": 2_206,
     "lines of halfway/embedded": 1_308,
-    "lines of halfway/client": 7_837,
+    "lines of halfway/client": 7_840,
     "lines of halfway/testing": 357,
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 34,
-    "lines of tests": 76_973,
+    "lines of tests": 76_971,
     "lines of bench": 3_999,
     "bytes of pages": 204_785,
     "settings": 50,

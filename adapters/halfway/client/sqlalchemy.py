@@ -150,10 +150,13 @@ class _LocalTransaction:
         self.sending.keep(self._savepoints.get(name, 0))  # an unknown savepoint is older than the first message
 
     def add(self, connection: Connection, message: Message) -> None:
-        message.as_json()
-        if not len(self.sending):
-            self._barrier.write(connection, self.sending.id)
         self.sending.add(message)
+        if len(self.sending) == 1:
+            try:
+                self._barrier.write(connection, self.sending.id)
+            except BaseException:
+                self.sending.keep(0)
+                raise
 
     def commit(self, commit: Callable[[], None], rollback: Callable[[], None]) -> None:
         connection = self._connection()
