@@ -11,7 +11,6 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 from halfway.coordinator.coordinator import Coordinator
-from halfway.coordinator.ports import Clock
 
 log = structlog.get_logger(__name__)
 
@@ -21,11 +20,25 @@ _CLOCK_CHECK_S: Final = 0.5
 
 
 class SystemClock:
-    """The machine's wall time."""
+    """The machine's wall time. It notices its jumps itself: one may be over before anybody looks for it."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+        self._jump_s = 0.0
 
     def now_ms(self) -> int:
         """Return milliseconds since the epoch."""
-        return time.time_ns() // 1_000_000
+        now = time.time_ns()
+        before, self._offset = self._offset, now / 1e9 - time.monotonic()
+        if abs(jump_s := self._offset - before) >= max(JUMP_S, abs(self._jump_s)):
+            self._jump_s = jump_s
+        return now // 1_000_000
+
+    def take_jump(self) -> float:
+        """Return the largest jump against the monotonic clock since the last call, in seconds; 0 if there was none."""
+        self.now_ms()
+        jump_s, self._jump_s = self._jump_s, 0.0
+        return jump_s
 
 
 class ScanScheduler:
@@ -35,7 +48,7 @@ class ScanScheduler:
     jobs are therefore armed again when the wall clock has jumped.
     """
 
-    def __init__(self, coordinator: Coordinator, clock: Clock, *, interval_s: float) -> None:
+    def __init__(self, coordinator: Coordinator, clock: SystemClock, *, interval_s: float) -> None:
         self._coordinator = coordinator
         self._clock = clock
         self._interval_s = interval_s
@@ -43,7 +56,6 @@ class ScanScheduler:
         quiet.setLevel(logging.ERROR)  # APScheduler warns of each scan that takes longer than its interval
         self._scheduler = AsyncIOScheduler(timezone="UTC", logger=quiet)
         self._watch: asyncio.Task[None] | None = None
-        self._offset = time.time() - time.monotonic()
         coordinator.shards.on_served, coordinator.shards.on_leaving = self.arm, self.disarm
 
     def start(self) -> None:
@@ -92,10 +104,9 @@ class ScanScheduler:
             await asyncio.sleep(_CLOCK_CHECK_S)
 
     def _check_clock(self) -> None:
-        """Detect a jump of the wall clock; this also runs before each scan, because a scan uses the wall clock."""
-        before, self._offset = self._offset, time.time() - time.monotonic()
-        if abs(self._offset - before) >= JUMP_S:
-            log.warning("clock_jumped", seconds=round(self._offset - before, 3))
+        """Handle a jump of the wall clock; this also runs before each scan, because a scan uses the wall clock."""
+        if jump_s := self._clock.take_jump():
+            log.warning("clock_jumped", seconds=round(jump_s, 3))
             self._coordinator.clock_was_set()
             for shard in self._coordinator.shards.served:
                 self.arm(shard)

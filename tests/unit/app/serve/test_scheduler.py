@@ -55,11 +55,26 @@ async def test_a_clock_that_is_set_back_does_not_stop_the_scan(world: World, mon
     armed: list[int] = []
     monkeypatch.setattr(scheduler, "arm", armed.append)
     await asyncio.sleep(0)
-    real = time.time
-    monkeypatch.setattr("halfway.app.serve.scheduler.time.time", lambda: real() - 3600)
+    real = time.time_ns
+    monkeypatch.setattr("halfway.app.serve.scheduler.time.time_ns", lambda: real() - 3600 * 10**9)
     await world.until(lambda: set(armed) == set(range(SHARDS)))
     monkeypatch.undo()
     await scheduler.stop()
+
+
+def test_a_jump_that_is_over_before_anybody_looks_is_seen_by_who_read_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was planned by the wrong time may be planned for years from now."""
+    clock = SystemClock()
+    real = time.time_ns
+    for ahead_s in (3600, 0):
+        monkeypatch.setattr(
+            "halfway.app.serve.scheduler.time.time_ns", lambda ahead_s=ahead_s: real() + ahead_s * 10**9
+        )
+        clock.now_ms()
+    assert abs(clock.take_jump()) == pytest.approx(3600, abs=1)
+    assert clock.take_jump() == 0
 
 
 async def test_a_scan_that_is_cut_off_by_the_stop_is_no_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
