@@ -65,12 +65,6 @@ class OtherDatabaseError(HalfwayError):
     """The row would be in another database than the one that checks read: give the client the barrier of this one."""
 
 
-class WatchedRow:
-    """Whether the row of an open transaction was written."""
-
-    is_written = False
-
-
 def _owner_and_code(function: Callable[[], Any]) -> tuple[Any, Any]:
     """Return the object of a method, and what a lambda has in common for all its calls."""
     method = getattr(function, "__func__", None)
@@ -104,7 +98,6 @@ class _BaseBarrier(ABC, Generic[C]):
         """The code of the functions whose connections were seen to commit, by the object whose method it is."""
         self._clients: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         """The clients that can say whether halfway has sent a check, by group."""
-        self._watched: weakref.WeakValueDictionary[str, WatchedRow] = weakref.WeakValueDictionary()
 
     def migration(self) -> list[str]:
         """Return the statements that create the table, for a migration tool."""
@@ -128,7 +121,6 @@ class _BaseBarrier(ABC, Generic[C]):
         if self._must_verify(connection):
             self._verify(connection, carry_out(self._table.mark(), connection))
         carry_out(self._table.insert(transaction_id), connection)
-        self._note_written(transaction_id)
 
     def join(self, group: str, client: Any) -> None:
         """Ask a client of this group, a Halfway or a SyncHalfway, about checks that anybody may have sent."""
@@ -156,15 +148,6 @@ class _BaseBarrier(ABC, Generic[C]):
         owner, code = _owner_and_code(begin)
         with contextlib.suppress(TypeError):
             self._committing.setdefault(owner, weakref.WeakSet()).add(code)
-
-    def watch(self, transaction_id: str) -> WatchedRow:
-        """Return whether the row of a transaction is written with this barrier; watched while the result is kept."""
-        row = self._watched[transaction_id] = WatchedRow()
-        return row
-
-    def _note_written(self, transaction_id: str) -> None:
-        if (row := self._watched.get(transaction_id)) is not None:
-            row.is_written = True
 
     def _must_verify(self, connection: Any) -> bool:
         """Return whether to verify that checks read this table; this happens once per engine."""
@@ -262,7 +245,6 @@ class AsyncBarrier(_BaseBarrier[ConnectAsync]):
             return
         require_transaction(connection)
         await carry_out_async(self._table.insert(transaction_id), connection)
-        self._note_written(transaction_id)
 
     async def learn(self) -> None:
         """Remember which table checks read, so that an insert into another one is detected.

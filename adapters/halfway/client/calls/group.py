@@ -101,7 +101,7 @@ class GroupCalls:
         )
         self._shared = SharedCalls(self._transport, max_waiting=max_waiting, stream=stream)
         self._prepare_timeout_s = prepare_timeout_s
-        self._end_timeout_s = end_timeout_s
+        self.end_timeout_s = end_timeout_s
         self._max_in_background = max_in_background
         self.figures = ClientFigures()
         self._background: set[asyncio.Task[None]] = set()
@@ -223,7 +223,7 @@ class GroupCalls:
             body["remark"] = remark
         if check_id is not None:
             body["check_id"] = check_id
-        await self._until_known("end", id, body, self._end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
+        await self._until_known("end", id, body, self.end_timeout_s, EndUnconfirmedError, f"the {outcome} of {id}")
 
     def settle(self, transaction_id: str, outcome: Outcome, *, remark: str | None = None) -> None:
         """End a transaction in the background after its block raised an exception.

@@ -84,6 +84,7 @@ class _Block(ABC):
         try:
             await self._local.__aexit__(type(error) if error else None, error, error.__traceback__ if error else None)
             doubt = None if error else await self._doubt()
+            self._transaction.has_committed = error is doubt is None
         except BaseException as failure:
             await self._end(failure)
             raise

@@ -31,7 +31,7 @@ from halfway.client.messages import Message, Outcome, may_have_committed
 from halfway.client.threads import call_async
 
 if TYPE_CHECKING:
-    from halfway.client.barrier.barrier import AsyncBarrier, Barrier, WatchedRow
+    from halfway.client.barrier.barrier import AsyncBarrier, Barrier
     from halfway.client.calls.group import GroupCalls
 
 
@@ -48,8 +48,8 @@ class Transaction:
 
     The block starts only after the prepare is durable. When the block ends:
 
-    - without an exception, the transaction commits. If the client has a barrier and its row is missing, it ends as the
-      barrier says, and MissingRowError is raised;
+    - without an exception, the transaction commits. If the client has a barrier, its row is read before. If the row is
+      missing, the transaction ends as the barrier says, and MissingRowError is raised;
     - with an exception, if the client has a barrier, the barrier decides, so the two never contradict each other;
     - with an exception that may come from a commit of the database (a lost connection, a time-out, a cancellation),
       without a barrier, the transaction ends as `unknown`, and check-back asks the service;
@@ -76,7 +76,10 @@ class Transaction:
         self.messages = messages
         self._check_after_s = check_after_s
         self._confirm = confirm
-        self._row: WatchedRow | None = None
+        self.has_committed = False
+        """Whether the local transaction is known to have committed, so that the barrier need not be asked."""
+        self._is_tried = False
+        """Whether a prepare was sent."""
         self.keeps_unconfirmed = False
         """Whether its messages are stored if the prepare is not confirmed, because halfway is away."""
         self.is_stored = False
@@ -145,8 +148,7 @@ class Transaction:
             self.is_stored = True
 
     async def _prepare(self) -> None:
-        if self._client.barrier is not None:
-            self._row = self._client.barrier.watch(self.id)
+        self._is_tried = True
         await self._client.prepare(
             self.messages,
             id=self.id,
@@ -165,11 +167,12 @@ class Transaction:
             return
         if self.is_stored:
             self._ended = True
-            if error is not None and self._row is not None:
+            if error is not None and self._is_tried:
                 self.abandon()  # the prepare may have arrived
         elif error is None:
             await self._demand_row()
-            await self.end("commit")
+            if not self._ended:
+                await self.end("commit")
         else:
             self._settle(error)
 
@@ -195,29 +198,33 @@ class Transaction:
             self._scope = None
 
     async def _demand_row(self) -> None:
-        """Raise MissingRowError if the block has not written the barrier's row.
+        """Raise MissingRowError unless the barrier says that the local transaction has committed.
 
-        Only if this process has not seen it written with this barrier, its table is read. A commit without the row
-        would contradict the answer to a check, which is rollback.
+        That the block wrote the row is not enough: an error that it caught may have rolled the row back. A commit
+        without the row would contradict the answer to a check, which is rollback. If the row cannot be read in time,
+        the barrier ends the transaction in the background, or a check does.
         """
         barrier = self._client.barrier
-        if barrier is None or self._row is None or self._row.is_written:
+        if barrier is None or self.has_committed:
             return
-        cause: Exception | None = None
         try:
-            if await call_async(barrier.look, self.id) == "commit":
-                return
-        except Exception as error:  # noqa: BLE001 - of any driver
-            cause = error
+            async with asyncio.timeout(self._client.end_timeout_s):
+                outcome = await call_async(barrier.look, self.id)
         except BaseException as error:
             self._settle(error)
-            raise
-        missing = MissingRowError(
-            f"the block of transaction {self.id} ended without the barrier's row: call"
-            " `barrier.insert(connection, transaction.id)` as the first statement of its local transaction"
-        )
-        self._settle(missing)
-        raise missing from cause
+            if not isinstance(error, Exception):
+                raise
+            text = "the end of transaction %s is left to check-back: the barrier cannot be read: %s: %s"
+            log.warning(text, self.id, type(error).__name__, error)
+            return
+        if outcome != "commit":
+            missing = MissingRowError(
+                f"the local transaction of {self.id} has not committed: call"
+                " `barrier.insert(connection, transaction.id)` as its first statement, commit it within the block, and"
+                " let an error that rolls it back leave the block"
+            )
+            self._settle(missing)
+            raise missing
 
     def _settle(self, error: BaseException) -> None:
         """End the transaction in the background, so that the block's exception is neither delayed nor replaced."""
