@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from halfway.app.cli.main import halfway as command
 from halfway.embedded.broker import HOST, is_free, pick_port
 from halfway.protocol.records import OpKind
+from tests.support.brokers.raw import set_quota
 from tests.support.coordinator import command_line
 from tests.support.coordinator.endpoints import CheckEndpoint
 from tests.support.coordinator.process import CoordinatorProcess, NewCoordinator
@@ -139,8 +140,10 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
 
     status, well = await doctor()
     assert status == 0, well
-    assert {"clock", f"check endpoint {place} of group shop"} < well.keys()
+    assert {"clock", "quotas", f"check endpoint {place} of group shop"} < well.keys()
     instance = next(check for check in well if check.startswith("instance http://"))
+    limited = f"{coordinator.prefix}limited"
+    set_quota(cluster.bootstrap_servers, "client-id", limited, "producer_byte_rate", 1)
     status, wrong = await doctor(HALFWAY_PEER_CREDENTIAL="p" * 32)
     assert (status, list(wrong)) == (1, [instance])
     assert "HALFWAY_PEER_CREDENTIAL" in wrong[instance]
@@ -148,7 +151,10 @@ async def test_topics_are_created_listed_and_verified_without_a_coordinator(
     assert (status, "HALFWAY_CHECK_HOSTS" in wrong[f"check endpoint {place} of group shop"]) == (1, True)
     gone = f"http://{HOST}:{pick_port()}"
     (await rest.put_group("shop", topics=["orders"], urls=[f"{gone}/check"])).expect(200)
-    assert await doctor() == (1, {f"check endpoint {gone} of group shop": "the connection was refused"})
+    status, wrong = await doctor(HALFWAY_KAFKA__CLIENT_ID=limited)
+    assert wrong.pop(f"check endpoint {gone} of group shop") == "the connection was refused"
+    assert (status, list(wrong)) == (1, ["quotas"])
+    assert f"kafka-configs.sh --bootstrap-server {cluster.bootstrap_servers}" in wrong["quotas"]
 
 
 ANY_PORTS = {"HALFWAY_HOST": HOST, "HALFWAY_PORT": "0", "HALFWAY_HEALTH_PORT": "0"}

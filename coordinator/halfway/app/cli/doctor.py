@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Final
 
 import aiohttp
+from confluent_kafka import KafkaError, Message
 
 from halfway.app.cli.administration import ANSWER_S, with_topics
 from halfway.app.metrics import Metrics
@@ -20,10 +21,14 @@ from halfway.app.serve.process import configure, raise_limit
 from halfway.app.settings import Settings
 from halfway.app.terminal import json_line, say, say_rows
 from halfway.coordinator.records import CREDENTIAL_HEADER, PATH
+from halfway.kafka.clients.config import KafkaConfig
+from halfway.kafka.clients.librdkafka_events import THROTTLING
 from halfway.kafka.log.registries import KafkaGroups
 from halfway.kafka.topics.provisioning import MAX_SKEW_S, Finding, InternalTopics
+from halfway.protocol.errors import ConfigurationError, KafkaUnavailableError
 
 _GATEWAY: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
+_QUOTAS: Final = "quotas"
 _REMEDY: Final = "give all instances the same HALFWAY_MASTER_SECRET or HALFWAY_PEER_CREDENTIAL"
 
 
@@ -41,9 +46,16 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
     async def look(topics: InternalTopics) -> int:
         found = await topics.examine(destinations)
         findings.extend(found)
+        config = settings.kafka_config("")
+        servers = config.properties["bootstrap.servers"]
+        command = f"kafka-configs.sh --bootstrap-server {servers} --describe --entity-type users"
+        quotas = f"only `{command}` shows them (also with clients, and with both types)"
         if all(one.ok for one in found):
+            findings.append(await asyncio.to_thread(Finding.of, _QUOTAS, partial(_try_quotas, config, quotas)))
             findings.extend(await _endpoints(settings))
             findings.extend(await _instances(settings, await topics.instances()))
+        else:
+            findings.append(Finding(check=_QUOTAS, ok=None, detail=f"not tried before the rest is ok; {quotas}"))
         return 0
 
     with_topics(settings, look)
@@ -53,6 +65,27 @@ def examine(settings: Settings, destinations: Sequence[str], *, as_json: bool) -
     else:
         say_rows(("result", "check", "detail"), [(shown[one.ok], one.check, one.detail) for one in findings])
     return int(any(one.ok is False for one in findings))
+
+
+def _try_quotas(config: KafkaConfig, shown: str) -> str:
+    """Send each leader of owners a record that Kafka refuses, without a key: if a quota is used up, it delays that."""
+    refusals: list[KafkaError | None] = []
+
+    def note(error: KafkaError | None, _message: Message) -> None:
+        refusals.append(error)
+
+    producer = config.make_producer(**{"enable.idempotence": False})
+    for shard in range(config.shards):
+        producer.produce(config.owners_topic, b"", None, shard, on_delivery=note)
+    producer.flush(ANSWER_S)
+    if THROTTLING.seconds:
+        raise ConfigurationError(
+            f"brokers have delayed requests by {THROTTLING.seconds:.1f} s, as a quota of halfway's user or client id "
+            f"is used up: raise it; {shown}"
+        )
+    if [one and one.code() for one in refusals] != [KafkaError.INVALID_RECORD] * config.shards:
+        raise KafkaUnavailableError(f"not each broker has answered as expected: try again (got {refusals})")
+    return f"they delay no request now; {shown}"
 
 
 async def _endpoints(settings: Settings) -> Iterable[Finding]:
