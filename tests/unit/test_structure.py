@@ -9,12 +9,12 @@ import pytest
 from tests.support.structure.figures import modules_in_circles, static_figures
 
 BOUNDS = {
-    "lines of coordinator and adapters": 46_510,
+    "lines of coordinator and adapters": 46_536,
     "files of coordinator and adapters": 190,
     "lines of halfway/protocol": 2_819,
-    "lines of halfway/coordinator": 8_816,
-    "lines of halfway/http": 5_818,
-    "lines of halfway/app": 5_760,
+    "lines of halfway/coordinator": 8_823,
+    "lines of halfway/http": 5_826,
+    "lines of halfway/app": 5_771,
     "lines of halfway/kafka": 10_125,
     "lines of halfway/checks": 1_122,
     "lines of halfway/peers": 349,
@@ -25,9 +25,9 @@ BOUNDS = {
     "lines of halfway/pipeline": 6_374,
     "lines of halfway/schemas": 83,
     "files of halfway/pipeline": 34,
-    "lines of tests": 77_028,
+    "lines of tests": 77_036,
     "lines of bench": 3_999,
-    "bytes of pages": 204_738,
+    "bytes of pages": 204_712,
     "settings": 50,
     "REST operations": 22,
     "calls between instances": 10,

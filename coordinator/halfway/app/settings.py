@@ -33,6 +33,7 @@ from halfway.app.settings_sources import (
     KAFKA_SECRETS,
     PREFIX,
     REMOVED,
+    SECTION_VARIABLES,
     SECTIONS,
     SHOWN,
     SUFFIX,
@@ -216,6 +217,8 @@ class Settings(BaseModel, KafkaSettings, ServiceSettings, ApiSettings, frozen=Tr
     def _faults(self) -> Iterator[str]:
         if self.instance_url is not None and (refusal := base_url_refusal(self.instance_url)) is not None:
             yield f"instance_url {without_credentials(self.instance_url)[:SHOWN]!r}: {refusal}"
+        if self.port and (self.host, self.port) == (self.health_host, self.health_port):
+            yield f"health_port {self.health_port} is the port of the API too: choose another"
         yield from self._secret_faults()
         yield from self._tls_faults()
         contradiction = self.policy.contradiction()
@@ -427,7 +430,12 @@ def _is_of_kubernetes(variable: str, value: str) -> bool:
 
 def suggest(variable: str) -> str | None:
     """Return the setting that was probably meant by an unknown variable."""
-    known = [*VARIABLES, *(KAFKA_PREFIX + variable_suffix(name) for name in _KAFKA_NAMES), *NOT_SETTINGS]
+    known = [
+        *VARIABLES,
+        *SECTION_VARIABLES,
+        *(KAFKA_PREFIX + variable_suffix(name) for name in _KAFKA_NAMES),
+        *NOT_SETTINGS,
+    ]
     return next(iter(difflib.get_close_matches(variable.upper(), known, n=1, cutoff=_SIMILARITY)), None)
 
 

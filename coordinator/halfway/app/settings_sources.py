@@ -137,8 +137,8 @@ def explain(
             near = suggest(variable)
             if near is not None:
                 name = f"{variable} (did you mean {near}?)"
-                if in_file is not None and near in variables:
-                    in_file = f"{in_file}, did you mean {'.'.join(variables[near])}?"
+                if in_file is not None and (meant := SECTION_VARIABLES.get(near) or variables.get(near)):
+                    in_file = f"{in_file}, did you mean {'.'.join(meant)}?"
         # What is not a setting may be the misspelt name of a secret, and a value may be that of a removed setting.
         if value is not None and path[0] != "kafka" and path[0] not in secrets and problem["type"] != "extra_forbidden":
             name = f"{name} is {str(value)[:SHOWN]!r}"
@@ -291,3 +291,5 @@ Policy = Annotated[CheckPolicy, _schema_of(CheckPolicy)]
 Limits = Annotated[LimitOverrides, _schema_of(LimitOverrides)]
 SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {"policy": CheckPolicy, "limits": LimitOverrides}
 """Settings that are sections: their variables are `HALFWAY_<SECTION>__<FIELD>`."""
+SECTION_VARIABLES: Final = {PREFIX + name.upper(): (name,) for name in ("kafka", *SECTIONS)}
+"""What the name of a section is near to, if it is misspelt."""

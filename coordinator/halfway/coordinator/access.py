@@ -167,8 +167,8 @@ class KeyedAccess:
                 return key
             if kind_in(token) is not None:
                 detail = (
-                    f"key {key_id} is not valid here: it was revoked, made under another master secret or for another"
-                    " cluster, or never made"
+                    f"key {key_id} is not valid here: it was revoked, never made, made for another cluster, or under a"
+                    " master secret that is no longer set (HALFWAY_MASTER_SECRET_PREVIOUS may name it)"
                 )
                 raise self._unauthenticated("revoked" if self._table.is_revoked(key_id) else "unknown_key", detail)
         raise self._unauthenticated("mistyped", "this is not a key, or it is mistyped: its checksum is wrong")
@@ -191,10 +191,7 @@ class KeyedAccess:
 
     def _require_seal(self, key: Key) -> None:
         if not any(secret.has_sealed(key) for secret in self._secrets):
-            raise self._unauthenticated(
-                "forged",
-                f"the record of key {key.id} was not written by halfway, or under another master secret: revoke it",
-            )
+            raise self._unauthenticated("forged", f"the record of key {key.id} {_UNSEALED}")
         if len(self._sealed) > 2 * len(self._table) + len(self._fixed) + 1:
             self._sealed = dict(self._fixed)
         self._sealed[key.id] = key
@@ -239,6 +236,12 @@ class KeyedAccess:
     def _forbidden(self, reason: Refusal, detail: str) -> ForbiddenError:
         self._count_refusal(reason)
         return ForbiddenError(detail)
+
+
+_UNSEALED: Final = (
+    "was not written by halfway, or under a master secret that is no longer set: set it as"
+    " HALFWAY_MASTER_SECRET_PREVIOUS, or revoke the key and make another"
+)
 
 
 def _needed(kinds: Collection[PrincipalKind], group: str | None) -> str:
@@ -342,13 +345,9 @@ class Keys:
         """
         self._authority.require(principal, Permission.MANAGE_KEYS)
         before = await self._find(key_id, deadline)
-        if not any(secret.has_sealed(before) for secret in self._secrets):
+        if not self._is_sealed(before):
             # Otherwise a kind and a name that somebody else wrote would get a valid seal.
-            raise InvalidRequestError(
-                f"the record of key {key_id} was not written by halfway, or under another master secret: revoke it,"
-                " and make another key",
-                field="id",
-            )
+            raise InvalidRequestError(f"the record of key {key_id} {_UNSEALED}", field="id")
         if before.certificate is not None:
             raise InvalidRequestError(
                 f"{key_id} binds a certificate: a renewed certificate of the same name continues to use it", field="id"
@@ -384,6 +383,13 @@ class Keys:
         ]
         keys = matching[:limit]
         return KeyPage(keys=tuple(keys), next=keys[-1].id if len(keys) < len(matching) else None)
+
+    def is_valid(self, key: Key) -> bool:
+        """Return whether a key has not expired, and its record is of a master secret that is set here."""
+        return key.is_live(self._clock.now_ms()) and self._is_sealed(key)
+
+    def _is_sealed(self, key: Key) -> bool:
+        return any(secret.has_sealed(key) for secret in self._secrets)
 
     async def _find(self, key_id: str, deadline: float) -> Key:
         await self._store.refresh(deadline=deadline)

@@ -125,7 +125,8 @@ def _require_topic_takes(number: int, message: Message, facts: TopicFacts | None
         )
     if message.partition is not None and message.partition >= facts.partitions:
         raise InvalidRequestError(
-            f"topic {message.topic!r} has {facts.partitions} partitions, but partition is {message.partition}",
+            f"{field}.partition: {message.partition} is not valid: topic {message.topic!r} has the partitions 0 to "
+            f"{facts.partitions - 1}; leave it out, or null, for the key to choose",
             field=f"{field}.partition",
         )
     size = message.size + RECORD_OVERHEAD_BYTES + HEADER_OVERHEAD_BYTES * len(message.headers)

@@ -116,6 +116,7 @@ def test_a_wrong_value_is_explained(variable: str, value: str, remedy: str) -> N
         ({"MASTER_SECRET": "short"}, "HALFWAY_MASTER_SECRET"),
         ({"MASTER_SECRET": "n" * 32, "OPERATOR_KEY": "nonsense"}, "HALFWAY_OPERATOR_KEY"),
         ({"INSTANCE_URL": "ftp://a"}, "HALFWAY_INSTANCE_URL"),
+        ({"PORT": "8081"}, "HALFWAY_HEALTH_PORT"),
         ({"KAFKA_PREFIX": "a b"}, "HALFWAY_KAFKA_PREFIX"),
         ({"OUTCOME_HORIZON_S": "604800"}, "HALFWAY_OP_RETENTION_MS, HALFWAY_OUTCOME_HORIZON_S"),
         ({"POLICY__MAX_AGE_S": "604800"}, "HALFWAY_POLICY__MAX_AGE_S, HALFWAY_OP_RETENTION_MS"),
@@ -273,10 +274,11 @@ def test_a_misspelt_setting_is_answered_with_the_nearest_right_one(written: str,
 def test_a_wrong_setting_of_the_file_is_named_with_the_file_and_its_key(tmp_path: Path) -> None:
     """Unless the environment overrides it."""
     file = tmp_path / "halfway.toml"
-    file.write_text("max_pendng = 5\nport = 8080\n[policy]\nmax_checks = 'x'\n")
+    file.write_text("max_pendng = 5\nport = 8080\n[policy]\nmax_checks = 'x'\n[polcy]\n")
     with pytest.raises(ConfigurationError) as refused:
         load(BOOTSTRAP | {"HALFWAY_PORT": "x"}, file=file)
     assert f"(max_pendng in {str(file)!r}, did you mean max_pending?)" in refused.value.detail
+    assert f"(polcy in {str(file)!r}, did you mean policy?)" in refused.value.detail
     assert f"it must be a whole number (policy.max_checks in {str(file)!r})" in refused.value.detail
     assert "HALFWAY_PORT is 'x': it must be a whole number;" in f"{refused.value.detail};"
 

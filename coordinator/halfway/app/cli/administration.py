@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _DAY_S: Final = 86_400.0
-_COLUMNS: Final = ("id", "kind", "name", "created_at", "expires_at", "certificate")
+_COLUMNS: Final = ("id", "kind", "name", "created_at", "expires_at", "valid", "certificate")
 
 expires_option = click.option("--expires-in", type=FiniteRange(0), metavar="SECONDS", help="Default: it never expires.")
 
@@ -174,13 +174,14 @@ def prepare(settings: Settings) -> int:
 
 def not_acquired(health_url: str) -> int:
     """Print the shards that an instance cannot acquire; return exit status 1 if there are any."""
-    answer = Remote(health_url, None, HEALTH_DOUBT).ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
+    remote = Remote(health_url, None, HEALTH_DOUBT)
+    answer = remote.ask("GET", "/health/ready", expected=HTTPStatus.SERVICE_UNAVAILABLE)
     shards = objects_of(answer, "not_acquired", HEALTH_DOUBT)
     columns = ("shard", "since", "tries", "error", "remedy")
     if shards:
         say_rows(columns, [[shard.get(column) for column in columns] for shard in shards])
     else:
-        say("this instance can acquire all its shards")
+        say(f"the instance at {remote.shown} can acquire all its shards")
     return 1 if shards else 0
 
 

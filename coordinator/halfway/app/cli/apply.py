@@ -123,7 +123,7 @@ def read_file(path: str) -> Declared:
     except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
         fail(f"the file is not TOML: {error}")
     if unknown := content.keys() - {"groups", "keys"}:
-        fail(f"the file has {', '.join(sorted(unknown))}: it may have groups and keys")
+        fail(f"unknown: {', '.join(sorted(unknown))}: the file has tables [groups.NAME] and [[keys]] only")
     validation = Validation(internal_prefix=_NO_PREFIX)
     tables, rows = content.get("groups", {}), content.get("keys")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -395,7 +395,7 @@ def apply(
         say("nothing to do")
         return 0
     if dry_run:
-        say(f"{len(plan.steps)} changes are pending")
+        say(f"changes that are pending: {len(plan.steps)}")
         return PENDING_CHANGES
     if keys_dir is None and not show_keys and any(step.makes_key for step in plan.steps):
         fail("keys are to be made: say where they go, --keys-dir DIRECTORY, or --show-keys to print them once")

@@ -348,7 +348,7 @@ async def list_keys(call: Call) -> Answer:
     page = await keys.page(
         name=query.name, limit=query.limit, after=query.cursor, deadline=call.deadline, principal=call.principal
     )
-    listed = [models.KeyResponse(**_fields(key)) for key in page.keys]
+    listed = [models.KeyResponse(**_fields(key), valid=keys.is_valid(key)) for key in page.keys]
     return answer(HTTPStatus.OK, models.KeyList(keys=listed, next=page.next))
 
 
@@ -392,7 +392,7 @@ def _to_ms(seconds: float | None) -> int | None:
 
 
 def _created(new: NewKey) -> Answer:
-    response = models.NewKeyResponse(**_fields(new.key), key=new.text)
+    response = models.NewKeyResponse(**_fields(new.key), valid=True, key=new.text)
     return answer(HTTPStatus.CREATED, response, ("Location", f"/v1/keys/{new.key.id}"), ("Cache-Control", "no-store"))
 
 

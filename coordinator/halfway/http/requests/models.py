@@ -35,7 +35,7 @@ NewTransactionId = Annotated[
     str,
     Meta(
         pattern=rf"^[0-9A-Fa-f]{{8}}-[0-9A-Fa-f]{{4}}-7[0-9A-Fa-f]{{3}}-[89ABab][0-9A-Fa-f]{{3}}-[0-9A-Fa-f]{{12}}{_END}",
-        description="a UUIDv7 that is as old as the coordinator's clock says, or leave it out",
+        description="a UUIDv7 of the coordinator's time, or leave it out",
     ),
 ]
 NewGroupName = Annotated[
@@ -129,7 +129,7 @@ class PrepareRequest(
     """A transaction to prepare, with all its messages."""
 
     group: GroupName
-    messages: Annotated[list[Message], Meta(min_length=1, description="at least one message")]
+    messages: Annotated[list[Message], Meta(min_length=1, description="a list of at least one message")]
     id: NewTransactionId | None = None
     check_after_s: Seconds | None = None
     """When the first check is due, instead of the group's `first_check_after_s`."""
@@ -226,12 +226,13 @@ class CheckBy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How checks reach a group: by HTTP at its `urls`, or the group fetches them (`"mode": "pull"`)."""
 
     urls: (
-        Annotated[list[CheckUrl], Meta(max_length=MAX_URLS, description="1 to 10 URLs; none with mode pull")] | None
+        Annotated[list[CheckUrl], Meta(max_length=MAX_URLS, description="a list of 1 to 10 URLs; none with mode pull")]
+        | None
     ) = None
     mode: Literal["push", "pull"] | None = None
 
 
-Topics = Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="1 to 1000 topics")]
+Topics = Annotated[list[TopicName], Meta(min_length=1, max_length=MAX_TOPICS, description="a list of 1 to 1000 topics")]
 
 
 class GroupRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -401,6 +402,8 @@ class KeyResponse(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Moment
     expires_at: Moment | None
     certificate: str | None
+    valid: bool
+    """False if it has expired, or was made under a master secret that is no longer set."""
 
 
 class NewKeyResponse(KeyResponse, frozen=True, kw_only=True):

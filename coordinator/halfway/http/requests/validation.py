@@ -136,7 +136,6 @@ _PART: Final = re.compile(r"\[(\d+)\]|(\w+)")
 _DATA: Final = "data"
 _SHOWN_MESSAGE_FIELDS: Final = ("topic", "partition")
 _NOUNS: Final[Mapping[str, str]] = {
-    "object": "an object",
     "array": "a list",
     "string": "a string",
     "integer": "a whole number",
@@ -159,7 +158,7 @@ def first_fault(model: type[Any], body: bytes | msgspec.Raw, error: msgspec.Vali
         return _joined(path), wording(_shown_value(body, path), schemas_at(model, path))
     field = _joined((*path, named[2]))
     if named[1] == "missing required":
-        return field, "missing: it is required"
+        return field, f"missing: expected {_expected_of(schemas_at(model, (*path, named[2])))}"
     known = [name for schema in schemas_at(model, path) for name in schema.get("properties", ())]
     return field, f"not a known field; known fields: {', '.join(known)}"
 
@@ -206,18 +205,24 @@ def _choices(schema: Schema, components: Mapping[str, Schema]) -> Iterator[Schem
 
 def wording(shown: str, valid: Sequence[Schema]) -> str:
     """Return the fault of a value from its text and the schemas of valid values."""
+    return mismatch(shown, _expected_of(valid))
+
+
+def _expected_of(valid: Sequence[Schema]) -> str:
     names = [str(name) for schema in valid for name in schema.get("enum", ())]
-    if names:
-        return f"{shown} is not one of {', '.join(names)}"
-    *rest, last = [_expected(schema) for schema in valid] or [""]
-    return mismatch(shown, f"{', '.join(rest)} or {last}" if rest else last)
+    return f"one of {', '.join(names)}" if names else _series([_expected(schema) for schema in valid], "or")
+
+
+def _series(words: Sequence[str], conjunction: str) -> str:
+    *rest, last = words or [""]
+    return f"{', '.join(rest)} {conjunction} {last}" if rest else last
 
 
 def _expected(schema: Schema) -> str:
     """Return a description of valid values; that of an object's model would describe the model."""
     kind = str(schema.get("type"))
     if kind == "object":
-        return "an object with type and data" if schema.get("title") == TypedData.__name__ else "an object"
+        return f"an object with {_series(list(schema.get('properties', ())), 'and')}"
     return str(schema.get("description") or _NOUNS.get(kind, ""))
 
 
@@ -407,7 +412,7 @@ class Validation:
         if check.mode == "pull" and check.urls:
             raise FieldRefusedError("check", "mode pull fetches its checks: leave out urls, or the mode")
         if check.mode != "pull" and check.urls is not None and not check.urls:
-            raise FieldRefusedError("check.urls", mismatch("[]", "1 to 10 URLs"))
+            raise FieldRefusedError("check.urls", mismatch("[]", "a list of 1 to 10 URLs"))
         if check.mode != "pull" and check.urls is None:
             raise FieldRefusedError("check", 'give urls, or "mode": "pull"')
         for number, url in enumerate(check.urls or ()):

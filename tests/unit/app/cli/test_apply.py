@@ -16,7 +16,7 @@ from halfway.app.cli.main import halfway
 GROUP = '[groups.shop]\ncheck = { mode = "pull" }\ntopics = ["orders"]\n'
 WRONG = {
     "not TOML": ("[groups", "is not TOML"),
-    "an unknown table": ("[topics]", "it may have groups and keys"),
+    "an unknown table": ("[topics]", "unknown: topics: the file has tables [groups.NAME] and [[keys]] only"),
     "a group that is no table": ("groups = { shop = 1 }", "groups must be tables"),
     "a group's name": ('[groups."a b"]', "groups.'a b'"),
     "a missing field": ('[groups.shop]\ntopics = ["orders"]', "groups.shop.check"),

@@ -433,7 +433,8 @@ def test_shards_that_an_instance_cannot_acquire_are_listed(answer: Answer) -> No
         assert shown.exit_code == 1
         assert all(str(value) in shown.stdout for value in lacking.values())
     answer.set({"status": "ok", "reasons": [], "not_acquired": []})
-    assert run(answer, *arguments).exit_code == 0
+    shown = run(answer, *arguments)
+    assert (shown.exit_code, answer.url in shown.stdout) == (0, True)
     assert answer.asked[-1] == ("GET", "/health/ready")
 
 
