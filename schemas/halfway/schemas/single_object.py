@@ -21,6 +21,30 @@ def header(schema: Any) -> bytes:
     return MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 
+class _Choices(list[Any]):
+    """The symbols of an enum or the types of a union, as fastavro's reader takes them.
+
+    The reader takes a negative index in a damaged record as one from the end, which Avro for Java refuses. It adds
+    this length to it, so that no such index is found.
+    """
+
+    def __len__(self) -> int:
+        return 1 << 62
+
+
+def readable(schema: dict[str, Any]) -> Any:
+    """Return a schema as `parsed` does, to be read only: an index that is negative raises IndexError."""
+    return _guarded(parsed(schema))
+
+
+def _guarded(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {key: _guarded(value) for key, value in part.items()}
+    if isinstance(part, list):
+        return _Choices(map(_guarded, part))
+    return part
+
+
 def _plain(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: _plain(value) for key, value in schema.items() if key != "logicalType"}

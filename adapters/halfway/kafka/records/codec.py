@@ -31,7 +31,7 @@ from halfway.protocol.records import (
     Parked,
 )
 from halfway.protocol.transactions import Cause
-from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed
+from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed, readable
 
 _ONE_BYTE: Final = 0x80
 
@@ -55,8 +55,7 @@ class Registry:
         self.name = name
         self._current = parsed(versions[0])
         self.header = header(self._current)
-        self._older_versions = {header(schema): schema for schema in map(parsed, versions[1:])}
-        self._older_versions.pop(self.header, None)
+        self._writers = {header(parsed(schema)): readable(schema) for schema in reversed(versions)}
 
     def encode(self, fields: dict[str, Any]) -> bytes:
         out = BytesIO()
@@ -75,10 +74,8 @@ class Registry:
             raise UndecodableError(f"no value where a {self.name} record was expected")
         body = BytesIO(data)
         record_header = body.read(HEADER_BYTES)
-        if record_header == self.header:
-            writer, reader = self._current, None
-        else:
-            writer, reader = self._writer(record_header), self._current
+        writer = self._writer(record_header)
+        reader = None if record_header == self.header else self._current
         try:
             fields = fastavro.schemaless_reader(body, writer, reader)
         # For damaged bytes fastavro raises many kinds of errors: EOFError, IndexError, UnicodeDecodeError, ...
@@ -89,10 +86,10 @@ class Registry:
         return fields
 
     def _writer(self, record_header: bytes) -> Any:
-        if record_header[:2] != MARKER or len(record_header) < HEADER_BYTES:
-            raise UndecodableError(f"not in Avro single-object encoding where a {self.name} record was expected")
-        writer = self._older_versions.get(record_header)
+        writer = self._writers.get(record_header)
         if writer is None:
+            if record_header[:2] != MARKER or len(record_header) < HEADER_BYTES:
+                raise UndecodableError(f"not in Avro single-object encoding where a {self.name} record was expected")
             raise UnknownSchemaError(f"unknown schema fingerprint {record_header[2:].hex()} for a {self.name} record")
         return writer
 

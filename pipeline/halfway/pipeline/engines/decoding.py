@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from halfway import schemas
-from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed
+from halfway.schemas.single_object import HEADER_BYTES, MARKER, header, parsed, readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -188,7 +188,7 @@ def _reader(kind: str) -> Callable[[bytes | None], dict[str, Any]]:
 
     nothing, headless, unknown, damaged = _errors(kind)
     into = parsed(_plain(schemas.newest(kind)))
-    writers = {header(parsed(version)): parsed(_plain(version)) for version in schemas.versions(kind)}
+    writers = {header(parsed(version)): readable(_plain(version)) for version in schemas.versions(kind)}
 
     def read(data: bytes | None) -> dict[str, Any]:
         if data is None:

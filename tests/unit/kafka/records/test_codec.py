@@ -243,6 +243,18 @@ def test_what_is_no_record_is_undecodable(kind: str) -> None:
             DECODE[kind](data)
 
 
+@pytest.mark.parametrize("version", range(2), ids=["current", "former"])
+def test_a_negative_index_of_an_enum_or_a_union_is_damaged(version: int) -> None:
+    """One damaged byte does not turn an op into that of another outcome, which Python's index from the end would do."""
+    plain = msgspec.structs.replace(OP, messages=(), remark=None)
+    good = Registry("op", (schemas.versions("op")[version],)).encode(builtins(plain))
+    assert codec.decode_op(good) == plain
+    assert good.endswith(b"\0\0")
+    for damaged in (good[:10] + codec.long(-1) + good[11:], good[:-2] + codec.long(-2) + good[-1:]):
+        with pytest.raises(codec.UndecodableError, match="IndexError"):
+            codec.decode_op(damaged)
+
+
 @given(kind=st.sampled_from(schemas.NAMES), garbage=st.binary(max_size=200))
 def test_garbage_is_undecodable_or_a_record(kind: str, garbage: bytes) -> None:
     """After a valid header, any bytes raise UndecodableError and nothing else."""

@@ -139,6 +139,15 @@ def test_a_value_that_would_make_the_decoder_allocate_gigabytes_is_damaged(spark
     assert {row["error"] for row in rows} == {"a damaged record of the kind op"}
 
 
+def test_a_negative_index_of_an_enum_or_a_union_is_damaged(spark: "SparkSession") -> None:
+    """Python would take it as one from the end: another outcome, or the same type as without the damage."""
+    good = codec.encode_op(OP)
+    hashed = good.index(b"v" * 16) - 2
+    values = [good[:at] + long_form(-1) + good[at + 1 :] for at in (HEADER_BYTES, hashed)]
+    rows = on_both(spark, [good, *values], "op", decoding.OP)
+    assert [row["error"] for row in rows] == [None, *["a damaged record of the kind op"] * 2]
+
+
 @pytest.mark.parametrize(
     "good, kind, fields",
     [
