@@ -195,11 +195,22 @@ class Coordinator:
         return self._forwarder.begin(call, error, deadline=change.deadline, principal=change.principal)
 
     async def get(
-        self, transaction_id: str, *, payload: bool = True, deadline: float, principal: Principal = ANYBODY
+        self,
+        transaction_id: str,
+        *,
+        payload: bool = True,
+        at_most: int | None = None,
+        deadline: float,
+        principal: Principal = ANYBODY,
     ) -> TransactionView:
-        """Return one transaction, with its messages while it is prepared or parked."""
-        here = self._queries.get(transaction_id, payload=payload, deadline=deadline, principal=principal)
-        call = GetCall(id=transaction_id, payload=payload)
+        """Return one transaction, with its messages while it is prepared or parked; without them above `at_most` bytes.
+
+        Its `size` tells whether they were left out.
+        """
+        here = self._queries.get(
+            transaction_id, payload=payload, at_most=at_most, deadline=deadline, principal=principal
+        )
+        call = GetCall(id=transaction_id, payload=payload, at_most=at_most)
         return await self._forwarder.run_or_forward(here, lambda: call, deadline, principal)
 
     async def history(self, transaction_id: str, *, deadline: float, principal: Principal = ANYBODY) -> HistoryView:

@@ -307,10 +307,12 @@ class EndCall(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class GetCall(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
-    """Return one transaction, with its payload if that is wanted and the caller may read it."""
+    """Return one transaction, with its payload if that is wanted, not too large, and the caller may read it."""
 
     id: str
     payload: bool = True
+    at_most: int | None = None
+    """Bytes. An instance that does not know it leaves nothing out."""
 
 
 class CheckCall(msgspec.Struct, frozen=True, kw_only=True, tag="check"):

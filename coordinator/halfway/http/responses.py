@@ -356,6 +356,8 @@ def http_date(second: int) -> str:
 GiveWay = Callable[[], Awaitable[None]]
 """Returns when the next slice may be made."""
 
+SMALL_BYTES: Final = 16 * 1024
+"""A payload of this size is shown without waiting for its turn."""
 SLICE_BYTES: Final = 3 * 64 * 1024
 """The payload that is encoded at once. A multiple of 3, so that slices of base64 can be joined."""
 _PART_BYTES: Final = 100

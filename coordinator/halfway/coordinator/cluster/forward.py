@@ -430,7 +430,9 @@ class PeerHandler:
                 self._leases.settle(call.group, call.settled, is_taken=call.taken)
                 return LeaseResult(checks=tuple(checks))
             case GetCall():
-                view = await self._queries.get(call.id, payload=call.payload, deadline=deadline, principal=principal)
+                view = await self._queries.get(
+                    call.id, payload=call.payload, at_most=call.at_most, deadline=deadline, principal=principal
+                )
                 await self.turns.next(principal.group)  # its payload is encoded next
                 return view
             case ListCall():

@@ -224,13 +224,22 @@ class Queries:
         self._lookup = lookup
 
     async def get(
-        self, transaction_id: str, *, payload: bool = True, deadline: float, principal: Principal
+        self,
+        transaction_id: str,
+        *,
+        payload: bool = True,
+        at_most: int | None = None,
+        deadline: float,
+        principal: Principal,
     ) -> TransactionView:
-        """Return one transaction, with the payload if it is prepared or parked and the caller may read payloads."""
+        """Return one transaction, with the payload if it is prepared or parked and the caller may read payloads.
+
+        A payload of more than `at_most` bytes is left out.
+        """
         shard, entry = await self._lookup.locate(transaction_id, Permission.GET, principal=principal, deadline=deadline)
         payload = payload and self._authority.may(principal, Permission.READ_PAYLOADS, entry.group)
         messages = None
-        if payload and not isinstance(entry, Ended):
+        if payload and not isinstance(entry, Ended) and (at_most is None or entry.size <= at_most):
             messages = (await self._lookup.payload(shard, entry, deadline=deadline)).messages
             entry = shard.state.find(transaction_id) or entry
         shown, change = view(self._groups, entry, messages), self._shards.claims.get(entry.id)

@@ -35,6 +35,7 @@ from halfway.http.requests.validation import (
     transaction_parameter,
 )
 from halfway.http.responses import (
+    SMALL_BYTES,
     Answer,
     GiveWay,
     RefusalLog,
@@ -252,10 +253,14 @@ async def end(call: Call) -> Answer:
 async def get_transaction(call: Call) -> Answer:
     """Show a transaction."""
     transaction_id = transaction_parameter(call.parameter)
-    view = await call.site.coordinator.get(transaction_id, deadline=call.deadline, principal=call.principal)
-    if view.messages is None or not is_large(view.messages):
+    get = partial(call.site.coordinator.get, transaction_id, deadline=call.deadline, principal=call.principal)
+    view = await get(at_most=SMALL_BYTES)  # so that no payload is in memory while it waits for a place
+    if not is_large(view.messages) and (view.size or 0) <= SMALL_BYTES:
         return answer(HTTPStatus.OK, models.transaction(view))
     async with call.large_answer() as give_way:
+        view = await get()
+        if view.messages is None:
+            return answer(HTTPStatus.OK, models.transaction(view))
         without = models.transaction(msgspec.structs.replace(view, messages=()))
         return answer_in_pieces(HTTPStatus.OK, await with_messages(without, view.messages, give_way))
 

@@ -56,8 +56,8 @@ log = structlog.get_logger(__name__)
 _SERVER_ERROR: Final = 500
 LARGE_BYTES: Final = 64 * 1024
 """A smaller answer is never refused."""
-_LARGE_ANSWERS: Final = 2
-"""Large answers that are being made at once."""
+_LARGE_ANSWERS: Final = 4
+"""Large answers that are being made at once: their payloads are in memory, up to 8 MB each."""
 _PARAMETER_AT: Final = 3
 """The path parameter is always the third part: `/v1/groups/{group}/checks`."""
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}\Z")
